@@ -1,0 +1,1 @@
+//! sluiced: registry, launcher and, later, the management API.

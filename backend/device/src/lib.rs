@@ -1,0 +1,1 @@
+//! The vhost-user virtio-gpu endpoint of one VM.

@@ -1,0 +1,1 @@
+//! Seccomp filters of the backend processes, a reason per rule.

@@ -1,0 +1,1 @@
+//! Runs the CUDA calls of one guest process on the real driver.

@@ -1,0 +1,1 @@
+//! Facts of the CUDA driver ABI shared by shim, worker and software GPU.

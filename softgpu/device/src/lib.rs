@@ -1,0 +1,1 @@
+//! The soft device's memory: one shared file with its page table.

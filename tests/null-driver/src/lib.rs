@@ -1,0 +1,1 @@
+//! A CUDA driver that does nothing, quickly: the benchmarks' floor.

@@ -1,0 +1,1 @@
+//! Whole-system tests: helpers shared by the test binaries.

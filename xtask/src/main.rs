@@ -1,0 +1,3 @@
+//! Project automation: demo, test, bench, promises, fuzz, document generation.
+
+fn main() {}
