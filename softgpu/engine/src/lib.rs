@@ -1,1 +1,16 @@
 //! PTX parser and warp-wide interpreter.
+//!
+//! PTX text becomes a [`Module`] of flat decoded instructions; a [`Pool`] executes launches of its kernels, 32 lanes per
+//! dispatched instruction. The engine knows nothing of CUDA handles, contexts or files, and touches memory only where
+//! [`Memory`] vouches for it.
+
+mod api;
+mod module;
+mod pool;
+
+pub use api::{
+    Fault, FaultKind, Global, Kernel, LOCAL_WINDOW, Launch, Linked, LoadError, LoadErrorKind, Memory, Param, Runtime,
+    SHARED_WINDOW,
+};
+pub use module::Module;
+pub use pool::Pool;
