@@ -1,0 +1,91 @@
+//! Device attributes whose true value a guest must not see.
+//!
+//! The rule: no call is refused while an attribute claims that it works. Everything listed here belongs to an area
+//! that is not served to guests; all other attributes pass on what the driver says.
+
+use crate::sys::CUdevice_attribute as Attribute;
+
+/// The answer of the attributes that name a NUMA node: none.
+const NO_NODE: i32 = -1;
+
+/// Shares streams with Vulkan; 13.5 has it, the types used here do not yet.
+const VULKAN_CIG_STREAMS_SUPPORTED: i32 = 159;
+
+macro_rules! masks {
+    ($($value:expr => $($name:ident)|+;)*) => {
+        /// The value a guest must see for `attribute` instead of the driver's; `None` passes the driver's value on.
+        pub const fn guest_mask(attribute: i32) -> Option<i32> {
+            $($(const $name: i32 = Attribute::$name as i32;)+)*
+            match attribute {
+                $($($name)|+ => Some($value),)*
+                VULKAN_CIG_STREAMS_SUPPORTED => Some(0),
+                _ => None,
+            }
+        }
+    };
+}
+
+masks! {
+    // External semaphores.
+    0 => CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED;
+    // Streams shared with a graphics API.
+    0 => CU_DEVICE_ATTRIBUTE_D3D12_CIG_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_D3D12_CIG_STREAMS_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_VULKAN_CIG_SUPPORTED;
+    // GPUDirect RDMA, DMA-BUF, flushing of remote writes.
+    0 => CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS
+        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+        | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_LOCALIZED_MEMORY_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED;
+    // Multicast objects, fabric handles, logical endpoints.
+    0 => CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_LOGICAL_ENDPOINT_UNICAST_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_LOGICAL_ENDPOINT_MULTICAST_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_LOGICAL_ENDPOINT_COUNTED_OPS_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_LOGICAL_ENDPOINT_UNICAST_ACCESS_ON_OWNER_DEVICE_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_LOGICAL_ENDPOINT_SUPPORTED_HANDLE_TYPES;
+    // Win32 handles; host and NUMA memory behind the virtual-memory API and the pools.
+    0 => CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_WIN32_HANDLE_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_WIN32_KMT_HANDLE_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_NUMA_CONFIG;
+    NO_NODE => CU_DEVICE_ATTRIBUTE_NUMA_ID | CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
+    // Registered or pageable host memory, managed memory shared while a kernel runs.
+    0 => CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
+        | CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+        | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
+        | CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
+        | CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
+    // Events and pools shared between processes, launches over several devices.
+    0 => CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
+        | CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH;
+    // Sparse and deferred-mapping arrays.
+    0 => CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED | CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED;
+    // Compressible memory, the decompression engine, locality domains, MPS, board groups.
+    0 => CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK
+        | CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_MAXIMUM_LENGTH
+        | CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT
+        | CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_MULTIPROCESSOR_COUNT
+        | CU_DEVICE_ATTRIBUTE_MPS_ENABLED
+        | CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD
+        | CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID;
+    // Stream memory operations.
+    0 => CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR;
+}

@@ -1,0 +1,176 @@
+//! The answer to the start-up handshake of NVIDIA's CUDA runtime.
+//!
+//! A runtime asks the driver one question, three times in a row, before it makes its first real call, and refuses to
+//! work after a wrong answer. This module computes that answer, so that unmodified programs start on a remoted or a
+//! software driver. The handshake protects no data and carries no secret of a user or a machine.
+//!
+//! The algorithm was published by the ZLUDA project (<https://github.com/vosen/ZLUDA>, MIT or Apache-2.0, crate
+//! `dark_api`), to which the credit belongs; the code here was written from a description of it and from RFC 1319 (MD2)
+//! and RFC 2104 (HMAC). MD2 and HMAC are a format here, not protection: nothing else in this project may use them, and
+//! no module but the export tables may depend on this one. The cargo feature `cudart-handshake` leaves it out.
+
+#![expect(clippy::cast_possible_truncation, reason = "half of a digest and a count up to 16 fit where they are put")]
+
+use crate::tables::DeviceIdentity;
+
+/// Everything a process tells its runtime that the answer depends on. Each field must be what the process itself gets
+/// from the corresponding call.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    /// What `cuDriverGetVersion` answers.
+    pub driver_version: u32,
+    /// The first argument: the runtime's version plus the number of the question (0, 1, 2).
+    pub version: u32,
+    /// The process id.
+    pub process: u32,
+    /// The low 32 bits of the thread id, as `pthread_self` gives it.
+    pub thread: u32,
+    /// The address of the table `CUDART_INTERFACE`.
+    pub interface_table: u64,
+    /// The address of the table that holds the handshake.
+    pub handshake_table: u64,
+    /// The address of the function in slot 1 of that table.
+    pub entry: u64,
+    /// The second argument: the runtime's clock. No clock is read here.
+    pub unix_seconds: u64,
+    /// The visible devices in ordinal order.
+    pub devices: &'a [DeviceIdentity],
+}
+
+/// The key of the keyed digest.
+const KEY: [u8; BLOCK] =
+    [0x14, 0x6a, 0xdd, 0xae, 0x53, 0xa9, 0xa7, 0x52, 0xaa, 0x08, 0x41, 0x36, 0x0b, 0xf5, 0x5a, 0x9f];
+
+/// The two words of the answer.
+pub fn answer(question: &Question<'_>) -> [u64; 2] {
+    match question.version % 10 {
+        0 => [0x3341_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8],
+        1 => [0x1841_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8],
+        _ => {
+            // Both words of the digest, read as little-endian: the low 64 bits of the whole are the first word.
+            let digest = u128::from_le_bytes(digest(question));
+            [0, 64].map(|shift| (digest >> shift) as u64)
+        }
+    }
+}
+
+/// HMAC-MD2 over the fields in order, little-endian, without padding.
+fn digest(question: &Question<'_>) -> [u8; BLOCK] {
+    let mut hmac = Hmac::new(&KEY);
+    for word in [question.driver_version, question.version, question.process, question.thread] {
+        hmac.absorb(&word.to_le_bytes());
+    }
+    for word in [question.interface_table, question.handshake_table, question.entry, question.unix_seconds] {
+        hmac.absorb(&word.to_le_bytes());
+    }
+    for device in question.devices {
+        hmac.absorb(&device.uuid);
+        for number in [device.pci_domain, device.pci_bus, device.pci_device] {
+            hmac.absorb(&number.to_le_bytes());
+        }
+    }
+    hmac.finish()
+}
+
+/// HMAC of RFC 2104 over MD2 for a key of exactly one block.
+struct Hmac {
+    inner: Md2,
+    outer: Md2,
+}
+
+impl Hmac {
+    fn new(key: &[u8; BLOCK]) -> Self {
+        let start = |mask: u8| {
+            let mut hash = Md2::new();
+            hash.absorb(&key.map(|byte| byte ^ mask));
+            hash
+        };
+        Self { inner: start(0x36), outer: start(0x5c) }
+    }
+
+    fn absorb(&mut self, bytes: &[u8]) {
+        self.inner.absorb(bytes);
+    }
+
+    fn finish(mut self) -> [u8; BLOCK] {
+        self.outer.absorb(&self.inner.finish());
+        self.outer.finish()
+    }
+}
+
+/// The block and the digest of MD2, in bytes.
+const BLOCK: usize = 16;
+
+/// MD2 of RFC 1319.
+struct Md2 {
+    /// The digest, the current block, and the two combined.
+    state: [u8; 3 * BLOCK],
+    checksum: [u8; BLOCK],
+    /// Bytes in the current block.
+    filled: usize,
+    /// The last byte of the checksum.
+    last: u8,
+}
+
+impl Md2 {
+    const fn new() -> Self {
+        Self { state: [0; 3 * BLOCK], checksum: [0; BLOCK], filled: 0, last: 0 }
+    }
+
+    fn absorb(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.state[BLOCK + self.filled] = byte;
+            self.state[2 * BLOCK + self.filled] = byte ^ self.state[self.filled];
+            self.checksum[self.filled] ^= PI_SUBST[usize::from(byte ^ self.last)];
+            self.last = self.checksum[self.filled];
+            self.filled += 1;
+            if self.filled == BLOCK {
+                self.filled = 0;
+                self.mix();
+            }
+        }
+    }
+
+    fn mix(&mut self) {
+        let mut carry = 0_u8;
+        for round in 0..18_u8 {
+            for byte in &mut self.state {
+                *byte ^= PI_SUBST[usize::from(carry)];
+                carry = *byte;
+            }
+            carry = carry.wrapping_add(round);
+        }
+    }
+
+    fn finish(mut self) -> [u8; BLOCK] {
+        // The padding is always there, a whole block of it after a full one; each byte tells how many there are.
+        let missing = BLOCK - self.filled;
+        self.absorb(&[missing as u8; BLOCK][..missing]);
+        // A copy, because absorbing the checksum changes it.
+        self.absorb(&{ self.checksum });
+        let mut digest = [0; BLOCK];
+        digest.copy_from_slice(&self.state[..BLOCK]);
+        digest
+    }
+}
+
+/// The permutation of RFC 1319, derived from the digits of pi.
+#[rustfmt::skip]
+const PI_SUBST: [u8; 256] = [
+    0x29, 0x2e, 0x43, 0xc9, 0xa2, 0xd8, 0x7c, 0x01, 0x3d, 0x36, 0x54, 0xa1, 0xec, 0xf0, 0x06, 0x13,
+    0x62, 0xa7, 0x05, 0xf3, 0xc0, 0xc7, 0x73, 0x8c, 0x98, 0x93, 0x2b, 0xd9, 0xbc, 0x4c, 0x82, 0xca,
+    0x1e, 0x9b, 0x57, 0x3c, 0xfd, 0xd4, 0xe0, 0x16, 0x67, 0x42, 0x6f, 0x18, 0x8a, 0x17, 0xe5, 0x12,
+    0xbe, 0x4e, 0xc4, 0xd6, 0xda, 0x9e, 0xde, 0x49, 0xa0, 0xfb, 0xf5, 0x8e, 0xbb, 0x2f, 0xee, 0x7a,
+    0xa9, 0x68, 0x79, 0x91, 0x15, 0xb2, 0x07, 0x3f, 0x94, 0xc2, 0x10, 0x89, 0x0b, 0x22, 0x5f, 0x21,
+    0x80, 0x7f, 0x5d, 0x9a, 0x5a, 0x90, 0x32, 0x27, 0x35, 0x3e, 0xcc, 0xe7, 0xbf, 0xf7, 0x97, 0x03,
+    0xff, 0x19, 0x30, 0xb3, 0x48, 0xa5, 0xb5, 0xd1, 0xd7, 0x5e, 0x92, 0x2a, 0xac, 0x56, 0xaa, 0xc6,
+    0x4f, 0xb8, 0x38, 0xd2, 0x96, 0xa4, 0x7d, 0xb6, 0x76, 0xfc, 0x6b, 0xe2, 0x9c, 0x74, 0x04, 0xf1,
+    0x45, 0x9d, 0x70, 0x59, 0x64, 0x71, 0x87, 0x20, 0x86, 0x5b, 0xcf, 0x65, 0xe6, 0x2d, 0xa8, 0x02,
+    0x1b, 0x60, 0x25, 0xad, 0xae, 0xb0, 0xb9, 0xf6, 0x1c, 0x46, 0x61, 0x69, 0x34, 0x40, 0x7e, 0x0f,
+    0x55, 0x47, 0xa3, 0x23, 0xdd, 0x51, 0xaf, 0x3a, 0xc3, 0x5c, 0xf9, 0xce, 0xba, 0xc5, 0xea, 0x26,
+    0x2c, 0x53, 0x0d, 0x6e, 0x85, 0x28, 0x84, 0x09, 0xd3, 0xdf, 0xcd, 0xf4, 0x41, 0x81, 0x4d, 0x52,
+    0x6a, 0xdc, 0x37, 0xc8, 0x6c, 0xc1, 0xab, 0xfa, 0x24, 0xe1, 0x7b, 0x08, 0x0c, 0xbd, 0xb1, 0x4a,
+    0x78, 0x88, 0x95, 0x8b, 0xe3, 0x63, 0xe8, 0x6d, 0xe9, 0xcb, 0xd5, 0xfe, 0x3b, 0x00, 0x1d, 0x39,
+    0xf2, 0xef, 0xb7, 0x0e, 0x66, 0x58, 0xd0, 0xe4, 0xa6, 0x77, 0x72, 0xf8, 0xeb, 0x75, 0x4b, 0x0a,
+    0x31, 0x44, 0x50, 0xb4, 0x8f, 0xed, 0x1f, 0x1a, 0xdb, 0x99, 0x8d, 0x33, 0x9f, 0x11, 0x83, 0x14,
+];
