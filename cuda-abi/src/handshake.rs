@@ -9,7 +9,10 @@
 //! and RFC 2104 (HMAC). MD2 and HMAC are a format here, not protection: nothing else in this project may use them, and
 //! no module but the export tables may depend on this one. The cargo feature `cudart-handshake` leaves it out.
 
-#![expect(clippy::cast_possible_truncation, reason = "half of a digest and a count up to 16 fit where they are put")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "half of a digest and a count up to 16 fit where they are put"
+)]
 
 use crate::tables::DeviceIdentity;
 

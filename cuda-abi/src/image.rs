@@ -1,0 +1,86 @@
+//! A bounded reader for kernel images: what a program hands to `cuModuleLoadData` and its kin.
+//!
+//! An image comes as an address without a length. [`size_of`] finds the length through a callback that reads the
+//! program's memory; the rest of the module works on the bytes. A *wrapper* (what the compiler's glue code passes)
+//! points to one or more *fatbins*; a fatbin holds entries, each a PTX text or an ELF cubin for one architecture, plain
+//! or compressed.
+//!
+//! All of it is total: any bytes give a value or an [`ImageError`], no length inside an image is believed before it has
+//! been compared with what is there, and nothing is allocated beyond the limit of the caller.
+
+mod cubin;
+mod extent;
+mod fatbin;
+mod ptx;
+
+pub use cubin::{KernelParams, Param, cubin_params, nobits_bytes};
+pub use extent::{Extent, ImageKind, Wrapper, size_of};
+pub use fatbin::{Entries, Entry, EntryKind, Fatbin};
+pub use ptx::{Target, select_ptx, target};
+
+use crate::sys::CUresult;
+
+/// Why an image was not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// A part of the image lies in memory that cannot be read, or past its end.
+    #[error("the image ends before its contents do")]
+    Truncated,
+    /// The image, or something in it, is larger than the caller allows.
+    #[error("the image is larger than the limit")]
+    TooLarge,
+    /// The bytes are no image, or contradict themselves.
+    #[error("not a valid image: {0}")]
+    Invalid(&'static str),
+    /// A payload does not decompress to what its entry says.
+    #[error("the payload of an image is damaged")]
+    Damaged,
+    /// The image holds nothing for this device.
+    #[error("the image holds nothing for this architecture")]
+    NoBinary,
+    /// The image has no kernel of that name.
+    #[error("no such kernel in the image")]
+    NoKernel,
+}
+
+impl ImageError {
+    /// The result code the driver gives for it.
+    pub const fn status(self) -> CUresult {
+        match self {
+            Self::Truncated | Self::Invalid(_) | Self::Damaged => CUresult::CUDA_ERROR_INVALID_IMAGE,
+            Self::TooLarge => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            Self::NoBinary => CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+            Self::NoKernel => CUresult::CUDA_ERROR_NOT_FOUND,
+        }
+    }
+}
+
+/// Little-endian fields of a byte string; `None` where it ends too early.
+trait Fields {
+    fn array<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+
+    fn u16_at(&self, offset: usize) -> Option<u16> {
+        self.array(offset).map(u16::from_le_bytes)
+    }
+
+    fn u32_at(&self, offset: usize) -> Option<u32> {
+        self.array(offset).map(u32::from_le_bytes)
+    }
+
+    fn u64_at(&self, offset: usize) -> Option<u64> {
+        self.array(offset).map(u64::from_le_bytes)
+    }
+}
+
+impl Fields for [u8] {
+    fn array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        self.get(offset..)?.first_chunk().copied()
+    }
+}
+
+/// The part of `bytes` at `offset` of `length`, if it lies inside.
+fn part(bytes: &[u8], offset: u64, length: u64) -> Option<&[u8]> {
+    let start = usize::try_from(offset).ok()?;
+    let end = usize::try_from(offset.checked_add(length)?).ok()?;
+    bytes.get(start..end)
+}

@@ -1,0 +1,179 @@
+//! Context-local storage: what a runtime keeps beside a context, found again by (context, key).
+//!
+//! A runtime reads it before nearly every call, so a read takes no lock and allocates nothing. Writes are rare (one for
+//! each runtime and context) and take turns. Entries live in chunks that are never freed or moved, and each one carries
+//! a sequence number by which a reader notices that a writer changed it meanwhile. A freed entry is used again, so the
+//! memory is bounded by the greatest number of entries that were alive at once.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+const CHUNK: usize = 32;
+
+/// A store whose entries carry a destructor of type `D`.
+pub(crate) struct Storage<D> {
+    first: Chunk,
+    /// The destructors, by number of the entry. Holding this lock is the right to change entries.
+    writer: Mutex<Vec<Option<D>>>,
+}
+
+struct Chunk {
+    entries: [Entry; CHUNK],
+    next: OnceLock<Box<Chunk>>,
+}
+
+/// One cell of the store; free while `context` is 0.
+struct Entry {
+    /// Odd while a writer is at work.
+    sequence: AtomicUsize,
+    context: AtomicUsize,
+    key: AtomicPtr<c_void>,
+    value: AtomicPtr<c_void>,
+}
+
+/// What one entry held at one moment.
+#[derive(Clone, Copy)]
+struct Snapshot {
+    context: usize,
+    key: *mut c_void,
+    value: *mut c_void,
+}
+
+/// What is left of an entry when its context goes.
+pub(crate) struct Orphan<D> {
+    pub(crate) key: *mut c_void,
+    pub(crate) value: *mut c_void,
+    pub(crate) destructor: Option<D>,
+}
+
+impl<D> Storage<D> {
+    pub(crate) const fn new() -> Self {
+        Self { first: Chunk::new(), writer: Mutex::new(Vec::new()) }
+    }
+
+    /// The value under `key` in `context` (not 0).
+    pub(crate) fn get(&self, context: usize, key: *mut c_void) -> Option<*mut c_void> {
+        self.entries().map(Entry::read).find(|e| e.context == context && e.key == key).map(|e| e.value)
+    }
+
+    /// Puts or replaces the value under `key` in `context` (not 0). A replaced value's destructor is not run: the
+    /// caller that replaces it is the one that owns it.
+    pub(crate) fn put(&self, context: usize, key: *mut c_void, value: *mut c_void, destructor: Option<D>) {
+        let mut destructors = self.lock();
+        let full = Snapshot { context, key, value };
+        let number = self.position(|e| e.context == context && e.key == key);
+        let number = number.or_else(|| self.position(|e| e.context == 0)).unwrap_or_else(|| self.grow());
+        if destructors.len() <= number {
+            destructors.resize_with(number + 1, || None);
+        }
+        destructors[number] = destructor;
+        if let Some(entry) = self.entries().nth(number) {
+            entry.write(full);
+        }
+    }
+
+    /// Forgets the value under `key` in `context`, without its destructor; false when there is none.
+    pub(crate) fn delete(&self, context: usize, key: *mut c_void) -> bool {
+        let mut destructors = self.lock();
+        let Some(number) = self.position(|e| e.context == context && e.key == key) else { return false };
+        self.clear(&mut destructors, number);
+        true
+    }
+
+    /// Takes out everything that belongs to `context`. The caller runs the destructors, after the lock is gone: a
+    /// destructor may use the store.
+    pub(crate) fn take_context(&self, context: usize) -> Vec<Orphan<D>> {
+        let mut destructors = self.lock();
+        let mut orphans = Vec::new();
+        for (number, entry) in self.entries().enumerate() {
+            let Snapshot { context: owner, key, value } = entry.read();
+            if owner == context {
+                orphans.push(Orphan { key, value, destructor: self.clear(&mut destructors, number) });
+            }
+        }
+        orphans
+    }
+
+    /// Nothing that runs under the lock can panic half-way through a change, so a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<D>>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        let chunks = std::iter::successors(Some(&self.first), |chunk| chunk.next.get().map(Box::as_ref));
+        chunks.flat_map(|chunk| &chunk.entries)
+    }
+
+    fn position(&self, matches: impl Fn(Snapshot) -> bool) -> Option<usize> {
+        self.entries().position(|entry| matches(entry.read()))
+    }
+
+    /// Adds a chunk and returns the number of its first entry.
+    fn grow(&self) -> usize {
+        let mut last = &self.first;
+        let mut number = CHUNK;
+        while let Some(next) = last.next.get() {
+            last = next;
+            number += CHUNK;
+        }
+        last.next.get_or_init(|| Box::new(Chunk::new()));
+        number
+    }
+
+    fn clear(&self, destructors: &mut [Option<D>], number: usize) -> Option<D> {
+        if let Some(entry) = self.entries().nth(number) {
+            entry.write(Snapshot { context: 0, key: ptr::null_mut(), value: ptr::null_mut() });
+        }
+        destructors.get_mut(number).and_then(Option::take)
+    }
+}
+
+impl Chunk {
+    const fn new() -> Self {
+        Self { entries: [const { Entry::new() }; CHUNK], next: OnceLock::new() }
+    }
+}
+
+impl Entry {
+    const fn new() -> Self {
+        Self {
+            sequence: AtomicUsize::new(0),
+            context: AtomicUsize::new(0),
+            key: AtomicPtr::new(ptr::null_mut()),
+            value: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Reads all fields as they were at one moment.
+    fn read(&self) -> Snapshot {
+        loop {
+            let before = self.sequence.load(Ordering::Acquire);
+            let snapshot = Snapshot {
+                context: self.context.load(Ordering::Relaxed),
+                key: self.key.load(Ordering::Relaxed),
+                value: self.value.load(Ordering::Relaxed),
+            };
+            // The fields must be read before the sequence is looked at again.
+            fence(Ordering::Acquire);
+            if before & 1 == 0 && self.sequence.load(Ordering::Relaxed) == before {
+                return snapshot;
+            }
+            // The writer has four stores to go; if it was scheduled away, let it run.
+            std::thread::yield_now();
+        }
+    }
+
+    /// Changes all fields; only with the writer's lock held.
+    fn write(&self, new: Snapshot) {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
+        // The odd number must be seen before any new field.
+        fence(Ordering::Release);
+        self.context.store(new.context, Ordering::Relaxed);
+        self.key.store(new.key, Ordering::Relaxed);
+        self.value.store(new.value, Ordering::Relaxed);
+        self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
+    }
+}

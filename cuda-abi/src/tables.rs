@@ -1,0 +1,404 @@
+//! The export tables: the undocumented half of the driver's interface, handed out by `cuGetExportTable`.
+//!
+//! A table is an array of pointers: slot 0 holds its size in bytes, the rest are functions (the context-local storage
+//! alone has no size slot). Tables are statics and have one address for the life of the process, because runtimes
+//! compare and hash it. Served are the slots that runtimes and libraries were seen to call; any other slot of a served
+//! table answers `CUDA_ERROR_NOT_SUPPORTED` and writes nothing, and any other table is refused. Never may a slot be null
+//! or answer success without doing its work: a caller that is told "yes" computes nothing and does not notice.
+//!
+//! This module owns the tables and the context-local storage. What it needs to know of the driver comes through
+//! [`Hooks`], all of it local to the process: nothing here waits or talks to anybody.
+
+#![expect(unsafe_code, reason = "the tables are called by C code, which passes and expects raw pointers")]
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::OnceLock;
+
+use crate::storage::Storage;
+use crate::sys::CUresult;
+
+/// The part of a device's identity that the start-up handshake covers: what the process itself is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceIdentity {
+    /// The answer of the first version of `cuDeviceGetUuid`.
+    pub uuid: [u8; 16],
+    /// `CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID`.
+    pub pci_domain: i32,
+    /// `CU_DEVICE_ATTRIBUTE_PCI_BUS_ID`.
+    pub pci_bus: i32,
+    /// `CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID`.
+    pub pci_device: i32,
+}
+
+/// What the tables ask of the driver they belong to. Contexts are handles as the program holds them; 0 is none.
+/// Errors are raw result codes.
+pub trait Hooks: Sync {
+    /// Whether the driver may be used at all; an error is the answer of every slot. This is the place to find out that
+    /// the process is a forked child.
+    fn ready(&self) -> Result<(), u32> {
+        Ok(())
+    }
+    /// The handle of a device's primary context, which this does not retain.
+    fn primary_context(&self, device: i32) -> Result<usize, u32>;
+    /// The context current to the calling thread.
+    fn current_context(&self) -> usize;
+    /// The id of a context (not 0), as `cuCtxGetId` answers.
+    fn context_id(&self, context: usize) -> Result<u64, u32>;
+    /// The visible devices in ordinal order.
+    fn devices(&self) -> &[DeviceIdentity];
+    /// What `cuDriverGetVersion` answers.
+    fn driver_version(&self) -> u32;
+    /// A table was asked for and refused. Called each time; a log should name each table once.
+    fn refused(&self, uuid: [u8; 16]);
+}
+
+static HOOKS: OnceLock<&'static dyn Hooks> = OnceLock::new();
+static STORAGE: Storage<Destructor> = Storage::new();
+
+/// Connects the tables to their driver. Until then every served slot answers `CUDA_ERROR_NOT_INITIALIZED`; the first
+/// call counts, since a process has one driver.
+pub fn install(hooks: &'static dyn Hooks) {
+    // A later caller brings the same driver again, or is a mistake that must not change answers already given.
+    let _first = HOOKS.set(hooks).is_ok();
+}
+
+/// The table of that id. `None`: the caller answers `CUDA_ERROR_INVALID_VALUE` and writes a null pointer.
+pub fn get(uuid: [u8; 16]) -> Option<*const c_void> {
+    let table = match uuid {
+        CUDART_INTERFACE => CUDART_INTERFACE_TABLE.address(),
+        RUNTIME_CALLBACKS => RUNTIME_CALLBACKS_TABLE.address(),
+        TOOLS_TLS => TOOLS_TLS_TABLE.address(),
+        CONTEXT_STORAGE => CONTEXT_STORAGE_TABLE.address(),
+        #[cfg(feature = "cudart-handshake")]
+        HANDSHAKE => HANDSHAKE_TABLE.address(),
+        CONTEXT_CHECKS => CONTEXT_CHECKS_TABLE.address(),
+        TOOLS_CONTEXT => TOOLS_CONTEXT_TABLE.address(),
+        CUBLAS => CUBLAS_TABLE.address(),
+        CUPTI => CUPTI_TABLE.address(),
+        _ => {
+            if let Some(hooks) = HOOKS.get() {
+                hooks.refused(uuid);
+            }
+            return None;
+        }
+    };
+    Some(table)
+}
+
+/// A name for a table, served or not, for logs.
+pub const fn name(uuid: [u8; 16]) -> Option<&'static str> {
+    Some(match uuid {
+        CUDART_INTERFACE => "CUDART_INTERFACE",
+        RUNTIME_CALLBACKS => "runtime callback hooks",
+        TOOLS_TLS => "tools thread-local storage",
+        CONTEXT_STORAGE => "context-local storage",
+        HANDSHAKE => "runtime start-up handshake (cargo feature cudart-handshake)",
+        CONTEXT_CHECKS => "context checks",
+        TOOLS_CONTEXT => "tools context",
+        CUBLAS => "unnamed, used by cuBLASLt",
+        CUPTI => "CUPTI",
+        RUNTIME_OPTIONAL => "unnamed, optional to the runtime",
+        NVRTC_CACHE => "NVRTC cache",
+        PROFILER_TOOLS => "profiler tools",
+        _ => return None,
+    })
+}
+
+/// Runs and forgets the destructors that runtimes left with a context. To be called when the context is destroyed, or
+/// its device reset, before its handle can be used again; not when the process exits.
+pub fn context_destroyed(context: usize) {
+    for orphan in STORAGE.take_context(context) {
+        if let Some(destructor) = orphan.destructor {
+            // SAFETY: the runtime put this function there to be called with exactly these three when the context goes.
+            unsafe { destructor(context, orphan.key, orphan.value) };
+        }
+    }
+}
+
+// --- The ids ---------------------------------------------------------------------------------------------------------
+
+/// The table every runtime asks for first.
+pub const CUDART_INTERFACE: [u8; 16] = id(0x6bd5fb6c_5bf4_e74a_8987_d93912fd9df9);
+/// Buffers for the callbacks of tools.
+pub const RUNTIME_CALLBACKS: [u8; 16] = id(0xa094798c_2e74_2e74_93f2_0800200c0a66);
+/// The current context, for tools and cuBLASLt.
+pub const TOOLS_TLS: [u8; 16] = id(0x42d85a81_23f6_cb47_8298_f6e78a3aecdc);
+/// Context-local storage.
+pub const CONTEXT_STORAGE: [u8; 16] = id(0xc693336e_1121_df11_a8c3_68f355d89593);
+/// The start-up handshake; refused without the feature `cudart-handshake`.
+pub const HANDSHAKE: [u8; 16] = id(0xd4082055_bde6_704b_8d34_ba123c66e1f2);
+/// Whether a context may be used.
+pub const CONTEXT_CHECKS: [u8; 16] = id(0x263e8860_7cd2_6143_92f6_bbd5006dfa7e);
+/// The id of a context, for tools and cuBLASLt.
+pub const TOOLS_CONTEXT: [u8; 16] = id(0x21318c60_9714_3248_8ca6_41ff7324c8f2);
+/// Without this table cuBLASLt crashes.
+pub const CUBLAS: [u8; 16] = id(0x1734dc26_800d_4745_8726_c0f1e7dd8bca);
+/// Without this table CUPTI recurses without end.
+pub const CUPTI: [u8; 16] = id(0x7cb63f9b_9ca4_8e42_a484_beb66e6aed7f);
+
+/// Refused: a runtime does without it, but calls into it where it is offered.
+pub const RUNTIME_OPTIONAL: [u8; 16] = id(0xf8cff951_2146_8b4e_b9e2_fb469e7c0dd9);
+/// Refused: NVRTC compiles without it, but reports success without a result where its slots do nothing.
+pub const NVRTC_CACHE: [u8; 16] = id(0xda9151d3_3ae6_cc41_a5c0_4f26d533e328);
+/// Refused: profilers then run without events of the GPU.
+pub const PROFILER_TOOLS: [u8; 16] = id(0x2c8e0ad8_0710_ab4e_90dd_54719fe5f74b);
+
+/// The bytes of an id in the order in which it is written.
+const fn id(written: u128) -> [u8; 16] {
+    written.to_be_bytes()
+}
+
+// --- The tables ------------------------------------------------------------------------------------------------------
+
+/// An array of function pointers, with or without a size in front.
+#[repr(transparent)]
+struct Table<const SLOTS: usize>([*const c_void; SLOTS]);
+
+// SAFETY: the pointers are to functions or are plain numbers; nobody writes to a table.
+unsafe impl<const SLOTS: usize> Sync for Table<SLOTS> {}
+
+impl<const SLOTS: usize> Table<SLOTS> {
+    /// A table with its size in slot 0 and the given functions in their slots.
+    const fn new(functions: &[(usize, *const c_void)]) -> Self {
+        let mut table = Self::without_size(functions);
+        table.0[0] = ptr::without_provenance(size_of::<Self>());
+        table
+    }
+
+    const fn without_size(functions: &[(usize, *const c_void)]) -> Self {
+        let mut slots = [not_supported as *const c_void; SLOTS];
+        let mut i = 0;
+        while i < functions.len() {
+            slots[functions[i].0] = functions[i].1;
+            i += 1;
+        }
+        Self(slots)
+    }
+
+    const fn address(&'static self) -> *const c_void {
+        ptr::from_ref(self).cast()
+    }
+}
+
+static CUDART_INTERFACE_TABLE: Table<13> =
+    Table::new(&[(2, primary_context as *const c_void), (12, runtime_started as *const c_void)]);
+static RUNTIME_CALLBACKS_TABLE: Table<7> =
+    Table::new(&[(2, callback_buffer as *const c_void), (6, small_callback_buffer as *const c_void)]);
+static TOOLS_TLS_TABLE: Table<4> = Table::new(&[(2, current_context as *const c_void)]);
+static CONTEXT_STORAGE_TABLE: Table<4> = Table::without_size(&[
+    (0, storage_put as *const c_void),
+    (1, storage_delete as *const c_void),
+    (2, storage_get as *const c_void),
+]);
+#[cfg(feature = "cudart-handshake")]
+static HANDSHAKE_TABLE: Table<3> = Table::new(&[(HANDSHAKE_SLOT, handshake as *const c_void)]);
+static CONTEXT_CHECKS_TABLE: Table<15> =
+    Table::new(&[(2, check_context as *const c_void), (3, check_driver as *const c_void)]);
+static TOOLS_CONTEXT_TABLE: Table<95> = Table::new(&[(4, context_id as *const c_void)]);
+static CUBLAS_TABLE: Table<64> = Table::new(&[]);
+static CUPTI_TABLE: Table<64> = Table::new(&[]);
+
+// --- The functions ---------------------------------------------------------------------------------------------------
+
+const SUCCESS: u32 = CUresult::CUDA_SUCCESS as u32;
+
+/// The function of every slot that is not served. Whatever it is called with, it looks at nothing.
+extern "C" fn not_supported() -> u32 {
+    CUresult::CUDA_ERROR_NOT_SUPPORTED as u32
+}
+
+/// Runs the body of a slot with the hooks, unless they are missing or the driver must not be used.
+fn with_hooks(body: impl FnOnce(&'static dyn Hooks) -> Result<(), u32>) -> u32 {
+    let hooks = HOOKS.get().copied().ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED as u32);
+    match hooks.and_then(|hooks| hooks.ready().and_then(|()| body(hooks))) {
+        Ok(()) => SUCCESS,
+        Err(error) => error,
+    }
+}
+
+/// Stores an answer where the caller wants it.
+///
+/// # Safety
+///
+/// `place` is null or may be written to as a `T`.
+unsafe fn answer<T>(place: *mut T, value: T) -> Result<(), u32> {
+    if place.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
+    }
+    // SAFETY: not null, so valid for writing by the condition above.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// The context a null handle means: the current one.
+fn resolve(hooks: &dyn Hooks, context: usize) -> Result<usize, u32> {
+    match if context == 0 { hooks.current_context() } else { context } {
+        0 => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT as u32),
+        context => Ok(context),
+    }
+}
+
+/// # Safety
+///
+/// `context` is null or may be written to.
+unsafe extern "C" fn primary_context(context: *mut usize, device: i32) -> u32 {
+    with_hooks(|hooks| {
+        let handle = hooks.primary_context(device)?;
+        // SAFETY: passed on.
+        unsafe { answer(context, handle) }
+    })
+}
+
+/// A shared runtime of 13.2 and later reports its start; there is nothing to do, and an error would stop it.
+extern "C" fn runtime_started() -> u32 {
+    with_hooks(|_| Ok(()))
+}
+
+/// Memory that stays all zero unless the program writes to it.
+struct Zeroes<const WORDS: usize>(UnsafeCell<[usize; WORDS]>);
+
+// SAFETY: this library hands out the address and never looks at the contents.
+unsafe impl<const WORDS: usize> Sync for Zeroes<WORDS> {}
+
+/// Hands out the address of a buffer and its length in words.
+///
+/// # Safety
+///
+/// Both places are null or may be written to.
+unsafe fn hand_out<const WORDS: usize>(
+    buffer: &'static Zeroes<WORDS>,
+    address: *mut *mut c_void,
+    length: *mut usize,
+) -> u32 {
+    with_hooks(|_| {
+        // SAFETY: passed on.
+        unsafe { answer(address, buffer.0.get().cast()) }?;
+        // SAFETY: passed on.
+        unsafe { answer(length, WORDS) }
+    })
+}
+
+/// # Safety
+///
+/// Both places are null or may be written to.
+unsafe extern "C" fn callback_buffer(address: *mut *mut c_void, length: *mut usize) -> u32 {
+    static BUFFER: Zeroes<1024> = Zeroes(UnsafeCell::new([0; 1024]));
+    // SAFETY: passed on.
+    unsafe { hand_out(&BUFFER, address, length) }
+}
+
+/// # Safety
+///
+/// Both places are null or may be written to.
+unsafe extern "C" fn small_callback_buffer(address: *mut *mut c_void, length: *mut usize) -> u32 {
+    static BUFFER: Zeroes<14> = Zeroes(UnsafeCell::new([0; 14]));
+    // SAFETY: passed on.
+    unsafe { hand_out(&BUFFER, address, length) }
+}
+
+/// # Safety
+///
+/// `context` is null or may be written to.
+unsafe extern "C" fn current_context(context: *mut usize) -> u32 {
+    with_hooks(|hooks| {
+        let handle = hooks.current_context();
+        // SAFETY: passed on.
+        unsafe { answer(context, handle) }
+    })
+}
+
+/// Called with the context, the key and the value when the context goes.
+type Destructor = unsafe extern "C" fn(context: usize, key: *mut c_void, value: *mut c_void);
+
+/// The destructor must be what [`Destructor`] describes; it is kept and called later.
+extern "C" fn storage_put(
+    context: usize,
+    key: *mut c_void,
+    value: *mut c_void,
+    destructor: Option<Destructor>,
+) -> u32 {
+    with_hooks(|hooks| {
+        STORAGE.put(resolve(hooks, context)?, key, value, destructor);
+        Ok(())
+    })
+}
+
+extern "C" fn storage_delete(context: usize, key: *mut c_void) -> u32 {
+    with_hooks(|hooks| match STORAGE.delete(resolve(hooks, context)?, key) {
+        true => Ok(()),
+        false => Err(CUresult::CUDA_ERROR_INVALID_HANDLE as u32),
+    })
+}
+
+/// # Safety
+///
+/// `value` is null or may be written to.
+unsafe extern "C" fn storage_get(value: *mut *mut c_void, context: usize, key: *mut c_void) -> u32 {
+    with_hooks(|hooks| {
+        let found = STORAGE.get(resolve(hooks, context)?, key);
+        let found = found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE as u32)?;
+        // SAFETY: passed on.
+        unsafe { answer(value, found) }
+    })
+}
+
+/// The slot of the handshake in its table.
+#[cfg(feature = "cudart-handshake")]
+const HANDSHAKE_SLOT: usize = 1;
+
+/// # Safety
+///
+/// `words` is null or may be written to.
+#[cfg(feature = "cudart-handshake")]
+unsafe extern "C" fn handshake(version: u32, unix_seconds: u64, words: *mut [u64; 2]) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the handshake covers the low half of the thread id")]
+    fn low_half(thread: libc::pthread_t) -> u32 {
+        thread as u32
+    }
+    with_hooks(|hooks| {
+        let question = crate::handshake::Question {
+            driver_version: hooks.driver_version(),
+            version,
+            process: std::process::id(),
+            // SAFETY: the function has no conditions.
+            thread: low_half(unsafe { libc::pthread_self() }),
+            interface_table: CUDART_INTERFACE_TABLE.address().addr() as u64,
+            handshake_table: HANDSHAKE_TABLE.address().addr() as u64,
+            entry: HANDSHAKE_TABLE.0[HANDSHAKE_SLOT].addr() as u64,
+            unix_seconds,
+            devices: hooks.devices(),
+        };
+        // SAFETY: passed on.
+        unsafe { answer(words, crate::handshake::answer(&question)) }
+    })
+}
+
+/// Says that nothing stands against the use of a context: its second argument becomes 0, the third is left alone.
+///
+/// # Safety
+///
+/// `state` is null or may be written to.
+unsafe extern "C" fn check_context(_context: usize, state: *mut u32, _detail: *mut *mut c_void) -> u32 {
+    with_hooks(|_| {
+        // SAFETY: passed on.
+        unsafe { answer(state, 0) }
+    })
+}
+
+/// Says that nothing stands against the use of this driver.
+extern "C" fn check_driver() -> u32 {
+    with_hooks(|_| Ok(()))
+}
+
+/// # Safety
+///
+/// `id` is null or may be written to.
+unsafe extern "C" fn context_id(context: usize, id: *mut u64) -> u32 {
+    with_hooks(|hooks| {
+        let number = hooks.context_id(resolve(hooks, context)?)?;
+        // SAFETY: passed on.
+        unsafe { answer(id, number) }
+    })
+}
