@@ -1,1 +1,34 @@
-//! The soft device's memory: one shared file with its page table.
+//! The memory of a soft device, shared by every process that uses it.
+//!
+//! A device is a directory with two files: `hbm`, sparse and of fixed size, is the memory itself; `header`, mapped by
+//! each process, says who owns which 2 MiB page of it. There is no server and no lock that a killed process could
+//! leave behind: every change of the header is one compare-and-swap, and the kernel's file locks witness who is alive.
+//!
+//! Nothing here ever clears memory, neither when pages are taken nor when they are given back: the next owner reads
+//! what the last one left, as on the least helpful GPU. And nothing here is a security boundary: each process maps the
+//! files whole.
+//!
+//! The crate knows nothing of CUDA. It opens its files in [`Device::open`] and later only to export an allocation, so
+//! that a process may give up the right to open files after start-up.
+
+mod allocations;
+mod config;
+mod device;
+mod export;
+mod header;
+mod mapping;
+mod model;
+mod owners;
+mod sys;
+
+pub use allocations::{Allocation, AllocationError, Run, Use};
+pub use config::{Config, ConfigError, MemoryPolicy};
+pub use device::{Device, Identity, OpenError};
+pub use export::ImportError;
+pub use mapping::{Reservation, map_pages, page_size, unmap_pages};
+pub use model::{MODELS, Model};
+pub use owners::{AttachError, Client, Owner};
+pub use sys::anonymous;
+
+/// The unit in which device memory is owned and mapped.
+pub const PAGE_BYTES: u64 = 2 << 20;

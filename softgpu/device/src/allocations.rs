@@ -1,0 +1,463 @@
+//! Allocations and their pages.
+//!
+//! A page is *owned* when its entry names a record that is in use with the entry's generation; any other entry is a
+//! free page, whatever a killed process left in it. So an allocation ends by one change of its record's state.
+//!
+//! ```text
+//! record.state   generation 32 │ sequence or owner 28 │ state 4
+//! page entry     owned 1 │ ordinal 19 │ record 16 │ generation 28
+//!
+//! EMPTY ──claim──► CLAIMING(owner) ──► LIVE(0) ──last holder gone──► CLOSING(n) ──still nobody──► EMPTY
+//!                                        ▲                              │
+//!                                        └────── somebody holds it ─────┘
+//! ```
+//! The last holder sets CLOSING *before* it looks for holders a second time; an importer sets its bit *before* it looks
+//! at the state. So either the one sees the bit or the other sees CLOSING, and takes it back.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::{Arc, PoisonError};
+
+use crate::PAGE_BYTES;
+use crate::device::Device;
+use crate::header::{HOLDER_WORDS, OWNERS, RECORDS, Record};
+use crate::owners::{Files, Owner};
+use crate::sys;
+
+const EMPTY: u64 = 0;
+const CLAIMING: u64 = 1;
+const LIVE: u64 = 2;
+const CLOSING: u64 = 3;
+
+/// Record flag: files name this allocation, and it lives as long as one of them is open.
+const EXPORTED: u32 = 1 << 8;
+/// Generations of a record; entries have room for no more.
+const GENERATIONS: u32 = 1 << 28;
+/// The largest number of pages of one allocation.
+const MAX_PAGES: u64 = 1 << 19;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct State(u64);
+
+impl State {
+    fn new(generation: u32, extra: u64, kind: u64) -> State {
+        State(u64::from(generation) << 32 | (extra & 0x0fff_ffff) << 4 | kind)
+    }
+    fn kind(self) -> u64 {
+        self.0 & 15
+    }
+    fn extra(self) -> u64 {
+        self.0 >> 4 & 0x0fff_ffff
+    }
+    fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+    /// The same generation, one step on.
+    fn next(self, kind: u64) -> State {
+        State::new(self.generation(), self.extra() + 1, kind)
+    }
+}
+
+/// Who owns a page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct PageEntry(u64);
+
+impl PageEntry {
+    fn new(ordinal: u64, record: u32, generation: u32) -> PageEntry {
+        PageEntry(1 << 63 | ordinal << 44 | u64::from(record) << 28 | u64::from(generation))
+    }
+    fn is_owned(self) -> bool {
+        self.0 >> 63 == 1
+    }
+    fn ordinal(self) -> u64 {
+        self.0 >> 44 & (MAX_PAGES - 1)
+    }
+    fn record(self) -> usize {
+        (self.0 >> 28 & 0xffff) as usize
+    }
+    fn generation(self) -> u32 {
+        (self.0 & u64::from(GENERATIONS - 1)) as u32
+    }
+}
+
+/// Neighbouring pages of `hbm`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// The first.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// What an allocation is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Made by the virtual-memory API.
+    Chunk,
+    /// A process's own heap.
+    Heap,
+}
+
+/// No memory, for one reason or the other.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocationError {
+    /// The device has too few free pages.
+    #[error("the device has no {0} free pages")]
+    Pages(u64),
+    /// The file system has no room for the pages.
+    #[error("no storage for device memory: {0}")]
+    Storage(std::io::Error),
+    /// Every record is in use.
+    #[error("the device has {RECORDS} allocations already")]
+    Records,
+}
+
+/// Pages that this process holds. Dropping the last reference gives them back, unless another process holds them too.
+pub struct Allocation {
+    pub(crate) owner: Arc<Owner>,
+    pub(crate) record: u32,
+    pub(crate) generation: u32,
+    runs: Vec<Run>,
+    pages: u64,
+}
+
+impl std::fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Allocation {}.{} of {} pages", self.record, self.generation, self.pages)
+    }
+}
+
+impl Allocation {
+    /// Its pages, in order, neighbours joined.
+    #[must_use]
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.pages * PAGE_BYTES
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<Device> {
+        self.owner.device()
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let mut held = self.owner.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (self.record, self.generation);
+        // An import may have found this object dying and made another: the bit is then that one's.
+        if held.get(&key).is_some_and(|other| other.strong_count() > 0) {
+            return;
+        }
+        held.remove(&key);
+        self.owner.device.release(self.record, self.generation, self.owner.slot);
+    }
+}
+
+impl Owner {
+    /// Takes pages, contiguous where possible. Their contents are what the last owner left.
+    ///
+    /// # Errors
+    /// When the device, its file system or its table of allocations is full, also after the dead were reaped.
+    pub fn allocate(self: &Arc<Self>, bytes: u64, purpose: Use) -> Result<Arc<Allocation>, AllocationError> {
+        let pages = bytes.div_ceil(PAGE_BYTES).max(1);
+        match self.try_allocate(pages, purpose) {
+            Err(AllocationError::Pages(_) | AllocationError::Records) => {
+                self.device.reap(Files::Keep);
+                self.try_allocate(pages, purpose)
+            }
+            other => other,
+        }
+    }
+
+    fn try_allocate(self: &Arc<Self>, pages: u64, purpose: Use) -> Result<Arc<Allocation>, AllocationError> {
+        if pages > MAX_PAGES {
+            return Err(AllocationError::Pages(pages));
+        }
+        let device = &self.device;
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let (record, generation) = device.claim(self.slot, pages, purpose).ok_or(AllocationError::Records)?;
+        let taken = device.take_pages(record, generation, pages).and_then(|runs| {
+            for run in &runs {
+                let to_i64 = |value: u64| i64::try_from(value * PAGE_BYTES).unwrap_or(i64::MAX);
+                sys::back(&device.hbm, to_i64(run.first), to_i64(run.count)).map_err(AllocationError::Storage)?;
+            }
+            Ok(runs)
+        });
+        match taken {
+            Ok(runs) => {
+                let allocation = Arc::new(Allocation { owner: Arc::clone(self), record, generation, runs, pages });
+                held.insert((record, generation), Arc::downgrade(&allocation));
+                Ok(allocation)
+            }
+            Err(error) => {
+                device.release(record, generation, self.slot);
+                Err(error)
+            }
+        }
+    }
+
+    /// Holds an allocation that another process may hold already; `None` when it is gone.
+    pub(crate) fn hold(self: &Arc<Self>, record: u32, generation: u32) -> Option<Arc<Allocation>> {
+        if record as usize >= RECORDS {
+            return None;
+        }
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(allocation) = held.get(&(record, generation)).and_then(std::sync::Weak::upgrade) {
+            return Some(allocation);
+        }
+        let runs = self.device.join(record, generation, self.slot)?;
+        let pages = runs.iter().map(|run| run.count).sum();
+        let allocation = Arc::new(Allocation { owner: Arc::clone(self), record, generation, runs, pages });
+        held.insert((record, generation), Arc::downgrade(&allocation));
+        Some(allocation)
+    }
+}
+
+impl Device {
+    fn record(&self, record: u32) -> &Record {
+        &self.header.records()[record as usize]
+    }
+
+    /// Records that were ever used.
+    fn used_records(&self) -> &[Record] {
+        let high = usize::try_from(self.header.identity().high_water.load(Acquire)).unwrap_or(RECORDS);
+        &self.header.records()[..high.min(RECORDS)]
+    }
+
+    /// Takes an empty record for an owner, which is its first holder.
+    fn claim(&self, owner: usize, pages: u64, purpose: Use) -> Option<(u32, u32)> {
+        let water = &self.header.identity().high_water;
+        for (index, record) in self.header.records().iter().enumerate() {
+            let old = State(record.state.load(Acquire));
+            if old.kind() != EMPTY {
+                continue;
+            }
+            water.fetch_max(index as u64 + 1, AcqRel);
+            let generation = (old.generation() + 1) % GENERATIONS;
+            let claimed = State::new(generation, owner as u64, CLAIMING);
+            if record.state.compare_exchange(old.0, claimed.0, SeqCst, Relaxed).is_err() {
+                continue;
+            }
+            record.pages.store(pages, Relaxed);
+            record.flags.store(u32::from(purpose == Use::Heap), Relaxed);
+            record.instance.store(0, Relaxed);
+            record.holders[owner / 64].fetch_or(1 << (owner % 64), SeqCst);
+            // Only this process may leave CLAIMING while it lives.
+            record.state.store(State::new(generation, 0, LIVE).0, SeqCst);
+            return Some((u32::try_from(index).ok()?, generation));
+        }
+        None
+    }
+
+    /// Whether the page of this entry can be taken.
+    fn is_free(&self, entry: PageEntry) -> bool {
+        if !entry.is_owned() {
+            return true;
+        }
+        let state = State(self.header.records()[entry.record()].state.load(Acquire));
+        state.kind() == EMPTY || state.generation() != entry.generation()
+    }
+
+    /// Bytes that an allocation could have now.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        let pages = self.header.pages().iter();
+        pages.filter(|entry| self.is_free(PageEntry(entry.load(Acquire)))).count() as u64 * PAGE_BYTES
+    }
+
+    /// The smallest run of free pages that suffices, else the largest ones.
+    fn take_pages(&self, record: u32, generation: u32, pages: u64) -> Result<Vec<Run>, AllocationError> {
+        let mut taken: Vec<Run> = Vec::new();
+        let mut ordinal = 0;
+        while ordinal < pages {
+            let wanted = pages - ordinal;
+            let Some(run) = self.free_run(wanted) else { return Err(AllocationError::Pages(pages)) };
+            for page in run.first..run.first + run.count.min(wanted) {
+                let entry = &self.header.pages()[usize::try_from(page).unwrap_or(usize::MAX)];
+                let old = entry.load(Acquire);
+                let new = PageEntry::new(ordinal, record, generation).0;
+                if !self.is_free(PageEntry(old)) || entry.compare_exchange(old, new, AcqRel, Relaxed).is_err() {
+                    break; // Somebody else took it: look again.
+                }
+                push(&mut taken, page);
+                ordinal += 1;
+            }
+        }
+        Ok(taken)
+    }
+
+    fn free_run(&self, wanted: u64) -> Option<Run> {
+        let mut fitting: Option<Run> = None;
+        let mut largest: Option<Run> = None;
+        let mut run = Run { first: 0, count: 0 };
+        let entries = self.header.pages();
+        for page in 0..=entries.len() {
+            if entries.get(page).is_some_and(|entry| self.is_free(PageEntry(entry.load(Acquire)))) {
+                if run.count == 0 {
+                    run.first = page as u64;
+                }
+                run.count += 1;
+                continue;
+            }
+            if run.count >= wanted && fitting.is_none_or(|best| run.count < best.count) {
+                fitting = Some(run);
+            }
+            if run.count > 0 && largest.is_none_or(|best| run.count > best.count) {
+                largest = Some(run);
+            }
+            run.count = 0;
+        }
+        fitting.or(largest)
+    }
+
+    /// Becomes a holder of a live allocation and finds its pages.
+    fn join(&self, record: u32, generation: u32, owner: usize) -> Option<Vec<Run>> {
+        let words = self.record(record);
+        let (word, bit) = (&words.holders[owner / 64], 1 << (owner % 64));
+        word.fetch_or(bit, SeqCst);
+        loop {
+            let state = State(words.state.load(SeqCst));
+            let current = state.generation() == generation;
+            match state.kind() {
+                LIVE if current => break,
+                CLOSING if current => {
+                    let revived = state.next(LIVE);
+                    if words.state.compare_exchange(state.0, revived.0, SeqCst, Relaxed).is_ok() {
+                        break;
+                    }
+                }
+                _ => {
+                    // Too late. The bit may have kept another allocation in this record alive: look after it.
+                    word.fetch_and(!bit, SeqCst);
+                    self.close_if_unheld(record, Files::Keep);
+                    return None;
+                }
+            }
+        }
+        let mut pages: Vec<(u64, u64)> = Vec::new();
+        for (page, entry) in self.header.pages().iter().enumerate() {
+            let entry = PageEntry(entry.load(Acquire));
+            if entry.is_owned() && entry.record() == record as usize && entry.generation() == generation {
+                pages.push((entry.ordinal(), page as u64));
+            }
+        }
+        pages.sort_unstable();
+        let mut runs = Vec::new();
+        for (_, page) in pages {
+            push(&mut runs, page);
+        }
+        Some(runs)
+    }
+
+    /// Gives up a hold.
+    fn release(&self, record: u32, generation: u32, owner: usize) {
+        let words = self.record(record);
+        if State(words.state.load(SeqCst)).generation() != generation {
+            return;
+        }
+        words.holders[owner / 64].fetch_and(!(1 << (owner % 64)), SeqCst);
+        self.close_if_unheld(record, Files::Keep);
+    }
+
+    /// Marks the allocation as one that files name. It was exported by a holder, so it is live.
+    pub(crate) fn mark_exported(&self, record: u32) {
+        self.record(record).flags.fetch_or(EXPORTED, SeqCst);
+    }
+
+    /// Ends an allocation that nobody holds and no open file names.
+    fn close_if_unheld(&self, record: u32, files: Files) {
+        let words = self.record(record);
+        let held = || words.holders.iter().any(|word| word.load(SeqCst) != 0);
+        loop {
+            let state = State(words.state.load(SeqCst));
+            let closing = match state.kind() {
+                // Somebody was killed between the two steps.
+                CLOSING => state,
+                LIVE if !held() => {
+                    let closing = state.next(CLOSING);
+                    if words.state.compare_exchange(state.0, closing.0, SeqCst, Relaxed).is_err() {
+                        continue;
+                    }
+                    closing
+                }
+                _ => return,
+            };
+            let exported = words.flags.load(SeqCst) & EXPORTED != 0;
+            let keep = held() || exported && !self.forget_export(record, closing.generation(), files);
+            let next = if keep {
+                closing.next(LIVE)
+            } else {
+                // The generation stays, so that entries which still name it are known to be stale.
+                State::new(closing.generation(), 0, EMPTY)
+            };
+            if words.state.compare_exchange(closing.0, next.0, SeqCst, Relaxed).is_err() {
+                continue;
+            }
+            if !keep {
+                self.sweep(record, closing.generation());
+                return;
+            }
+            if !held() {
+                return; // Only a file keeps it: the next reaper asks again.
+            }
+        }
+    }
+
+    /// Tidies the entries of an ended allocation. They are free already; this only keeps old generations from piling up.
+    fn sweep(&self, record: u32, generation: u32) {
+        for word in self.header.pages() {
+            let entry = PageEntry(word.load(Relaxed));
+            if entry.is_owned() && entry.record() == record as usize && entry.generation() == generation {
+                let _ = word.compare_exchange(entry.0, 0, AcqRel, Relaxed);
+            }
+        }
+    }
+
+    /// Takes every hold away from an owner that is gone.
+    pub(crate) fn drop_holder(&self, owner: usize, files: Files) {
+        debug_assert!(owner < OWNERS && owner / 64 < HOLDER_WORDS);
+        for (index, words) in self.used_records().iter().enumerate() {
+            let state = State(words.state.load(SeqCst));
+            if state.kind() == CLAIMING && state.extra() == owner as u64 {
+                let empty = State::new(state.generation(), 0, EMPTY);
+                let _ = words.state.compare_exchange(state.0, empty.0, SeqCst, Relaxed);
+            }
+            let bit = 1 << (owner % 64);
+            if words.holders[owner / 64].load(SeqCst) & bit != 0 {
+                words.holders[owner / 64].fetch_and(!bit, SeqCst);
+            }
+            self.close_if_unheld(u32::try_from(index).unwrap_or(u32::MAX), files);
+        }
+    }
+
+    /// Ends what somebody was killed in the middle of ending, and what only an open file kept.
+    pub(crate) fn finish_interrupted(&self, files: Files) {
+        for (index, words) in self.used_records().iter().enumerate() {
+            if matches!(State(words.state.load(SeqCst)).kind(), LIVE | CLOSING) {
+                self.close_if_unheld(u32::try_from(index).unwrap_or(u32::MAX), files);
+            }
+        }
+    }
+
+    /// Pages of the allocations that an owner holds.
+    pub(crate) fn pages_held_by(&self, owner: usize) -> u64 {
+        let records = self.used_records().iter();
+        records
+            .filter(|words| words.holders[owner / 64].load(Relaxed) >> (owner % 64) & 1 == 1)
+            .map(|words| words.pages.load(Relaxed))
+            .sum()
+    }
+}
+
+fn push(runs: &mut Vec<Run>, page: u64) {
+    match runs.last_mut() {
+        Some(run) if run.first + run.count == page => run.count += 1,
+        _ => runs.push(Run { first: page, count: 1 }),
+    }
+}

@@ -1,0 +1,236 @@
+//! The configuration of the soft device: a TOML file and environment variables, read by CUDA and NVML alike.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::model::{MODELS, Model};
+use crate::sys;
+
+/// What a mapped address range is, for kernels and copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MemoryPolicy {
+    /// A mapped page is accessible as a whole, as a GPU's MMU has it.
+    #[default]
+    Mmu,
+    /// Only the bytes that were asked for are accessible: finds use after free and small overruns.
+    Strict,
+}
+
+/// Everything that can be configured, resolved.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The directory that holds the devices.
+    pub state: PathBuf,
+    /// Whether that directory is the default one, which must be private.
+    pub private: bool,
+    /// Number of devices.
+    pub devices: u32,
+    /// The model; `None` takes what an existing device is, or the default for a new one.
+    pub model: Option<&'static Model>,
+    /// Every memory size is divided by this; `None` as for the model.
+    pub scale: Option<u64>,
+    /// Threads that execute kernels; 0 is one per core.
+    pub threads: usize,
+    /// The byte that a fresh device is filled with.
+    pub fill: Option<u8>,
+    /// How exact accesses are checked.
+    pub memory: MemoryPolicy,
+}
+
+/// The configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file named by `SLUICE_SOFTGPU_CONFIG` cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not the TOML we expect.
+    #[error("{path}: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<toml::de::Error>,
+    },
+    /// A value makes no sense.
+    #[error("{key} = {value:?}: {expected}")]
+    Value {
+        /// The setting.
+        key: &'static str,
+        /// What it was set to.
+        value: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// Neither `/dev/shm` nor `$XDG_RUNTIME_DIR` can be used.
+    #[error("no directory for the device: set SLUICE_SOFTGPU_STATE to a directory on a tmpfs")]
+    NoState,
+}
+
+/// The file as written; each key may be missing.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct File {
+    state: Option<PathBuf>,
+    devices: Option<u32>,
+    device: FileDevice,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct FileDevice {
+    model: Option<String>,
+    scale: Option<u64>,
+    threads: Option<usize>,
+    fill: Option<toml::Value>,
+    memory: Option<String>,
+    mig: Option<bool>,
+}
+
+/// The scale of a device that is created without one: an H200 of 2.2 GiB.
+pub(crate) const DEFAULT_SCALE: u64 = 64;
+const MAX_DEVICES: u32 = 16;
+
+impl Config {
+    /// Reads the file named by `SLUICE_SOFTGPU_CONFIG`, if any, and then the variables, which win.
+    ///
+    /// # Errors
+    /// When a file or a value cannot be used; nothing is guessed.
+    pub fn from_environment() -> Result<Config, ConfigError> {
+        Config::from_variables(&|name| std::env::var_os(name))
+    }
+
+    /// As [`Config::from_environment`], with the environment given.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
+        let file = match variable("SLUICE_SOFTGPU_CONFIG") {
+            Some(path) => read(Path::new(&path))?,
+            None => File::default(),
+        };
+        let text = |name: &str| variable(name).map(|value| value.to_string_lossy().into_owned());
+
+        let explicit = variable("SLUICE_SOFTGPU_STATE").map(PathBuf::from).or(file.state);
+        let private = explicit.is_none();
+        let state = match explicit {
+            Some(path) => path,
+            None => default_state(variable).ok_or(ConfigError::NoState)?,
+        };
+        let model = match text("SLUICE_SOFTGPU_MODEL").or(file.device.model) {
+            Some(key) => Some(Model::find(&key).ok_or_else(|| {
+                let known: Vec<_> = MODELS.iter().map(|model| model.key).collect();
+                invalid("model", &key, &format!("one of {}", known.join(", ")))
+            })?),
+            None => None,
+        };
+        let memory = match text("SLUICE_SOFTGPU_MEMORY").or(file.device.memory).as_deref() {
+            None | Some("mmu") => MemoryPolicy::Mmu,
+            Some("strict") => MemoryPolicy::Strict,
+            Some(other) => return Err(invalid("memory", other, "mmu or strict")),
+        };
+        let fill = match text("SLUICE_SOFTGPU_FILL").or(file.device.fill.map(|value| match value {
+            toml::Value::String(text) => text,
+            other => other.to_string(),
+        })) {
+            None => None,
+            Some(text) if text == "none" => None,
+            Some(text) => Some(byte(&text).ok_or_else(|| invalid("fill", &text, "none or a byte"))?),
+        };
+        let mig = match text("SLUICE_SOFTGPU_MIG").as_deref() {
+            None => file.device.mig.unwrap_or(false),
+            Some("0" | "false") => false,
+            Some(_) => true,
+        };
+        if mig {
+            return Err(invalid("mig", "true", "false: this device offers no instances"));
+        }
+        let scale = number("scale", text("SLUICE_SOFTGPU_SCALE"), file.device.scale)?;
+        if scale == Some(0) {
+            return Err(invalid("scale", "0", "at least 1"));
+        }
+        let devices = number("devices", text("SLUICE_SOFTGPU_DEVICES"), file.devices)?.unwrap_or(1);
+        if devices > MAX_DEVICES {
+            return Err(invalid("devices", &devices.to_string(), "at most 16"));
+        }
+        let threads = number("threads", text("SLUICE_SOFTGPU_THREADS"), file.device.threads)?.unwrap_or(0);
+        Ok(Config { state, private, devices, model, scale, threads, fill, memory })
+    }
+}
+
+fn invalid(key: &'static str, value: &str, expected: &str) -> ConfigError {
+    ConfigError::Value { key, value: value.to_owned(), expected: expected.to_owned() }
+}
+
+fn read(path: &Path) -> Result<File, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    toml::from_str(&text)
+        .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
+}
+
+fn number<T: std::str::FromStr>(
+    key: &'static str,
+    text: Option<String>,
+    file: Option<T>,
+) -> Result<Option<T>, ConfigError> {
+    match text {
+        Some(text) => text.trim().parse().map(Some).map_err(|_| invalid(key, &text, "a number")),
+        None => Ok(file),
+    }
+}
+
+fn byte(text: &str) -> Option<u8> {
+    match text.strip_prefix("0x") {
+        Some(hexadecimal) => u8::from_str_radix(hexadecimal, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// A directory of this user's own on a tmpfs. `/dev/shm` is usually the larger one.
+fn default_state(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let shm = Path::new("/dev/shm");
+    if sys::writable(shm) {
+        return Some(shm.join(format!("sluice-softgpu-{}", sys::user())));
+    }
+    variable("XDG_RUNTIME_DIR").map(|path| Path::new(&path).join("sluice-softgpu"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        Config::from_variables(&|name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    #[test]
+    fn variables_win_over_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("softgpu.toml");
+        std::fs::write(&path, "state = \"/a\"\n[device]\nmodel = \"A100-40\"\nscale = 8\nfill = 0xA5\n").unwrap();
+        let path = path.to_str().unwrap();
+        let config = with(&[("SLUICE_SOFTGPU_CONFIG", path), ("SLUICE_SOFTGPU_SCALE", "16")]).unwrap();
+        assert_eq!(config.state, Path::new("/a"));
+        assert_eq!(config.model.unwrap().key, "A100-40");
+        assert_eq!(config.scale, Some(16));
+        assert_eq!(config.fill, Some(0xA5));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert!(with(&[("SLUICE_SOFTGPU_MODEL", "GTX")]).is_err());
+        assert!(with(&[("SLUICE_SOFTGPU_SCALE", "0")]).is_err());
+        assert!(with(&[("SLUICE_SOFTGPU_MEMORY", "loose")]).is_err());
+        assert!(with(&[("SLUICE_SOFTGPU_FILL", "256")]).is_err());
+        assert!(with(&[("SLUICE_SOFTGPU_DEVICES", "17")]).is_err());
+    }
+}

@@ -1,0 +1,180 @@
+//! Owners: the processes that use a device. A slot belongs to the open file that holds the lock on its byte, which the
+//! kernel gives up when the process ends, however it ends.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::PAGE_BYTES;
+use crate::allocations::Allocation;
+use crate::device::Device;
+use crate::header::{OWNERS, owner_byte};
+use crate::sys;
+
+/// Which interface an owner uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Client {
+    /// It computes, and holds memory.
+    Cuda,
+    /// It only looks.
+    Nvml,
+}
+
+/// Whether files may be opened: at start-up yes, later only by processes that export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Files {
+    MayOpen,
+    Keep,
+}
+
+/// A process cannot become an owner.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// Every slot is taken by a living process.
+    #[error("{OWNERS} processes use the device already")]
+    Full,
+    /// The kernel refused.
+    #[error("cannot lock an owner slot: {0}")]
+    Lock(#[from] io::Error),
+}
+
+/// This process as an owner of memory of one device. Dropping it, like the death of the process, gives everything back.
+pub struct Owner {
+    pub(crate) device: Arc<Device>,
+    pub(crate) slot: usize,
+    /// Allocations that this process holds: an import of one of them yields the same object, since the device knows
+    /// one bit per process only.
+    pub(crate) held: Mutex<HashMap<(u32, u32), Weak<Allocation>>>,
+}
+
+impl Device {
+    /// Takes an owner slot, after giving back what dead owners left.
+    ///
+    /// # Errors
+    /// When all slots are in use or the kernel refuses a lock.
+    pub fn attach(self: &Arc<Self>, client: Client) -> Result<Arc<Owner>, AttachError> {
+        self.reap(Files::MayOpen);
+        let mut own_slots = self.own_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        for (slot, words) in self.header.owners().iter().enumerate() {
+            // A slot of this very process would not conflict with its own lock.
+            if own_slots.contains(&slot) || !sys::try_lock_byte(&self.header_file, owner_byte(slot), true)? {
+                continue;
+            }
+            // Its lock is ours, so a pid in it is that of a dead owner that was not reaped yet.
+            if words.pid.load(Acquire) != 0 {
+                self.clear_owner(slot);
+            }
+            words.start_time.store(start_time(std::process::id()).unwrap_or(0), Relaxed);
+            words.namespace.store(self.namespace.unwrap_or(0), Relaxed);
+            words.client.store(if client == Client::Cuda { 1 } else { 2 }, Relaxed);
+            words.instance.store(0, Relaxed);
+            words.busy_nanoseconds.store(0, Relaxed);
+            words.launches.store(0, Relaxed);
+            words.pid.store(u64::from(std::process::id()), Release);
+            own_slots.push(slot);
+            return Ok(Arc::new(Owner { device: Arc::clone(self), slot, held: Mutex::default() }));
+        }
+        Err(AttachError::Full)
+    }
+
+    /// Gives back what dead owners held. Cheap when nobody died: one call of the kernel per slot in use.
+    pub(crate) fn reap(&self, files: Files) {
+        let own_slots = self.own_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        for (slot, words) in self.header.owners().iter().enumerate() {
+            if words.pid.load(Acquire) == 0 || own_slots.contains(&slot) {
+                continue;
+            }
+            match sys::byte_is_locked(&self.header_file, owner_byte(slot)) {
+                Ok(false) => {
+                    // Another reaper, or the slot's next owner, may be faster: then it is theirs.
+                    if let Ok(true) = sys::try_lock_byte(&self.header_file, owner_byte(slot), true) {
+                        self.clear_owner(slot);
+                        // Closing the file gives it up too; until then the slot is merely not used.
+                        let _ = sys::unlock_byte(&self.header_file, owner_byte(slot));
+                    }
+                }
+                // A forked child may keep its dead parent's lock: the second witness.
+                Ok(true) if self.is_dead(slot, files) => self.clear_owner(slot),
+                _ => {}
+            }
+        }
+        self.finish_interrupted(files);
+    }
+
+    /// Removes every trace of an owner. May be repeated, and interrupted.
+    fn clear_owner(&self, slot: usize) {
+        self.drop_holder(slot, Files::Keep);
+        self.header.owners()[slot].pid.store(0, Release);
+    }
+
+    /// Whether the process of a slot is certainly gone; without `/proc`, a reused pid passes for alive.
+    fn is_dead(&self, slot: usize, files: Files) -> bool {
+        let words = &self.header.owners()[slot];
+        let (pid, since) = (words.pid.load(Acquire), words.start_time.load(Relaxed));
+        if self.namespace.is_none_or(|own| own != words.namespace.load(Relaxed)) {
+            return false;
+        }
+        let Ok(pid) = u32::try_from(pid) else { return false };
+        !sys::process_exists(pid)
+            || files == Files::MayOpen && since != 0 && start_time(pid).is_some_and(|now| now != since)
+    }
+
+    /// Processes that use the device, with the bytes each holds.
+    #[must_use]
+    pub fn processes(&self) -> Vec<(u32, Client, u64)> {
+        self.reap(Files::MayOpen);
+        let owners = self.header.owners().iter().enumerate();
+        owners
+            .filter_map(|(slot, words)| {
+                let pid = u32::try_from(words.pid.load(Acquire)).ok().filter(|pid| *pid != 0)?;
+                let client = if words.client.load(Relaxed) == 1 { Client::Cuda } else { Client::Nvml };
+                Some((pid, client, self.pages_held_by(slot) * PAGE_BYTES))
+            })
+            .collect()
+    }
+}
+
+impl Owner {
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Accounts for one launch.
+    pub fn launched(&self, nanoseconds: u64) {
+        let words = &self.device.header.owners()[self.slot];
+        words.busy_nanoseconds.fetch_add(nanoseconds, Relaxed);
+        words.launches.fetch_add(1, Relaxed);
+    }
+
+    /// The descriptor whose lock says that this process lives: a forked child must close it.
+    #[must_use]
+    pub fn witness(&self) -> i32 {
+        self.device.header_file.as_raw_fd()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let mut own_slots = self.device.own_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        self.device.clear_owner(self.slot);
+        own_slots.retain(|slot| *slot != self.slot);
+        // Closing the file gives it up too; until then the slot is merely not used.
+        let _ = sys::unlock_byte(&self.device.header_file, owner_byte(self.slot));
+    }
+}
+
+/// Field 22 of `/proc/<pid>/stat`, counted behind the command name, which may contain anything.
+fn start_time(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+pub(crate) fn namespace() -> Option<u64> {
+    Some(File::open("/proc/self/ns/pid").ok()?.metadata().ok()?.ino())
+}

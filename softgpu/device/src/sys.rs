@@ -1,0 +1,130 @@
+//! The system calls of this crate. Unsafe code lives here, in `header` and in `mapping` only.
+#![expect(unsafe_code, reason = "system calls that the standard library does not offer")]
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// The effective user.
+pub(crate) fn user() -> u32 {
+    // SAFETY: no preconditions.
+    unsafe { libc::geteuid() }
+}
+
+/// Whether this process may create entries in the directory.
+pub(crate) fn writable(directory: &Path) -> bool {
+    let Ok(path) = CString::new(directory.as_os_str().as_bytes()) else { return false };
+    // SAFETY: `path` is a C string.
+    unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
+}
+
+/// Whether a process of that id exists in this PID namespace, be it only as a zombie.
+pub(crate) fn process_exists(pid: u32) -> bool {
+    let Ok(pid) = libc::pid_t::try_from(pid) else { return false };
+    // SAFETY: signal 0 is none.
+    let sent = unsafe { libc::kill(pid, 0) } == 0;
+    sent || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+/// Random bytes from the kernel.
+pub(crate) fn random(bytes: &mut [u8]) -> io::Result<()> {
+    // SAFETY: the pointer and the length describe `bytes`.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if usize::try_from(got) == Ok(bytes.len()) { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Waits for the advisory lock of an open file; it ends with the file's last descriptor.
+pub(crate) fn lock_file(file: &File) -> io::Result<()> {
+    loop {
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn byte_lock(kind: libc::c_int, at: i64) -> libc::flock {
+    // SAFETY: the structure is plain data, all zeroes are a valid value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    // The constants are 0, 1 and 2; the field is a short.
+    lock.l_type = i16::try_from(kind).unwrap_or(0);
+    lock.l_whence = 0; // SEEK_SET
+    lock.l_start = at;
+    lock.l_len = 1;
+    lock
+}
+
+/// Locks one byte for this open file description; false when another description has it.
+pub(crate) fn try_lock_byte(file: &File, at: i64, exclusive: bool) -> io::Result<bool> {
+    let lock = byte_lock(if exclusive { libc::F_WRLCK } else { libc::F_RDLCK }, at);
+    // SAFETY: the descriptor is open and the structure lives through the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// Gives one byte back.
+pub(crate) fn unlock_byte(file: &File, at: i64) -> io::Result<()> {
+    let lock = byte_lock(libc::F_UNLCK, at);
+    // SAFETY: the descriptor is open and the structure lives through the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Whether another open file description holds a lock on that byte.
+pub(crate) fn byte_is_locked(file: &File, at: i64) -> io::Result<bool> {
+    let mut lock = byte_lock(libc::F_WRLCK, at);
+    // SAFETY: the descriptor is open and the structure lives through the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+/// Makes sure that a range of a file has storage; what is stored already stays.
+pub(crate) fn back(file: &File, offset: i64, length: i64) -> io::Result<()> {
+    loop {
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, offset, length) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// New memory of this process alone, page-aligned and zero.
+///
+/// # Errors
+/// What `mmap` answers.
+pub fn anonymous(bytes: usize) -> io::Result<u64> {
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(address.addr() as u64) }
+}
