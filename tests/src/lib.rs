@@ -1,1 +1,16 @@
-//! Whole-system tests: helpers shared by the test binaries.
+//! Whole-system tests: what every test binary, the demo and the benchmarks need around the product.
+//!
+//! Owns: finding built programs ([`paths`]), running processes with time limits ([`process`]), Debian packages and
+//! guest kernels ([`debian`]), the CUDA compiler ([`toolchain`]) and test programs ([`programs`]), the host side of Sluice
+//! ([`host`]), guest images ([`image`]) and virtual machines ([`vm`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
+
+pub mod agent_protocol;
+pub mod debian;
+pub mod host;
+pub mod image;
+pub mod paths;
+pub mod process;
+pub mod programs;
+pub mod progress;
+pub mod toolchain;
+pub mod vm;

@@ -1,0 +1,507 @@
+//! Debian as the source of what setup needs: packages on the host, and stock kernels for the guests.
+//!
+//! Packages are installed from the distribution's own suites. Kernels are only downloaded and unpacked, through a private
+//! apt state inside the cache, so that neither root nor the host's own package lists are involved.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::paths;
+use crate::process::{self, output_of};
+use crate::progress;
+
+const QEMU_AT_LEAST: u32 = 10;
+const NETWORK: Duration = Duration::from_secs(900);
+const QUICK: Duration = Duration::from_secs(60);
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Besides QEMU: busybox runs in the guest, xz and zstd unpack kernel modules, gcc and g++ are nvcc's host compilers.
+const PACKAGES: &[&str] =
+    &["busybox-static", "xz-utils", "zstd", "gcc", "g++", "binutils", "python3", "python3-venv"];
+
+/// The distribution of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Release {
+    id: String,
+    version: String,
+    codename: String,
+}
+
+impl Release {
+    fn of_this_host() -> Result<Self> {
+        let text = fs::read_to_string("/etc/os-release").context("reading /etc/os-release")?;
+        Ok(Self::parse(&text))
+    }
+
+    fn parse(text: &str) -> Self {
+        let value = |name: &str| {
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+                .map(|value| value.trim_matches('"').to_owned())
+                .unwrap_or_default()
+        };
+        Self { id: value("ID"), version: value("VERSION_ID"), codename: value("VERSION_CODENAME") }
+    }
+
+    /// The suite that must be named to apt for a QEMU that is new enough, where the release's own is too old.
+    fn qemu_suite(&self) -> Option<String> {
+        (self.id == "debian" && self.version == "12").then(|| format!("{}-backports", self.codename))
+    }
+}
+
+/// Installs the packages that setup, demo and tests need and that are missing.
+///
+/// # Errors
+/// When something is missing and cannot be installed; without root or passwordless sudo the message holds the exact
+/// command to type.
+pub fn ensure_packages() -> Result<()> {
+    let mut missing: Vec<&str> = PACKAGES.iter().copied().filter(|package| !is_installed(package)).collect();
+    let qemu_missing = qemu_problem();
+    if qemu_missing.is_some() {
+        missing.push("qemu-system-x86");
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if let Some(problem) = &qemu_missing {
+        progress::step(problem);
+    }
+    let release = Release::of_this_host()?;
+    let install = install_commands(&release, &missing, qemu_missing.is_some())?;
+    ensure!(
+        Path::new("/usr/bin/apt-get").exists(),
+        "please install {} (QEMU at least {QEMU_AT_LEAST}); this host has no apt",
+        missing.join(", ")
+    );
+    progress::step(format!("installing {} (apt)", missing.join(", ")));
+    let prefix: &[&str] = if rustix::process::geteuid().is_root() {
+        &[]
+    } else if has_passwordless_sudo() {
+        &["sudo", "-n"]
+    } else {
+        let lines: Vec<String> =
+            install.iter().map(|words| format!("    sudo {}", words.join(" "))).collect();
+        bail!("missing packages; please type this and start again:\n{}", lines.join("\n"));
+    };
+    for words in &install {
+        let mut line: Vec<&str> = prefix.to_vec();
+        line.extend(words.iter().map(String::as_str));
+        let mut command = Command::new(line[0]);
+        command.args(&line[1..]);
+        output_of(&mut command, NETWORK)?;
+    }
+    if let Some(problem) = qemu_problem() {
+        bail!("after installing qemu-system-x86: {problem}");
+    }
+    Ok(())
+}
+
+/// The apt commands that install `missing`. Where a suite must be added for that, it is named to this one command and not
+/// written into the system's configuration.
+fn install_commands(release: &Release, missing: &[&str], with_qemu: bool) -> Result<Vec<Vec<String>>> {
+    let mut apt: Vec<String> =
+        ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"].map(str::to_owned).to_vec();
+    let suite = release.qemu_suite().filter(|_| with_qemu);
+    if let Some(suite) = &suite
+        && !host_has_suite(suite)
+    {
+        let folder = paths::cache()?.join("apt-install");
+        fs::create_dir_all(folder.join("lists/partial"))?;
+        // A list file replaces /etc/apt/sources.list for this command, so that one's lines must stay in force.
+        let mut lines = fs::read_to_string("/etc/apt/sources.list").unwrap_or_default();
+        lines.push_str(&format!("\ndeb [signed-by={KEYRING}] {} {suite} main\n", mirror()));
+        let list = folder.join("sources.list");
+        fs::write(&list, lines).with_context(|| format!("writing {}", list.display()))?;
+        apt.push("-o".to_owned());
+        apt.push(format!("Dir::Etc::sourcelist={}", list.display()));
+        apt.push("-o".to_owned());
+        apt.push(format!("Dir::State::lists={}", folder.join("lists").display()));
+    }
+    let mut update = apt.clone();
+    update.push("update".to_owned());
+    let mut install = apt;
+    install.extend(["install", "--yes", "--no-install-recommends"].map(str::to_owned));
+    if let Some(suite) = suite {
+        install.extend(["--target-release".to_owned(), suite]);
+    }
+    install.extend(missing.iter().map(|&package| package.to_owned()));
+    Ok(vec![update, install])
+}
+
+fn is_installed(package: &str) -> bool {
+    let mut query = Command::new("dpkg-query");
+    query.args(["--show", "--showformat=${db:Status-Status}", package]);
+    output_of(&mut query, QUICK).is_ok_and(|status| status == "installed")
+}
+
+fn has_passwordless_sudo() -> bool {
+    Command::new("sudo")
+        .args(["-n", "true"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Why the installed QEMU will not do, if so.
+fn qemu_problem() -> Option<String> {
+    let Ok(text) = output_of(Command::new("qemu-system-x86_64").arg("--version"), QUICK) else {
+        return Some("QEMU is not installed".to_owned());
+    };
+    match qemu_major(&text) {
+        Some(major) if major >= QEMU_AT_LEAST => None,
+        Some(major) => Some(format!("QEMU {major} is too old, at least {QEMU_AT_LEAST} is needed")),
+        None => Some(format!("cannot read QEMU's version from {text:?}")),
+    }
+}
+
+fn qemu_major(version: &str) -> Option<u32> {
+    version.split("version ").nth(1)?.split('.').next()?.parse().ok()
+}
+
+fn index_targets() -> String {
+    let mut command = Command::new("apt-get");
+    command.args([
+        "indextargets",
+        "--format",
+        "$(REPO_URI) $(CODENAME) $(COMPONENT)",
+        "Created-By: Packages",
+    ]);
+    output_of(&mut command, QUICK).unwrap_or_default()
+}
+
+fn host_has_suite(codename: &str) -> bool {
+    index_targets().lines().any(|line| {
+        let mut words = line.split(' ');
+        (words.nth(1), words.next()) == (Some(codename), Some("main"))
+    })
+}
+
+/// The Debian mirror this host already uses.
+fn mirror() -> String {
+    mirror_from(&index_targets()).unwrap_or_else(|| "http://deb.debian.org/debian".to_owned())
+}
+
+fn mirror_from(targets: &str) -> Option<String> {
+    targets.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let (uri, codename, component) = (words.next()?, words.next()?, words.next()?);
+        (component == "main" && matches!(codename, "bookworm" | "trixie"))
+            .then(|| uri.trim_end_matches('/').to_owned())
+    })
+}
+
+/// A series of guest kernels that Sluice is tested on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Series {
+    /// Debian 12's own.
+    V6_1,
+    /// Debian 13's own, and in the backports of Debian 12.
+    V6_12,
+}
+
+impl Series {
+    /// All of them, oldest first.
+    pub const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
+
+    /// The first two numbers of the version.
+    #[must_use]
+    pub const fn number(self) -> &'static str {
+        match self {
+            Self::V6_1 => "6.1",
+            Self::V6_12 => "6.12",
+        }
+    }
+
+    /// Outputs the virtio-gpu device must have: kernels before 6.12 refuse to drive one without any.
+    #[must_use]
+    pub const fn max_outputs(self) -> u32 {
+        match self {
+            Self::V6_1 => 1,
+            Self::V6_12 => 0,
+        }
+    }
+}
+
+impl fmt::Display for Series {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(self.number())
+    }
+}
+
+/// A stock kernel, unpacked.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// Its series.
+    pub series: Series,
+    /// Its full version, as `uname -r` says it.
+    pub version: String,
+    /// The boot image.
+    pub image: PathBuf,
+    /// Uncompressed modules, in the order in which they must be loaded.
+    pub modules: Vec<PathBuf>,
+}
+
+/// Modules a test guest loads; everything they depend on comes with them.
+const MODULES: &[&str] = &["virtio_pci", "virtio_console", "virtio_gpu"];
+
+impl Kernel {
+    /// The newest packaged kernel of a series; downloaded the first time, from the cache after that.
+    ///
+    /// # Errors
+    /// When it is neither in the cache nor can be downloaded.
+    pub fn fetch(series: Series) -> Result<Self> {
+        let _lock = paths::cache_lock("kernels")?;
+        let folder = paths::cache()?.join("kernels").join(series.number());
+        // The list of modules is written last, so that a folder with the right one is complete.
+        if fs::read_to_string(folder.join("wanted")).ok().as_deref() != Some(MODULES.join("\n").as_str()) {
+            progress::step(format!("downloading the Debian kernel {series} for guests"));
+            let apt = PrivateApt::new()?;
+            apt.unpack_kernel(series, &folder).with_context(|| format!("fetching guest kernel {series}"))?;
+        }
+        Self::open(series, &folder)
+    }
+
+    fn open(series: Series, folder: &Path) -> Result<Self> {
+        let read = |name: &str| {
+            let path = folder.join(name);
+            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+        };
+        Ok(Self {
+            series,
+            version: read("version")?.trim().to_owned(),
+            image: folder.join("vmlinuz"),
+            modules: read("order")?
+                .split_whitespace()
+                .map(|name| folder.join("modules").join(name))
+                .collect(),
+        })
+    }
+}
+
+/// An apt that has its own sources, lists and status, and can download for anybody.
+struct PrivateApt {
+    options: Vec<String>,
+}
+
+impl PrivateApt {
+    fn new() -> Result<Self> {
+        let folder = paths::cache()?.join("apt");
+        for sub in ["lists/partial", "archives/partial"] {
+            fs::create_dir_all(folder.join(sub)).with_context(|| format!("creating {}", folder.display()))?;
+        }
+        let release = Release::of_this_host()?;
+        ensure!(
+            release.id == "debian",
+            "guest kernels are fetched with apt from Debian's suites; this host is {:?}",
+            release.id
+        );
+        let mirror = mirror();
+        let suites: &[&str] = if release.version == "12" {
+            &["bookworm", "bookworm-backports"]
+        } else {
+            &["bookworm", "trixie"]
+        };
+        let sources: String =
+            suites.iter().map(|suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n")).collect();
+        fs::write(folder.join("sources.list"), sources).context("writing the list of sources")?;
+        fs::write(folder.join("status"), "").context("writing an empty package status")?;
+        let at = |name: &str| folder.join(name).display().to_string();
+        let options = [
+            format!("Dir::State={}", at("")),
+            format!("Dir::State::lists={}", at("lists")),
+            format!("Dir::State::status={}", at("status")),
+            format!("Dir::Cache={}", at("")),
+            format!("Dir::Cache::archives={}", at("archives")),
+            format!("Dir::Etc::sourcelist={}", at("sources.list")),
+            "Dir::Etc::sourceparts=/dev/null".to_owned(),
+            "APT::Sandbox::User=root".to_owned(),
+            "APT::Architecture=amd64".to_owned(),
+            "Acquire::Languages=none".to_owned(),
+        ];
+        let apt =
+            Self { options: options.into_iter().flat_map(|option| ["-o".to_owned(), option]).collect() };
+        output_of(apt.command("apt-get").arg("update"), NETWORK)?;
+        Ok(apt)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.args(&self.options);
+        command
+    }
+
+    fn unpack_kernel(&self, series: Series, into: &Path) -> Result<()> {
+        let known = output_of(self.command("apt-cache").args(["show", "linux-image-amd64"]), QUICK)?;
+        let package = kernel_package(&known, series)
+            .with_context(|| format!("no version of linux-image-amd64 depends on a kernel {series}"))?;
+        let version = package.trim_start_matches("linux-image-").to_owned();
+        progress::step(format!("{package}: download and unpack"));
+        let work = tempfile::tempdir_in(paths::cache()?).context("creating a folder to unpack in")?;
+        output_of(self.command("apt-get").args(["download", &package]).current_dir(work.path()), NETWORK)?;
+        let deb = fs::read_dir(work.path())?
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+            .context("apt-get download left no package")?;
+        let root = work.path().join("root");
+        output_of(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&root), NETWORK)?;
+
+        let ready = work.path().join("ready");
+        fs::create_dir_all(ready.join("modules"))?;
+        fs::copy(root.join(format!("boot/vmlinuz-{version}")), ready.join("vmlinuz"))
+            .context("copying the kernel")?;
+        let order = copy_modules(&root.join("lib/modules").join(&version), &ready.join("modules"))?;
+        fs::write(ready.join("order"), order.join("\n"))?;
+        fs::write(ready.join("version"), &version)?;
+        fs::write(ready.join("wanted"), MODULES.join("\n"))?;
+        fs::create_dir_all(into.parent().context("the cache has a parent")?)?;
+        if into.exists() {
+            fs::remove_dir_all(into)
+                .with_context(|| format!("removing the incomplete {}", into.display()))?;
+        }
+        fs::rename(&ready, into).with_context(|| format!("moving the kernel to {}", into.display()))
+    }
+}
+
+/// The kernel of `series` among the dependencies of all versions of the metapackage that apt knows, newest first.
+fn kernel_package(known: &str, series: Series) -> Option<String> {
+    let wanted = format!("linux-image-{}.", series.number());
+    known
+        .lines()
+        .filter_map(|line| line.strip_prefix("Depends:"))
+        .flat_map(|depends| depends.split(','))
+        .filter_map(|dependency| dependency.split_whitespace().next())
+        .find(|package| package.starts_with(&wanted))
+        .map(str::to_owned)
+}
+
+/// Copies the wanted modules and what they depend on, uncompressed; returns file names in loading order.
+fn copy_modules(tree: &Path, to: &Path) -> Result<Vec<String>> {
+    let mut index = HashMap::new();
+    index_modules(tree, &mut index)?;
+    ensure!(!index.is_empty(), "no kernel modules under {}", tree.display());
+    let built_in: BTreeSet<String> = fs::read_to_string(tree.join("modules.builtin"))
+        .context("reading modules.builtin")?
+        .lines()
+        .filter_map(|line| module_name(Path::new(line)))
+        .collect();
+    let mut order = Vec::new();
+    let mut seen = BTreeSet::new();
+    for module in MODULES {
+        copy_module(module, &index, &built_in, to, &mut seen, &mut order)?;
+    }
+    Ok(order)
+}
+
+fn copy_module(
+    name: &str,
+    index: &HashMap<String, PathBuf>,
+    built_in: &BTreeSet<String>,
+    to: &Path,
+    seen: &mut BTreeSet<String>,
+    order: &mut Vec<String>,
+) -> Result<()> {
+    if built_in.contains(name) || !seen.insert(name.to_owned()) {
+        return Ok(());
+    }
+    let path =
+        index.get(name).with_context(|| format!("kernel module {name} is neither built in nor packaged"))?;
+    let file = format!("{name}.ko");
+    let target = to.join(&file);
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => unpack(Command::new("xz").arg("-dc").arg(path), &target)?,
+        Some("zst") => unpack(Command::new("zstd").arg("-dcq").arg(path), &target)?,
+        _ => fs::copy(path, &target).map(drop).with_context(|| format!("copying {}", path.display()))?,
+    }
+    let contents = fs::read(&target).with_context(|| format!("reading {}", target.display()))?;
+    for dependency in module_dependencies(&contents) {
+        copy_module(&dependency, index, built_in, to, seen, order)?;
+    }
+    order.push(file);
+    Ok(())
+}
+
+fn unpack(command: &mut Command, to: &Path) -> Result<()> {
+    let file = fs::File::create(to).with_context(|| format!("creating {}", to.display()))?;
+    let status = command.stdout(file).status().with_context(|| process::display(command))?;
+    ensure!(status.success(), "{}: {status}", process::display(command));
+    Ok(())
+}
+
+fn index_modules(folder: &Path, index: &mut HashMap<String, PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() && !path.is_symlink() {
+            index_modules(&path, index)?;
+        } else if let Some(name) = module_name(&path) {
+            index.insert(name, path);
+        }
+    }
+    Ok(())
+}
+
+/// `virtio-gpu.ko.xz` is the module `virtio_gpu`.
+fn module_name(path: &Path) -> Option<String> {
+    let file = path.file_name()?.to_str()?;
+    let stem = file.strip_suffix(".xz").or_else(|| file.strip_suffix(".zst")).unwrap_or(file);
+    stem.strip_suffix(".ko").map(|name| name.replace('-', "_"))
+}
+
+/// The `depends=` entry of a module's `.modinfo`.
+fn module_dependencies(module: &[u8]) -> Vec<String> {
+    let key = b"\0depends=";
+    let Some(start) = module.windows(key.len()).position(|window| window == key) else { return Vec::new() };
+    let value = &module[start + key.len()..];
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    String::from_utf8_lossy(&value[..end])
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(|name| name.replace('-', "_"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_is_found_through_the_metapackage() {
+        let known = "Package: linux-image-amd64\nVersion: 6.12.95-1~bpo12+1\n\
+                     Depends: linux-image-6.12.95+deb12-amd64 (= 6.12.95-1~bpo12+1)\n\n\
+                     Package: linux-image-amd64\nVersion: 6.1.176-1\n\
+                     Depends: linux-image-6.1.0-50-amd64 (= 6.1.176-1)\n";
+        assert_eq!(kernel_package(known, Series::V6_1).unwrap(), "linux-image-6.1.0-50-amd64");
+        assert_eq!(kernel_package(known, Series::V6_12).unwrap(), "linux-image-6.12.95+deb12-amd64");
+        assert_eq!(kernel_package("Depends: linux-image-6.16.3-amd64\n", Series::V6_1), None);
+    }
+
+    #[test]
+    fn only_debian_12_needs_a_suite_named_for_qemu() {
+        let bookworm = Release::parse("ID=debian\nVERSION_ID=\"12\"\nVERSION_CODENAME=bookworm\n");
+        assert_eq!(bookworm.qemu_suite().as_deref(), Some("bookworm-backports"));
+        let trixie = Release::parse("ID=debian\nVERSION_ID=\"13\"\nVERSION_CODENAME=trixie\n");
+        assert_eq!(trixie.qemu_suite(), None);
+    }
+
+    #[test]
+    fn versions_modules_and_mirrors_are_read() {
+        assert_eq!(qemu_major("QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)\nCopyright"), Some(10));
+        assert_eq!(qemu_major("something else"), None);
+        assert_eq!(
+            module_name(Path::new("kernel/drivers/gpu/drm/virtio/virtio-gpu.ko.xz")).unwrap(),
+            "virtio_gpu"
+        );
+        assert_eq!(module_name(Path::new("modules.dep")), None);
+        assert_eq!(module_dependencies(b"x\0depends=drm,drm-kms-helper\0name=y"), ["drm", "drm_kms_helper"]);
+        assert!(module_dependencies(b"x\0depends=\0name=y").is_empty());
+        let targets = "http://mirror/security/ bookworm-security main\nhttp://mirror/debian/ bookworm main\n";
+        assert_eq!(mirror_from(targets).unwrap(), "http://mirror/debian");
+    }
+}

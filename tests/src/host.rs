@@ -1,0 +1,108 @@
+//! The host side of Sluice for one VM, as its own processes: started by the command line tool, as a user would.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tempfile::TempDir;
+
+use crate::paths::Binaries;
+use crate::process::{Background, Finished, run};
+
+const START: Duration = Duration::from_secs(60);
+const STOP: Duration = Duration::from_secs(30);
+
+/// `sluiced` and a device that waits for its VM. Dropping it ends them.
+pub struct Host {
+    process: Background,
+    socket: PathBuf,
+    folder: TempDir,
+}
+
+impl Host {
+    /// Starts the host side on the software GPU, or on the driver at `driver`.
+    ///
+    /// # Errors
+    /// When it does not become ready; the message holds what it said.
+    pub fn start(binaries: &Binaries, driver: Option<&Path>) -> Result<Self> {
+        let folder =
+            tempfile::Builder::new().prefix("sluice-host-").tempdir().context("creating a folder")?;
+        let mut command = Command::new(binaries.get("sluice")?);
+        command.arg("host").arg("--dir").arg(folder.path());
+        if let Some(driver) = driver {
+            command.arg("--driver").arg(driver);
+        }
+        let mut process = Background::start("sluice host", &mut command, &folder.path().join("test.log"))?;
+        let socket = process.wait_for_line("vhost-user socket:", START)?.into();
+        Ok(Self { process, socket, folder })
+    }
+
+    /// The socket for the VM's graphics device.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The folder in which sockets, logs and state lie.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Process id of `sluice host`.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Everything it has printed.
+    #[must_use]
+    pub fn printed(&self) -> String {
+        self.process.printed()
+    }
+
+    /// Ends it as an operator would, and waits.
+    ///
+    /// # Errors
+    /// When it does not end by itself, or not with status 0.
+    pub fn stop(mut self) -> Result<ExitStatus> {
+        let status = self.process.terminate(STOP)?;
+        if !status.success() {
+            bail!("sluice host ended with {status}:\n{}", self.process.printed());
+        }
+        Ok(status)
+    }
+}
+
+/// Runs a program of this host straight on the software GPU, for comparison.
+///
+/// # Errors
+/// When it does not end within `limit`.
+pub fn run_native(
+    binaries: &Binaries,
+    program: &Path,
+    arguments: &[&str],
+    limit: Duration,
+) -> Result<Finished> {
+    run(sluice_run(binaries, &["--native"])?.arg(program).args(arguments), limit)
+}
+
+/// Runs a program of this host through device and worker, without a VM.
+///
+/// # Errors
+/// When it does not end within `limit`.
+pub fn run_direct(
+    binaries: &Binaries,
+    program: &Path,
+    arguments: &[&str],
+    limit: Duration,
+) -> Result<Finished> {
+    run(sluice_run(binaries, &[])?.arg(program).args(arguments), limit)
+}
+
+fn sluice_run(binaries: &Binaries, options: &[&str]) -> Result<Command> {
+    let mut command = Command::new(binaries.get("sluice")?);
+    command.arg("run").args(options).arg("--");
+    Ok(command)
+}

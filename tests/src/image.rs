@@ -1,0 +1,260 @@
+//! The guest's root file system: an initramfs of Debian's busybox, C library and kernel modules, the agent, and the
+//! programs under test. Written anew for every boot, in milliseconds; nothing of it needs root.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::debian::Kernel;
+use crate::paths::Binaries;
+use crate::process::{output_of, run};
+use crate::programs::Program;
+
+/// The ordinary user under whom programs run; member of `render`, owner of nothing.
+pub const USER: &str = "cuda";
+
+const INIT: &str = include_str!("../guest/init");
+const INITTAB: &str = "::respawn:/etc/agent\n";
+const AGENT: &str = "#!/bin/sh\nexport PATH=/usr/local/bin:/usr/bin\nexec /usr/bin/sluice-guest-agent \"$(cat /run/agent-port)\"\n";
+const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\ncuda:x:1000:1000::/home/cuda:/bin/sh\n\
+                      other:x:1001:1001::/home/other:/bin/sh\n";
+const GROUP: &str = "root:x:0:\nvideo:x:44:\nrender:x:104:cuda\ncuda:x:1000:\nother:x:1001:\n";
+const HOSTS: &str = "127.0.0.1 localhost guest\n";
+
+/// Shared libraries lie where Debian has them; the C library searches there without a cache file.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+
+enum Node {
+    Folder { mode: u32, owner: u32 },
+    File { mode: u32, contents: Vec<u8> },
+    Link { target: String },
+}
+
+/// A root file system being put together. Paths are relative to the guest's root, without a leading slash.
+pub struct Image {
+    // Sorted, so that a folder comes before what lies in it.
+    nodes: BTreeMap<String, Node>,
+}
+
+impl Image {
+    /// A system that boots `kernel` and answers to the tests, with nothing of Sluice in it.
+    ///
+    /// # Errors
+    /// When busybox, the agent or a module cannot be read.
+    pub fn new(kernel: &Kernel, binaries: &Binaries) -> Result<Self> {
+        let mut image = Self { nodes: BTreeMap::new() };
+        for folder in
+            ["dev", "etc", "modules", "proc", "root", "run", "sys", "usr/bin", "usr/local/bin", "usr/lib64"]
+        {
+            image.folder(folder, 0o755, 0);
+        }
+        image.folder(LIBRARIES, 0o755, 0);
+        image.folder("tmp", 0o1777, 0);
+        image.folder("home/cuda", 0o755, 1000);
+        image.folder("home/other", 0o755, 1001);
+        for name in ["bin", "lib", "lib64"] {
+            image.link(name, &format!("usr/{name}"));
+        }
+        image.link("sbin", "usr/bin");
+        image.link("usr/sbin", "bin");
+        image.copy(Path::new("/bin/busybox"), "usr/bin/busybox", 0o755)?;
+        image.link("usr/bin/sh", "busybox");
+        for (path, mode, text) in [
+            ("init", 0o755, INIT),
+            ("etc/inittab", 0o644, INITTAB),
+            ("etc/agent", 0o755, AGENT),
+            ("etc/passwd", 0o644, PASSWD),
+            ("etc/group", 0o644, GROUP),
+            ("etc/hosts", 0o644, HOSTS),
+        ] {
+            image.file(path, mode, text.as_bytes().to_vec());
+        }
+        let mut order = String::new();
+        for module in &kernel.modules {
+            let name = module.file_name().and_then(|name| name.to_str()).context("a module has a name")?;
+            image.copy(module, &format!("modules/{name}"), 0o644)?;
+            order.push_str(name);
+            order.push('\n');
+        }
+        image.file("modules/order", 0o644, order.into_bytes());
+        image.program(&binaries.get("sluice-guest-agent")?, "usr/bin/sluice-guest-agent")?;
+        Ok(image)
+    }
+
+    /// The same with the guest's part of Sluice, and `programs` in the path.
+    ///
+    /// # Errors
+    /// When something of it has not been built.
+    pub fn with_sluice(kernel: &Kernel, binaries: &Binaries, programs: &[Program]) -> Result<Self> {
+        let mut image = Self::new(kernel, binaries)?;
+        image.program(&binaries.get("libsluice_guest.so")?, &format!("{LIBRARIES}/libcuda.so.1"))?;
+        for program in programs {
+            image.program(&program.path, &format!("usr/local/bin/{}", program.name))?;
+        }
+        Ok(image)
+    }
+
+    /// Adds an empty folder.
+    fn folder(&mut self, path: &str, mode: u32, owner: u32) {
+        self.parents(path);
+        self.nodes.insert(path.to_owned(), Node::Folder { mode, owner });
+    }
+
+    /// Adds a file that belongs to root.
+    pub fn file(&mut self, path: &str, mode: u32, contents: Vec<u8>) {
+        self.parents(path);
+        self.nodes.insert(path.to_owned(), Node::File { mode, contents });
+    }
+
+    fn link(&mut self, path: &str, target: &str) {
+        self.parents(path);
+        self.nodes.insert(path.to_owned(), Node::Link { target: target.to_owned() });
+    }
+
+    fn copy(&mut self, from: &Path, to: &str, mode: u32) -> Result<()> {
+        let contents = fs::read(from).with_context(|| format!("reading {}", from.display()))?;
+        self.file(to, mode, contents);
+        Ok(())
+    }
+
+    fn parents(&mut self, path: &str) {
+        let mut end = 0;
+        while let Some(slash) = path[end..].find('/') {
+            end += slash;
+            let parent = path[..end].to_owned();
+            self.nodes.entry(parent).or_insert(Node::Folder { mode: 0o755, owner: 0 });
+            end += 1;
+        }
+    }
+
+    /// Adds a program and the shared libraries it was linked to.
+    ///
+    /// # Errors
+    /// When it or one of them cannot be read.
+    pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
+        self.stripped(from, to, 0o755)?;
+        for library in linked_libraries(from)? {
+            let name = library.file_name().and_then(|name| name.to_str()).context("a library has a name")?;
+            let to = if name.starts_with("ld-linux") {
+                format!("usr/lib64/{name}")
+            } else {
+                format!("{LIBRARIES}/{name}")
+            };
+            if !self.nodes.contains_key(&to) {
+                self.copy(&library, &to, 0o755)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Debug information stays on the host: it would be most of the image.
+    fn stripped(&mut self, from: &Path, to: &str, mode: u32) -> Result<()> {
+        let work = tempfile::NamedTempFile::new().context("creating a temporary file")?;
+        let mut strip = Command::new("strip");
+        strip.arg("--strip-debug").arg("-o").arg(work.path()).arg(from);
+        output_of(&mut strip, Duration::from_secs(60))?;
+        self.copy(work.path(), to, mode)
+    }
+
+    /// Writes the image as an uncompressed archive, which a guest under software emulation unpacks fastest.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&self, to: &Path) -> Result<()> {
+        let mut archive = Vec::new();
+        for (index, (path, node)) in self.nodes.iter().enumerate() {
+            let (mode, owner, contents): (u32, u32, &[u8]) = match node {
+                Node::Folder { mode, owner } => (0o040_000 | mode, *owner, &[]),
+                Node::File { mode, contents } => (0o100_000 | mode, 0, contents),
+                Node::Link { target } => (0o120_777, 0, target.as_bytes()),
+            };
+            write_entry(&mut archive, index, path, mode, owner, contents)?;
+        }
+        write_entry(&mut archive, 0, "TRAILER!!!", 0, 0, &[])?;
+        fs::write(to, archive).with_context(|| format!("writing {}", to.display()))
+    }
+}
+
+/// One entry of a cpio archive in the "newc" format, the only one the kernel reads.
+fn write_entry(
+    archive: &mut Vec<u8>,
+    inode: usize,
+    path: &str,
+    mode: u32,
+    owner: u32,
+    contents: &[u8],
+) -> Result<()> {
+    ensure!(contents.len() < 1 << 31, "{path} is too large for an initramfs");
+    let name_size = path.len() + 1;
+    let size = contents.len();
+    write!(archive, "070701{inode:08X}{mode:08X}{owner:08X}{owner:08X}{:08X}{:08X}{size:08X}", 1, 0)?;
+    write!(archive, "{:08X}{:08X}{:08X}{:08X}{name_size:08X}{:08X}", 0, 0, 0, 0, 0)?;
+    archive.extend_from_slice(path.as_bytes());
+    archive.push(0);
+    archive.resize(archive.len().next_multiple_of(4), 0);
+    archive.extend_from_slice(contents);
+    archive.resize(archive.len().next_multiple_of(4), 0);
+    Ok(())
+}
+
+/// What `ldd` names, the loader included.
+fn linked_libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let finished = run(Command::new("ldd").arg(program), Duration::from_secs(30))?;
+    if finished.stdout.contains("statically linked") || finished.stderr.contains("not a dynamic executable") {
+        return Ok(Vec::new());
+    }
+    ensure!(finished.status.success(), "ldd {}: {}", program.display(), finished.stderr);
+    ensure!(
+        !finished.stdout.contains("not found"),
+        "{} misses a library:\n{}",
+        program.display(),
+        finished.stdout
+    );
+    Ok(libraries_in(&finished.stdout))
+}
+
+fn libraries_in(ldd: &str) -> Vec<PathBuf> {
+    ldd.lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+        .map(PathBuf::from)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_come_before_what_lies_in_them() {
+        let mut image = Image { nodes: BTreeMap::new() };
+        image.file("a/b/c", 0o644, b"contents".to_vec());
+        image.folder("a/b", 0o1777, 5);
+        let order: Vec<&str> = image.nodes.keys().map(String::as_str).collect();
+        assert_eq!(order, ["a", "a/b", "a/b/c"]);
+        assert!(matches!(image.nodes["a/b"], Node::Folder { mode: 0o1777, owner: 5 }));
+    }
+
+    #[test]
+    fn entries_are_aligned() {
+        let mut archive = Vec::new();
+        write_entry(&mut archive, 1, "ab", 0o100_644, 0, b"xyz").unwrap();
+        // A head of 110 bytes, "ab" and a zero, filled up to 116; three bytes of contents, filled up to 120.
+        assert_eq!(archive.len(), 120);
+        assert!(archive.starts_with(b"07070100000001000081A4"));
+    }
+
+    #[test]
+    fn ldd_is_read() {
+        let text = "\tlinux-vdso.so.1 (0x00007ff)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x7f)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x7f)\n";
+        assert_eq!(
+            libraries_in(text),
+            [PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6"), PathBuf::from("/lib64/ld-linux-x86-64.so.2")]
+        );
+    }
+}

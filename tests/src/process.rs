@@ -1,0 +1,275 @@
+//! Processes with a time limit and an end: nothing started here outlives the value that stands for it.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal};
+
+/// How a process ended.
+#[derive(Debug, Clone)]
+pub struct Finished {
+    /// Exit status; a signal counts as no code.
+    pub status: ExitStatus,
+    /// Everything written to standard output.
+    pub stdout: String,
+    /// Everything written to standard error.
+    pub stderr: String,
+    /// Wall-clock time.
+    pub elapsed: Duration,
+}
+
+/// Runs a command to its end and returns its output, or kills it when the limit is reached.
+///
+/// # Errors
+/// When it cannot be started or does not end in time.
+pub fn run(command: &mut Command, limit: Duration) -> Result<Finished> {
+    let name = display(command);
+    let started = Instant::now();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {name}"))?;
+    let stdout = collect(child.stdout.take().context("standard output is piped")?);
+    let stderr = collect(child.stderr.take().context("standard error is piped")?);
+    let status = wait(&mut child, limit)?;
+    let Some(status) = status else {
+        child.kill().ok();
+        child.wait().ok();
+        // A grandchild may still hold the pipes open; what came so far is all that helps anyway.
+        bail!("{name} did not end within {limit:?}");
+    };
+    let elapsed = started.elapsed();
+    let text = |handle: thread::JoinHandle<Vec<u8>>| {
+        String::from_utf8_lossy(&handle.join().unwrap_or_default()).into_owned()
+    };
+    Ok(Finished { status, stdout: text(stdout), stderr: text(stderr), elapsed })
+}
+
+/// Runs a command that must succeed and returns its standard output.
+///
+/// # Errors
+/// When it fails; the message carries the end of what it printed.
+pub fn output_of(command: &mut Command, limit: Duration) -> Result<String> {
+    let name = display(command);
+    let finished = run(command, limit)?;
+    if !finished.status.success() {
+        bail!("{name}: {}\n{}\n{}", finished.status, tail(&finished.stdout, 20), tail(&finished.stderr, 40));
+    }
+    Ok(finished.stdout)
+}
+
+/// The command line, for messages.
+#[must_use]
+pub fn display(command: &Command) -> String {
+    let mut text = command.get_program().to_string_lossy().into_owned();
+    for argument in command.get_args() {
+        text.push(' ');
+        text.push_str(&argument.to_string_lossy());
+    }
+    text
+}
+
+/// The last lines of a text.
+#[must_use]
+pub fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// Waits for a child; `None` when the limit is reached first.
+///
+/// # Errors
+/// When waiting itself fails.
+pub fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + limit;
+    // Short at first, because most commands are short; a blocking wait with a limit does not exist in the library.
+    let mut pause = Duration::from_micros(200);
+    loop {
+        if let Some(status) = child.try_wait().context("waiting for a child process")? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= deadline {
+            return Ok(None);
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+fn collect(mut from: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // An error here means the pipe broke; what was read until then is the output.
+        from.read_to_end(&mut bytes).ok();
+        bytes
+    })
+}
+
+/// A process that serves in the background. Dropping it ends it: SIGTERM first, SIGKILL after a grace period.
+#[derive(Debug)]
+pub struct Background {
+    name: String,
+    child: Child,
+    output: Arc<(Mutex<Output>, Condvar)>,
+    log: PathBuf,
+}
+
+#[derive(Debug, Default)]
+struct Output {
+    lines: Vec<String>,
+    open_pipes: usize,
+}
+
+impl Background {
+    /// Starts a command; all it prints goes to `log` and can be waited for.
+    ///
+    /// # Errors
+    /// When the log cannot be written or the command cannot be started.
+    pub fn start(name: &str, command: &mut Command, log: &Path) -> Result<Self> {
+        let file = Arc::new(Mutex::new(
+            File::create(log).with_context(|| format!("creating the log {}", log.display()))?,
+        ));
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting {name}: {}", display(command)))?;
+        let output = Arc::new((Mutex::new(Output { lines: Vec::new(), open_pipes: 2 }), Condvar::new()));
+        follow(child.stdout.take().context("standard output is piped")?, &output, &file);
+        follow(child.stderr.take().context("standard error is piped")?, &output, &file);
+        Ok(Self { name: name.to_owned(), child, output, log: log.to_path_buf() })
+    }
+
+    /// Process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a printed line that starts with `prefix` and returns the rest of it.
+    ///
+    /// # Errors
+    /// When the process ends or the limit is reached first.
+    pub fn wait_for_line(&mut self, prefix: &str, limit: Duration) -> Result<String> {
+        let deadline = Instant::now() + limit;
+        let (lock, changed) = &*self.output;
+        let mut output = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(rest) = output.lines.iter().find_map(|line| line.strip_prefix(prefix)) {
+                return Ok(rest.trim().to_owned());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if output.open_pipes == 0 || left.is_zero() {
+                let why = if left.is_zero() { "did not say" } else { "ended without saying" };
+                let said = tail(&output.lines.join("\n"), 30);
+                bail!("{} {why} \"{prefix}…\" (log: {}). It said:\n{said}", self.name, self.log.display());
+            }
+            output = changed.wait_timeout(output, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Everything printed so far.
+    #[must_use]
+    pub fn printed(&self) -> String {
+        self.output.0.lock().unwrap_or_else(PoisonError::into_inner).lines.join("\n")
+    }
+
+    /// Whether the process still runs.
+    ///
+    /// # Errors
+    /// When the system will not say.
+    pub fn is_running(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait().context("looking at a child process")?.is_none())
+    }
+
+    /// Sends SIGTERM and waits; SIGKILL when it does not end within `grace`, and then an error.
+    ///
+    /// # Errors
+    /// When SIGKILL was needed.
+    pub fn terminate(&mut self, grace: Duration) -> Result<ExitStatus> {
+        if let Some(status) = self.child.try_wait().context("looking at a child process")? {
+            return Ok(status);
+        }
+        signal(self.child.id(), Signal::TERM)?;
+        if let Some(status) = wait(&mut self.child, grace)? {
+            return Ok(status);
+        }
+        self.child.kill().with_context(|| format!("killing {}", self.name))?;
+        self.child.wait().with_context(|| format!("waiting for {}", self.name))?;
+        bail!("{} did not end within {grace:?} of SIGTERM", self.name)
+    }
+
+    /// Waits for the process to end by itself; `None` when the limit is reached first.
+    ///
+    /// # Errors
+    /// When waiting itself fails.
+    pub fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
+        wait(&mut self.child, limit)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Err(error) = self.terminate(Duration::from_secs(5)) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+fn follow(from: impl Read + Send + 'static, output: &Arc<(Mutex<Output>, Condvar)>, log: &Arc<Mutex<File>>) {
+    let output = Arc::clone(output);
+    let log = Arc::clone(log);
+    thread::spawn(move || {
+        for line in BufReader::new(from).split(b'\n') {
+            let Ok(line) = line else { break };
+            let line = String::from_utf8_lossy(&line).into_owned();
+            // The log is for people; the lines in memory are what decides, so a full disk is not an error here.
+            writeln!(log.lock().unwrap_or_else(PoisonError::into_inner), "{line}").ok();
+            output.0.lock().unwrap_or_else(PoisonError::into_inner).lines.push(line);
+            output.1.notify_all();
+        }
+        output.0.lock().unwrap_or_else(PoisonError::into_inner).open_pipes -= 1;
+        output.1.notify_all();
+    });
+}
+
+/// Sends a signal to a process.
+///
+/// # Errors
+/// When there is no such process or it belongs to another user.
+pub fn signal(process: u32, signal: Signal) -> Result<()> {
+    let pid =
+        i32::try_from(process).ok().and_then(Pid::from_raw).context("a process id is a positive number")?;
+    rustix::process::kill_process(pid, signal).with_context(|| format!("signalling process {process}"))
+}
+
+/// Processes whose environment holds `marker` ("NAME=value"), with their names.
+///
+/// Every descendant inherits the marker unless its starter wipes the environment, so this finds also those whose
+/// parent has gone.
+#[must_use]
+pub fn with_environment(marker: &str) -> Vec<(u32, String)> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let id: u32 = entry.file_name().to_str()?.parse().ok()?;
+            let environment = std::fs::read(entry.path().join("environ")).ok()?;
+            let name = std::fs::read_to_string(entry.path().join("comm")).ok()?;
+            environment
+                .split(|byte| *byte == 0)
+                .any(|variable| variable == marker.as_bytes())
+                .then_some((id, name))
+        })
+        .map(|(id, name)| (id, name.trim().to_owned()))
+        .collect()
+}

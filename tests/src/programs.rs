@@ -1,0 +1,85 @@
+//! The CUDA programs under `tests/programs`: each checks itself, prints what it computed, and ends with PASS or FAIL.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::paths;
+use crate::progress;
+use crate::toolchain::{self, Toolkit};
+
+/// A compiled program.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// Its name, which is the name of its source file without the ending.
+    pub name: String,
+    /// The executable.
+    pub path: PathBuf,
+}
+
+/// Compiles all programs, or takes them from the cache if nothing they depend on has changed. In order of name.
+///
+/// # Errors
+/// When the compiler is missing and cannot be fetched, or does not accept a program.
+pub fn compile_all() -> Result<Vec<Program>> {
+    let folder = paths::workspace().join("tests/programs");
+    let mut sources: Vec<PathBuf> = fs::read_dir(&folder)
+        .with_context(|| format!("reading {}", folder.display()))?
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    sources.sort();
+    let common: Vec<&PathBuf> = sources.iter().filter(|path| has_extension(path, "h")).collect();
+    let programs: Vec<&PathBuf> = sources.iter().filter(|path| has_extension(path, "cu")).collect();
+    ensure!(!programs.is_empty(), "no programs in {}", folder.display());
+
+    let _lock = paths::cache_lock("programs")?;
+    let built = paths::cache()?.join("programs");
+    fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;
+    let mut toolkit = None;
+    programs.into_iter().map(|source| compile(source, &common, &built, &mut toolkit)).collect()
+}
+
+fn compile(
+    source: &Path,
+    common: &[&PathBuf],
+    built: &Path,
+    toolkit: &mut Option<Toolkit>,
+) -> Result<Program> {
+    let name = source.file_stem().and_then(|stem| stem.to_str()).context("a program has a name")?.to_owned();
+    let mut hasher = DefaultHasher::new();
+    toolchain::identity().hash(&mut hasher);
+    for path in common.iter().map(|path| path.as_path()).chain([source]) {
+        fs::read(path).with_context(|| format!("reading {}", path.display()))?.hash(&mut hasher);
+    }
+    let path = built.join(format!("{name}-{:016x}", hasher.finish()));
+    if !path.exists() {
+        if toolkit.is_none() {
+            *toolkit = Some(Toolkit::fetch()?);
+        }
+        let toolkit = toolkit.as_ref().context("the toolkit was just fetched")?;
+        progress::step(format!("compiling {name}.cu"));
+        // Under another name first, so that an interrupted compiler leaves nothing that looks finished.
+        let unfinished = built.join(format!("{name}.unfinished"));
+        toolkit.compile(source, &unfinished)?;
+        remove_older(built, &name)?;
+        fs::rename(&unfinished, &path).with_context(|| format!("moving {name} into place"))?;
+    }
+    Ok(Program { name, path })
+}
+
+fn remove_older(built: &Path, name: &str) -> Result<()> {
+    for entry in fs::read_dir(built)?.flatten() {
+        let file = entry.file_name();
+        if file.to_str().and_then(|file| file.rsplit_once('-')).is_some_and(|(stem, _)| stem == name) {
+            fs::remove_file(entry.path()).with_context(|| format!("removing the old {name}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn has_extension(path: &Path, extension: &str) -> bool {
+    path.extension().is_some_and(|own| own == extension)
+}

@@ -1,0 +1,17 @@
+//! Progress lines on stderr, for people who wait. Silent unless switched on, so that tests stay quiet.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static ENABLED: AtomicBool = AtomicBool::new(false);
+
+/// Shows progress lines from now on.
+pub fn enable() {
+    ENABLED.store(true, Ordering::Relaxed);
+}
+
+/// One line about what happens next.
+pub fn step(text: impl AsRef<str>) {
+    if ENABLED.load(Ordering::Relaxed) {
+        eprintln!("  · {}", text.as_ref());
+    }
+}
