@@ -1,1 +1,33 @@
-//! The contract between guest and host: call table, records, ring, session page, virtio-gpu wire, control messages, limits.
+//! The contract between guest and host.
+//!
+//! Everything that crosses from a guest into the backend, or between two backend processes, is defined here and only
+//! here: the call table ([`calls`]), the records that carry calls ([`record`]), the ring they travel in ([`ring`]), the
+//! session page around it ([`session`]), how both sides sleep without losing a wake-up ([`park`]), the virtio-gpu
+//! commands ([`gpu`]), the doorbell payloads inside them ([`doorbell`]), the messages between backend processes
+//! ([`control`]) and every bound on what a guest may ask for ([`limits`]).
+//!
+//! This crate decodes hostile bytes. It contains no unsafe code, never indexes without a check, and allocates nothing
+//! whose size a guest chooses.
+
+#![forbid(unsafe_code)]
+#![warn(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+pub mod calls;
+pub mod control;
+pub mod doorbell;
+pub mod field;
+pub mod gpu;
+pub mod handle;
+pub mod limits;
+pub mod park;
+pub mod record;
+pub mod reply;
+pub mod ring;
+pub mod session;
+pub mod shared;

@@ -1,1 +1,9 @@
-//! Memory that another party changes at any time: raw copies, atomic words, scattered mappings, descriptor passing.
+//! Memory that another party changes at any time, and the descriptors through which it comes.
+//!
+//! The only code of shim and backend that touches shared pages: word accesses with an ordering and raw copies, never a
+//! Rust reference to a byte of it ([`mapping`]); and SEQPACKET sockets that carry descriptors ([`socket`]).
+
+pub mod mapping;
+pub mod socket;
+
+pub use mapping::{Mapping, Reservation};

@@ -1,0 +1,665 @@
+//! The call table: what a guest may ask, declared once.
+//!
+//! Two tables, because many C functions share one meaning. [`for_each_wire_call`] lists what crosses: an id, a class, and
+//! parameters whose *kinds* are types of [`crate::field`]; encoder, decoder, dispatch, fuzz seeds and documentation come
+//! from the row. [`for_each_c_call`] lists the C functions that are served, with the signature of `cuda.h`; the shim's
+//! exports, its `cuGetProcAddress` and the worker's table of driver entry points come from the row. A symbol of the
+//! driver that is not listed as `local` or `hand` is exported by the shim as a function that returns
+//! `CUDA_ERROR_NOT_SUPPORTED`.
+//!
+//! Wire classes: `post` has no answer (it may be asked for one by a reply slot in the header, then the answer is the
+//! status of its submission), `sync` has one. Work of a post that names a stream is complete when the stream's sequence
+//! in the session page says so. C classes: `local` is answered in the guest, `hand` uses wire calls, `driver` is for the
+//! worker alone.
+//!
+//! Ids are stable and never reused.
+
+use crate::{
+    field::{ArenaAddress, Bytes, DeviceAddress, Field, FieldError, Mint, Name, Reader, Size, Writer},
+    handle::{Context, Event, Function, Id, Module, Stream},
+    limits,
+    record::Header,
+};
+
+/// Version of the records; a worker refuses a shim of another.
+pub const VERSION: u32 = 1;
+
+/// Calls `$callback!` with every row of the wire table.
+#[macro_export]
+macro_rules! for_each_wire_call {
+    ($callback:ident) => {
+        $callback! {
+            /// First call of a session. A `version` other than [`VERSION`] is refused.
+            0x0001 sync session_hello(version: u32, process: u32) -> (driver_version: u32, devices: u32);
+            /// What the guest keeps about device `device`, a small number below `devices`.
+            0x0002 sync device_info(device: u32) -> (name: [u8; 128], uuid: [u8; 16], memory: u64,
+                least_priority: i32, greatest_priority: i32, attributes: Attributes);
+            /// Reserves an address window for device memory, at exactly this place or not at all. The guest has reserved
+            /// it on its side before.
+            0x0003 sync window_reserve(base: u64, bytes: Size<{ limits::SESSION_WINDOW_BYTES }>) -> ();
+
+            /// Creates a context, or retains the primary one. `stream` is the stream slot of its legacy default stream.
+            0x0010 sync context_create(context: Mint<Context>, device: u32, flags: u32, primary: bool, stream: u32) -> ();
+            /// Destroys a context, or resets the primary one, with everything in it. The guest has waited for its work.
+            0x0011 sync context_destroy(context: Id<Context>) -> ();
+            /// Reads a limit (`CUlimit`) of the current context.
+            0x0012 sync context_limit(limit: u32) -> (value: u64);
+            /// Sets a limit of the current context and answers what it became.
+            0x0013 sync context_set_limit(limit: u32, value: u64) -> (value: u64);
+
+            /// Allocates device memory in a window. The answer's address is the same in guest, worker and GPU.
+            0x0100 sync memory_allocate(bytes: Size<{ limits::ALLOCATION_BYTES }>) -> (address: u64);
+            /// Frees what `memory_allocate` gave. The guest has waited for every user.
+            0x0101 post memory_free(address: DeviceAddress) -> ();
+            /// Free and total bytes as the session may see them.
+            0x0102 sync memory_info() -> (free: u64, total: u64);
+
+            /// Copies arena memory to device memory.
+            0x0110 post copy_to_device(to: DeviceAddress, from: ArenaAddress, bytes: u64) -> ();
+            /// Copies device memory to arena memory.
+            0x0111 post copy_from_device(to: ArenaAddress, from: DeviceAddress, bytes: u64) -> ();
+            /// Copies device memory.
+            0x0112 post copy_on_device(to: DeviceAddress, from: DeviceAddress, bytes: u64) -> ();
+            /// Copies `height` rows of `width` bytes. `direction`: 0 arena to device, 1 device to arena, 2 on the device.
+            0x0113 post copy_rows(direction: u32, to: u64, to_pitch: u64, from: u64, from_pitch: u64, width: u64,
+                height: u64) -> ();
+            /// Fills `height` rows of `width` elements of `element` (1, 2 or 4) bytes with `value`.
+            0x0114 post fill(to: DeviceAddress, pitch: u64, element: u32, value: u32, width: u64, height: u64) -> ();
+
+            /// Loads an image that lies in an arena: a module of the current context, or a library. `kind`: 0 as found,
+            /// 1 the arena holds a NULL-terminated chain of fatbins (linked images). The JIT's messages go to the arena
+            /// range `log`; `log_length` says how many bytes came, also when loading failed.
+            0x0200 sync module_load(module: Mint<Module>, library: bool, image: ArenaAddress,
+                bytes: Size<{ limits::IMAGE_BYTES }>, log: ArenaAddress, log_bytes: Size<{ limits::JIT_LOG_BYTES }>)
+                -> (log_length: u64);
+            /// Unloads a module or library. The guest has waited for its kernels.
+            0x0201 sync module_unload(module: Id<Module>) -> ();
+            /// Finds a function of a module, or a kernel of a library, and everything the guest keeps about it.
+            0x0202 sync module_function(module: Id<Module>, function: Mint<Function>, name: Name<'a>)
+                -> (attributes: FunctionAttributes, parameters: Parameters);
+            /// Finds a variable.
+            0x0203 sync module_global(module: Id<Module>, name: Name<'a>) -> (address: u64, bytes: u64);
+            /// Number of functions or kernels of a module.
+            0x0204 sync module_function_count(module: Id<Module>) -> (count: u32);
+            /// The name of function `index`, written to the arena range `into`.
+            0x0205 sync module_function_name(module: Id<Module>, index: u32, into: ArenaAddress,
+                bytes: Size<{ limits::NAME_BYTES as u64 }>) -> (length: u64);
+            /// Sets an attribute (`CUfunction_attribute`) of a function in the current context.
+            0x0206 sync function_set_attribute(function: Id<Function>, attribute: u32, value: i32)
+                -> (attributes: FunctionAttributes);
+            /// Blocks per multiprocessor.
+            0x0207 sync occupancy_blocks(function: Id<Function>, block: i32, shared: u64, flags: u32) -> (blocks: i32);
+            /// Block size of highest occupancy for a fixed dynamic shared size, and the grid that fills the device.
+            0x0208 sync occupancy_block_size(function: Id<Function>, shared: u64, limit: i32, flags: u32)
+                -> (grid: i32, block: i32);
+            /// Dynamic shared memory left at this occupancy.
+            0x0209 sync occupancy_shared(function: Id<Function>, blocks: i32, block: i32) -> (bytes: u64);
+            /// `cuOccupancyMaxActiveClusters` (`potential` false) or `cuOccupancyMaxPotentialClusterSize` for a launch.
+            0x020a sync occupancy_clusters(potential: bool, function: Id<Function>, grid: [u32; 3], block: [u32; 3],
+                shared: u32, attributes: Bytes<'a, { limits::LAUNCH_ATTRIBUTES * 72 }>) -> (value: i32);
+
+            /// Launches a kernel. The guest has checked everything that the driver would refuse at once. `attributes` are
+            /// `CUlaunchAttribute`s: id as a word, then 64 bytes of value each.
+            0x0300 post launch(function: Id<Function>, grid: [u32; 3], block: [u32; 3], shared: u32, cooperative: bool,
+                attributes: Bytes<'a, { limits::LAUNCH_ATTRIBUTES * 72 }>,
+                parameters: Bytes<'a, { limits::PARAMETER_BYTES }>) -> ();
+
+            /// Creates a stream of the current context in stream slot `slot`, which keeps counting where it stood.
+            0x0400 post stream_create(stream: Mint<Stream>, slot: u32, flags: u32, priority: i32) -> ();
+            /// Destroys a stream; work on it still completes.
+            0x0401 post stream_destroy(stream: Id<Stream>) -> ();
+            /// The header's stream waits for the event's latest recording.
+            0x0402 post stream_wait(event: Id<Event>, flags: u32) -> ();
+            /// Creates an event of the current context.
+            0x0410 post event_create(event: Mint<Event>, flags: u32) -> ();
+            /// Destroys an event.
+            0x0411 post event_destroy(event: Id<Event>) -> ();
+            /// Records an event in the header's stream.
+            0x0412 post event_record(event: Id<Event>, flags: u32) -> ();
+            /// Milliseconds between two recorded events.
+            0x0413 sync event_elapsed(start: Id<Event>, end: Id<Event>) -> (milliseconds: f32);
+        }
+    };
+}
+
+/// Calls `$callback!` with every row of the table of C functions. Handles are `Handle`s (ids of the session in the guest,
+/// the driver's own in the worker), enumerations `c_uint`, structures `c_void`: C code may pass any value, and a Rust
+/// enumeration or structure with one inside must never hold a value it does not have.
+#[macro_export]
+macro_rules! for_each_c_call {
+    ($callback:ident) => {
+        $callback! {
+
+            // start-up and version
+            0x1000 @2000 local fn cuInit(flags: c_uint);
+            0x1001 @2020 local fn cuDriverGetVersion(driver_version: *mut c_int);
+            0x1002 @11030 local fn cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: u64);
+            0x1003 @12000 local fn cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: u64, symbol_status: *mut c_uint);
+            0x1004 @3000 local fn cuGetExportTable(pp_export_table: *mut *const c_void, p_export_table_id: *const c_void);
+            0x1005 @6000 local fn cuGetErrorName(error: c_uint, p_str: *mut *const c_char);
+            0x1006 @6000 local fn cuGetErrorString(error: c_uint, p_str: *mut *const c_char);
+            0x1007 @12090 local fn cuLogsRegisterCallback(callback_func: Option<Callback>, user_data: *mut c_void, callback_out: *mut Handle);
+            0x1008 @12090 local fn cuLogsUnregisterCallback(callback: Handle);
+            0x1009 @12090 local fn cuLogsCurrent(iterator_out: *mut c_void, flags: c_uint);
+            0x100a @12090 local fn cuLogsDumpToFile(iterator: *mut c_void, path_to_file: *const c_char, flags: c_uint);
+            0x100b @12090 local fn cuLogsDumpToMemory(iterator: *mut c_void, buffer: *mut c_char, size: *mut usize, flags: c_uint);
+            0x100c @4000 local fn cuProfilerStart();
+            0x100d @4000 local fn cuProfilerStop();
+
+            // devices
+            0x1020 @2000 local fn cuDeviceGet(device: *mut c_int, ordinal: c_int);
+            0x1021 @2000 local fn cuDeviceGetCount(count: *mut c_int);
+            0x1022 @2000 local fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: c_int);
+            0x1023 @9020 local fn cuDeviceGetUuid(uuid: *mut c_void, dev: c_int);
+            0x1024 @11040 local fn cuDeviceGetUuid_v2(uuid: *mut c_void, dev: c_int);
+            0x1025 @3020 local fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: c_int);
+            0x1026 @2000 local fn cuDeviceGetAttribute(pi: *mut c_int, attrib: c_uint, dev: c_int);
+            0x1027 @2000 local fn cuDeviceGetProperties(prop: *mut c_void, dev: c_int);
+            0x1028 @2000 local fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, dev: c_int);
+            0x1029 @4010 local fn cuDeviceGetPCIBusId(pci_bus_id: *mut c_char, len: c_int, dev: c_int);
+            0x102a @4010 local fn cuDeviceGetByPCIBusId(dev: *mut c_int, pci_bus_id: *const c_char);
+            0x102b @4000 local fn cuDeviceCanAccessPeer(can_access_peer: *mut c_int, dev: c_int, peer_dev: c_int);
+            0x102c @8000 local fn cuDeviceGetP2PAttribute(value: *mut c_int, attrib: c_uint, src_device: c_int, dst_device: c_int);
+            0x102d @11040 local fn cuDeviceGetExecAffinitySupport(pi: *mut c_int, kind: c_uint, dev: c_int);
+            0x102e @11010 local fn cuDeviceGetTexture1DLinearMaxWidth(max_width_in_elements: *mut usize, format: c_uint, num_channels: c_uint, dev: c_int);
+
+            // contexts
+            0x1040 @7000 hand fn cuDevicePrimaryCtxRetain(pctx: *mut Handle, dev: c_int);
+            0x1041 @7000 hand fn cuDevicePrimaryCtxRelease(dev: c_int);
+            0x1042 @11000 hand fn cuDevicePrimaryCtxRelease_v2(dev: c_int);
+            0x1043 @7000 hand fn cuDevicePrimaryCtxReset(dev: c_int);
+            0x1044 @11000 hand fn cuDevicePrimaryCtxReset_v2(dev: c_int);
+            0x1045 @7000 hand fn cuDevicePrimaryCtxSetFlags(dev: c_int, flags: c_uint);
+            0x1046 @11000 hand fn cuDevicePrimaryCtxSetFlags_v2(dev: c_int, flags: c_uint);
+            0x1047 @7000 hand fn cuDevicePrimaryCtxGetState(dev: c_int, flags: *mut c_uint, active: *mut c_int);
+            0x1048 @3020 hand fn cuCtxCreate_v2(pctx: *mut Handle, flags: c_uint, dev: c_int);
+            0x1049 @11040 hand fn cuCtxCreate_v3(pctx: *mut Handle, params_array: *mut c_void, num_params: c_int, flags: c_uint, dev: c_int);
+            0x104a @12050 hand fn cuCtxCreate_v4(pctx: *mut Handle, ctx_create_params: *mut c_void, flags: c_uint, dev: c_int);
+            0x104b @4000 hand fn cuCtxDestroy_v2(ctx: Handle);
+            0x104c @2000 hand fn cuCtxDestroy(ctx: Handle);
+            0x104d @2000 hand fn cuCtxAttach(pctx: *mut Handle, flags: c_uint);
+            0x104e @2000 hand fn cuCtxDetach(ctx: Handle);
+            0x104f @4000 local fn cuCtxPushCurrent_v2(ctx: Handle);
+            0x1050 @2000 local fn cuCtxPushCurrent(ctx: Handle);
+            0x1051 @4000 local fn cuCtxPopCurrent_v2(pctx: *mut Handle);
+            0x1052 @2000 local fn cuCtxPopCurrent(pctx: *mut Handle);
+            0x1053 @4000 local fn cuCtxSetCurrent(ctx: Handle);
+            0x1054 @4000 local fn cuCtxGetCurrent(pctx: *mut Handle);
+            0x1055 @2000 local fn cuCtxGetDevice(device: *mut c_int);
+            0x1056 @13000 local fn cuCtxGetDevice_v2(device: *mut c_int, ctx: Handle);
+            0x1057 @7000 local fn cuCtxGetFlags(flags: *mut c_uint);
+            0x1058 @12010 local fn cuCtxSetFlags(flags: c_uint);
+            0x1059 @12000 local fn cuCtxGetId(ctx: Handle, ctx_id: *mut u64);
+            0x105a @3020 local fn cuCtxGetApiVersion(ctx: Handle, version: *mut c_uint);
+            0x105b @2000 hand fn cuCtxSynchronize();
+            0x105c @13000 hand fn cuCtxSynchronize_v2(ctx: Handle);
+            0x105d @3010 hand fn cuCtxGetLimit(pvalue: *mut usize, limit: c_uint);
+            0x105e @3010 hand fn cuCtxSetLimit(limit: c_uint, value: usize);
+            0x105f @5050 hand fn cuCtxGetStreamPriorityRange(least_priority: *mut c_int, greatest_priority: *mut c_int);
+            0x1060 @3020 local fn cuCtxGetCacheConfig(pconfig: *mut c_uint);
+            0x1061 @3020 local fn cuCtxSetCacheConfig(config: c_uint);
+            0x1062 @4020 local fn cuCtxGetSharedMemConfig(p_config: *mut c_uint);
+            0x1063 @4020 local fn cuCtxSetSharedMemConfig(config: c_uint);
+            0x1064 @11000 local fn cuCtxResetPersistingL2Cache();
+            0x1065 @11040 local fn cuCtxGetExecAffinity(p_exec_affinity: *mut c_void, kind: c_uint);
+
+            // modules and libraries
+            0x1080 @2000 hand fn cuModuleLoad(module: *mut Handle, fname: *const c_char);
+            0x1081 @2000 hand fn cuModuleLoadData(module: *mut Handle, image: *const c_void);
+            0x1082 @2010 hand fn cuModuleLoadDataEx(module: *mut Handle, image: *const c_void, num_options: c_uint, options: *mut c_uint, option_values: *mut *mut c_void);
+            0x1083 @2000 hand fn cuModuleLoadFatBinary(module: *mut Handle, fat_cubin: *const c_void);
+            0x1084 @2000 hand fn cuModuleUnload(hmod: Handle);
+            0x1085 @2000 hand fn cuModuleGetFunction(hfunc: *mut Handle, hmod: Handle, name: *const c_char);
+            0x1086 @12040 hand fn cuModuleGetFunctionCount(count: *mut c_uint, mod: Handle);
+            0x1087 @12040 hand fn cuModuleEnumerateFunctions(functions: *mut Handle, num_functions: c_uint, mod: Handle);
+            0x1088 @3020 hand fn cuModuleGetGlobal_v2(dptr: *mut u64, bytes: *mut usize, hmod: Handle, name: *const c_char);
+            0x1089 @11070 local fn cuModuleGetLoadingMode(mode: *mut c_uint);
+            0x108a @12000 hand fn cuLibraryLoadData(library: *mut Handle, code: *const c_void, jit_options: *mut c_uint, jit_options_values: *mut *mut c_void, num_jit_options: c_uint, library_options: *mut c_uint, library_option_values: *mut *mut c_void, num_library_options: c_uint);
+            0x108b @12000 hand fn cuLibraryLoadFromFile(library: *mut Handle, file_name: *const c_char, jit_options: *mut c_uint, jit_options_values: *mut *mut c_void, num_jit_options: c_uint, library_options: *mut c_uint, library_option_values: *mut *mut c_void, num_library_options: c_uint);
+            0x108c @12000 hand fn cuLibraryUnload(library: Handle);
+            0x108d @12000 hand fn cuLibraryGetKernel(p_kernel: *mut Handle, library: Handle, name: *const c_char);
+            0x108e @12040 hand fn cuLibraryGetKernelCount(count: *mut c_uint, lib: Handle);
+            0x108f @12040 hand fn cuLibraryEnumerateKernels(kernels: *mut Handle, num_kernels: c_uint, lib: Handle);
+            0x1090 @12000 hand fn cuLibraryGetModule(p_mod: *mut Handle, library: Handle);
+            0x1091 @12000 hand fn cuLibraryGetGlobal(dptr: *mut u64, bytes: *mut usize, library: Handle, name: *const c_char);
+            0x1092 @12000 hand fn cuKernelGetFunction(p_func: *mut Handle, kernel: Handle);
+            0x1093 @12050 hand fn cuKernelGetLibrary(p_lib: *mut Handle, kernel: Handle);
+            0x1094 @12000 hand fn cuKernelGetAttribute(pi: *mut c_int, attrib: c_uint, kernel: Handle, dev: c_int);
+            0x1095 @12000 hand fn cuKernelSetAttribute(attrib: c_uint, val: c_int, kernel: Handle, dev: c_int);
+            0x1096 @12000 hand fn cuKernelSetCacheConfig(kernel: Handle, config: c_uint, dev: c_int);
+            0x1097 @12030 hand fn cuKernelGetName(name: *mut *const c_char, hfunc: Handle);
+            0x1098 @12040 hand fn cuKernelGetParamInfo(kernel: Handle, param_index: usize, param_offset: *mut usize, param_size: *mut usize);
+            0x1099 @13020 hand fn cuKernelGetParamCount(kernel: Handle, param_count: *mut usize);
+            0x109a @2020 hand fn cuFuncGetAttribute(pi: *mut c_int, attrib: c_uint, hfunc: Handle);
+            0x109b @9000 hand fn cuFuncSetAttribute(hfunc: Handle, attrib: c_uint, value: c_int);
+            0x109c @3000 hand fn cuFuncSetCacheConfig(hfunc: Handle, config: c_uint);
+            0x109d @4020 hand fn cuFuncSetSharedMemConfig(hfunc: Handle, config: c_uint);
+            0x109e @11000 hand fn cuFuncGetModule(hmod: *mut Handle, hfunc: Handle);
+            0x109f @12030 hand fn cuFuncGetName(name: *mut *const c_char, hfunc: Handle);
+            0x10a0 @12040 hand fn cuFuncGetParamInfo(func: Handle, param_index: usize, param_offset: *mut usize, param_size: *mut usize);
+            0x10a1 @13020 hand fn cuFuncGetParamCount(func: Handle, param_count: *mut usize);
+            0x10a2 @12040 hand fn cuFuncIsLoaded(state: *mut c_uint, function: Handle);
+            0x10a3 @12040 hand fn cuFuncLoad(function: Handle);
+            0x10a4 @6050 hand fn cuOccupancyMaxActiveBlocksPerMultiprocessor(num_blocks: *mut c_int, func: Handle, block_size: c_int, dynamic_s_mem_size: usize);
+            0x10a5 @7000 hand fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(num_blocks: *mut c_int, func: Handle, block_size: c_int, dynamic_s_mem_size: usize, flags: c_uint);
+            0x10a6 @6050 hand fn cuOccupancyMaxPotentialBlockSize(min_grid_size: *mut c_int, block_size: *mut c_int, func: Handle, block_size_to_dynamic_s_mem_size: Option<BlockToShared>, dynamic_s_mem_size: usize, block_size_limit: c_int);
+            0x10a7 @7000 hand fn cuOccupancyMaxPotentialBlockSizeWithFlags(min_grid_size: *mut c_int, block_size: *mut c_int, func: Handle, block_size_to_dynamic_s_mem_size: Option<BlockToShared>, dynamic_s_mem_size: usize, block_size_limit: c_int, flags: c_uint);
+            0x10a8 @10020 hand fn cuOccupancyAvailableDynamicSMemPerBlock(dynamic_smem_size: *mut usize, func: Handle, num_blocks: c_int, block_size: c_int);
+            0x10a9 @11070 hand fn cuOccupancyMaxPotentialClusterSize(cluster_size: *mut c_int, func: Handle, config: *const c_void);
+            0x10aa @11070 hand fn cuOccupancyMaxActiveClusters(num_clusters: *mut c_int, func: Handle, config: *const c_void);
+
+            // launches
+            0x10c0 @4000 hand fn cuLaunchKernel(f: Handle, grid_dim_x: c_uint, grid_dim_y: c_uint, grid_dim_z: c_uint, block_dim_x: c_uint, block_dim_y: c_uint, block_dim_z: c_uint, shared_mem_bytes: c_uint, h_stream: Handle, kernel_params: *mut *mut c_void, extra: *mut *mut c_void) also cuLaunchKernel_ptsz;
+            0x10c1 @11060 hand fn cuLaunchKernelEx(config: *const c_void, f: Handle, kernel_params: *mut *mut c_void, extra: *mut *mut c_void) also cuLaunchKernelEx_ptsz;
+            0x10c2 @9000 hand fn cuLaunchCooperativeKernel(f: Handle, grid_dim_x: c_uint, grid_dim_y: c_uint, grid_dim_z: c_uint, block_dim_x: c_uint, block_dim_y: c_uint, block_dim_z: c_uint, shared_mem_bytes: c_uint, h_stream: Handle, kernel_params: *mut *mut c_void) also cuLaunchCooperativeKernel_ptsz;
+
+            // memory
+            0x10d0 @3020 hand fn cuMemAlloc_v2(dptr: *mut u64, bytesize: usize);
+            0x10d1 @3020 hand fn cuMemAllocPitch_v2(dptr: *mut u64, p_pitch: *mut usize, width_in_bytes: usize, height: usize, element_size_bytes: c_uint);
+            0x10d2 @3020 hand fn cuMemFree_v2(dptr: u64);
+            0x10d3 @3020 hand fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+            0x10d4 @3020 hand fn cuMemGetAddressRange_v2(pbase: *mut u64, psize: *mut usize, dptr: u64);
+            0x10d5 @2020 hand fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, flags: c_uint);
+            0x10d6 @3020 hand fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize);
+            0x10d7 @2000 hand fn cuMemFreeHost(p: *mut c_void);
+            0x10d8 @3020 hand fn cuMemHostGetDevicePointer_v2(pdptr: *mut u64, p: *mut c_void, flags: c_uint);
+            0x10d9 @2030 hand fn cuMemHostGetFlags(p_flags: *mut c_uint, p: *mut c_void);
+            0x10da @4000 hand fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, ptr: u64);
+            0x10db @7000 hand fn cuPointerGetAttributes(num_attributes: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, ptr: u64);
+            0x10dc @6000 hand fn cuPointerSetAttribute(value: *const c_void, attribute: c_uint, ptr: u64);
+
+            // copies
+            0x10f0 @4000 hand fn cuMemcpy(dst: u64, src: u64, byte_count: usize) also cuMemcpy_ptds;
+            0x10f1 @4000 hand fn cuMemcpyAsync(dst: u64, src: u64, byte_count: usize, h_stream: Handle) also cuMemcpyAsync_ptsz;
+            0x10f2 @3020 hand fn cuMemcpyHtoD_v2(dst_device: u64, src_host: *const c_void, byte_count: usize) also cuMemcpyHtoD_v2_ptds;
+            0x10f3 @3020 hand fn cuMemcpyDtoH_v2(dst_host: *mut c_void, src_device: u64, byte_count: usize) also cuMemcpyDtoH_v2_ptds;
+            0x10f4 @3020 hand fn cuMemcpyDtoD_v2(dst_device: u64, src_device: u64, byte_count: usize) also cuMemcpyDtoD_v2_ptds;
+            0x10f5 @3020 hand fn cuMemcpyHtoDAsync_v2(dst_device: u64, src_host: *const c_void, byte_count: usize, h_stream: Handle) also cuMemcpyHtoDAsync_v2_ptsz;
+            0x10f6 @3020 hand fn cuMemcpyDtoHAsync_v2(dst_host: *mut c_void, src_device: u64, byte_count: usize, h_stream: Handle) also cuMemcpyDtoHAsync_v2_ptsz;
+            0x10f7 @3020 hand fn cuMemcpyDtoDAsync_v2(dst_device: u64, src_device: u64, byte_count: usize, h_stream: Handle) also cuMemcpyDtoDAsync_v2_ptsz;
+            0x10f8 @3020 hand fn cuMemcpy2D_v2(p_copy: *const c_void) also cuMemcpy2D_v2_ptds;
+            0x10f9 @3020 hand fn cuMemcpy2DUnaligned_v2(p_copy: *const c_void) also cuMemcpy2DUnaligned_v2_ptds;
+            0x10fa @3020 hand fn cuMemcpy2DAsync_v2(p_copy: *const c_void, h_stream: Handle) also cuMemcpy2DAsync_v2_ptsz;
+            0x10fb @3020 hand fn cuMemcpy3D_v2(p_copy: *const c_void) also cuMemcpy3D_v2_ptds;
+            0x10fc @3020 hand fn cuMemcpy3DAsync_v2(p_copy: *const c_void, h_stream: Handle) also cuMemcpy3DAsync_v2_ptsz;
+
+            // memsets
+            0x1110 @3020 hand fn cuMemsetD8_v2(dst_device: u64, uc: u8, n: usize) also cuMemsetD8_v2_ptds;
+            0x1111 @3020 hand fn cuMemsetD16_v2(dst_device: u64, us: u16, n: usize) also cuMemsetD16_v2_ptds;
+            0x1112 @3020 hand fn cuMemsetD32_v2(dst_device: u64, ui: c_uint, n: usize) also cuMemsetD32_v2_ptds;
+            0x1113 @3020 hand fn cuMemsetD8Async(dst_device: u64, uc: u8, n: usize, h_stream: Handle) also cuMemsetD8Async_ptsz;
+            0x1114 @3020 hand fn cuMemsetD16Async(dst_device: u64, us: u16, n: usize, h_stream: Handle) also cuMemsetD16Async_ptsz;
+            0x1115 @3020 hand fn cuMemsetD32Async(dst_device: u64, ui: c_uint, n: usize, h_stream: Handle) also cuMemsetD32Async_ptsz;
+            0x1116 @3020 hand fn cuMemsetD2D8_v2(dst_device: u64, dst_pitch: usize, uc: u8, width: usize, height: usize) also cuMemsetD2D8_v2_ptds;
+            0x1117 @3020 hand fn cuMemsetD2D16_v2(dst_device: u64, dst_pitch: usize, us: u16, width: usize, height: usize) also cuMemsetD2D16_v2_ptds;
+            0x1118 @3020 hand fn cuMemsetD2D32_v2(dst_device: u64, dst_pitch: usize, ui: c_uint, width: usize, height: usize) also cuMemsetD2D32_v2_ptds;
+            0x1119 @3020 hand fn cuMemsetD2D8Async(dst_device: u64, dst_pitch: usize, uc: u8, width: usize, height: usize, h_stream: Handle) also cuMemsetD2D8Async_ptsz;
+            0x111a @3020 hand fn cuMemsetD2D16Async(dst_device: u64, dst_pitch: usize, us: u16, width: usize, height: usize, h_stream: Handle) also cuMemsetD2D16Async_ptsz;
+            0x111b @3020 hand fn cuMemsetD2D32Async(dst_device: u64, dst_pitch: usize, ui: c_uint, width: usize, height: usize, h_stream: Handle) also cuMemsetD2D32Async_ptsz;
+
+            // streams
+            0x1130 @2000 hand fn cuStreamCreate(ph_stream: *mut Handle, flags: c_uint);
+            0x1131 @5050 hand fn cuStreamCreateWithPriority(ph_stream: *mut Handle, flags: c_uint, priority: c_int);
+            0x1132 @4000 hand fn cuStreamDestroy_v2(h_stream: Handle);
+            0x1133 @2000 hand fn cuStreamDestroy(h_stream: Handle);
+            0x1134 @2000 hand fn cuStreamSynchronize(h_stream: Handle) also cuStreamSynchronize_ptsz;
+            0x1135 @2000 hand fn cuStreamQuery(h_stream: Handle) also cuStreamQuery_ptsz;
+            0x1136 @3020 hand fn cuStreamWaitEvent(h_stream: Handle, h_event: Handle, flags: c_uint) also cuStreamWaitEvent_ptsz;
+            0x1137 @5050 local fn cuStreamGetFlags(h_stream: Handle, flags: *mut c_uint) also cuStreamGetFlags_ptsz;
+            0x1138 @5050 local fn cuStreamGetPriority(h_stream: Handle, priority: *mut c_int) also cuStreamGetPriority_ptsz;
+            0x1139 @9020 local fn cuStreamGetCtx(h_stream: Handle, pctx: *mut Handle) also cuStreamGetCtx_ptsz;
+            0x113a @12050 local fn cuStreamGetCtx_v2(h_stream: Handle, p_ctx: *mut Handle, p_green_ctx: *mut c_void) also cuStreamGetCtx_v2_ptsz;
+            0x113b @12000 local fn cuStreamGetId(h_stream: Handle, stream_id: *mut u64) also cuStreamGetId_ptsz;
+            0x113c @12080 local fn cuStreamGetDevice(h_stream: Handle, device: *mut c_int) also cuStreamGetDevice_ptsz;
+            0x113d @10000 local fn cuStreamIsCapturing(h_stream: Handle, capture_status: *mut c_uint) also cuStreamIsCapturing_ptsz;
+            0x113e @11030 local fn cuStreamGetCaptureInfo_v2(h_stream: Handle, capture_status_out: *mut c_uint, id_out: *mut u64, graph_out: *mut Handle, dependencies_out: *mut *const c_void, num_dependencies_out: *mut usize) also cuStreamGetCaptureInfo_v2_ptsz;
+            0x113f @12030 local fn cuStreamGetCaptureInfo_v3(h_stream: Handle, capture_status_out: *mut c_uint, id_out: *mut u64, graph_out: *mut Handle, dependencies_out: *mut *const c_void, edge_data_out: *mut *const c_void, num_dependencies_out: *mut usize) also cuStreamGetCaptureInfo_v3_ptsz;
+            0x1140 @10010 local fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
+
+            // events
+            0x1150 @2000 hand fn cuEventCreate(ph_event: *mut Handle, flags: c_uint);
+            0x1151 @4000 hand fn cuEventDestroy_v2(h_event: Handle);
+            0x1152 @2000 hand fn cuEventDestroy(h_event: Handle);
+            0x1153 @2000 hand fn cuEventRecord(h_event: Handle, h_stream: Handle) also cuEventRecord_ptsz;
+            0x1154 @11010 hand fn cuEventRecordWithFlags(h_event: Handle, h_stream: Handle, flags: c_uint) also cuEventRecordWithFlags_ptsz;
+            0x1155 @2000 hand fn cuEventQuery(h_event: Handle);
+            0x1156 @2000 hand fn cuEventSynchronize(h_event: Handle);
+            0x1157 @2000 hand fn cuEventElapsedTime(p_milliseconds: *mut f32, h_start: Handle, h_end: Handle);
+            0x1158 @12080 hand fn cuEventElapsedTime_v2(p_milliseconds: *mut f32, h_start: Handle, h_end: Handle);
+
+            // used by the worker on the driver; a guest gets CUDA_ERROR_NOT_SUPPORTED
+            0x1170 @10020 driver fn cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const c_void, option: c_uint);
+            0x1171 @10020 driver fn cuMemCreate(handle: *mut Handle, size: usize, prop: *const c_void, flags: u64);
+            0x1172 @10020 driver fn cuMemRelease(handle: Handle);
+            0x1173 @10020 driver fn cuMemAddressReserve(ptr: *mut u64, size: usize, alignment: usize, addr: u64, flags: u64);
+            0x1174 @10020 driver fn cuMemAddressFree(ptr: u64, size: usize);
+            0x1175 @10020 driver fn cuMemMap(ptr: u64, size: usize, offset: usize, handle: Handle, flags: u64);
+            0x1176 @10020 driver fn cuMemUnmap(ptr: u64, size: usize);
+            0x1177 @10020 driver fn cuMemSetAccess(ptr: u64, size: usize, desc: *const c_void, count: usize);
+            0x1178 @6050 driver fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, flags: c_uint);
+            0x1179 @4000 driver fn cuMemHostUnregister(p: *mut c_void);        }
+    };
+}
+
+/// A parameter or result of a wire call, for documentation and fuzz seeds.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter {
+    /// Its name.
+    pub name: &'static str,
+    /// Its kind, as written in the table.
+    pub kind: &'static str,
+}
+
+/// A row of the wire table.
+#[derive(Clone, Copy, Debug)]
+pub struct WireRow {
+    /// Stable id.
+    pub id: u16,
+    /// Name.
+    pub name: &'static str,
+    /// `post` or `sync`.
+    pub class: &'static str,
+    /// What the guest sends.
+    pub parameters: &'static [Parameter],
+    /// What the answer carries.
+    pub results: &'static [Parameter],
+    /// The row's documentation, a line each.
+    pub doc: &'static [&'static str],
+}
+
+/// A row of the table of C functions.
+#[derive(Clone, Copy, Debug)]
+pub struct CRow {
+    /// Stable id.
+    pub id: u16,
+    /// CUDA version in which the symbol appeared (11040 = 11.4).
+    pub since: u32,
+    /// `local`, `hand` or `driver`.
+    pub class: &'static str,
+    /// The exported symbol.
+    pub name: &'static str,
+    /// Symbols of the same function whose default stream is the calling thread's.
+    pub per_thread: &'static [&'static str],
+}
+
+/// What became of a call in its handler.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Outcome<R> {
+    /// Done; the answer, if one is due, is this.
+    Done(R),
+    /// Failed with this CUresult.
+    Failed(u32),
+    /// Taken over by another thread, which will answer.
+    Later,
+}
+
+/// What [`dispatch`] leaves to its caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dispatched {
+    /// Done; this many bytes of answer were written.
+    Done(usize),
+    /// Failed with this CUresult.
+    Failed(u32),
+    /// Another thread answers.
+    Later,
+}
+
+/// Why a record is refused; the session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// No row has this id.
+    #[error("no call has id {0:#06x}")]
+    Unknown(u16),
+    /// The fields do not decode.
+    #[error("call {call:#06x}: {error}")]
+    Field {
+        /// The call's id.
+        call: u16,
+        /// What is wrong.
+        error: FieldError,
+    },
+}
+
+macro_rules! wire {
+    ($($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+) => {
+        /// One module per wire call: its id, its arguments, its results.
+        pub mod wire {
+            $(
+                $(#[doc = $doc])*
+                pub mod $name {
+                    #[allow(clippy::wildcard_imports, reason = "the kinds of the table, in one list above")]
+                    use super::super::*;
+
+                    /// The call's id.
+                    pub const CALL: u16 = $id;
+
+                    /// The decoded arguments.
+                    #[derive(Clone, Copy, Debug, PartialEq)]
+                    pub struct Args<'a> {
+                        $(#[doc = concat!("Parameter `", stringify!($p), "`.")] pub $p: $ty,)*
+                        /// Borrows from the record even when no field does.
+                        pub record: core::marker::PhantomData<&'a ()>,
+                    }
+
+                    /// The results.
+                    #[derive(Clone, Copy, Debug, PartialEq)]
+                    pub struct Reply {
+                        $(#[doc = concat!("Result `", stringify!($r), "`.")] pub $r: $rty,)*
+                    }
+
+                    /// Appends the arguments.
+                    ///
+                    /// # Errors
+                    /// [`FieldError`] when one is out of range or the record is full.
+                    #[allow(clippy::too_many_arguments, clippy::extra_unused_lifetimes, reason = "the row decides")]
+                    pub fn put<'a>(writer: &mut Writer<'_>, $($p: $ty),*) -> Result<(), FieldError> {
+                        let _ = &writer;
+                        $(Field::put(&$p, writer)?;)*
+                        Ok(())
+                    }
+
+                    impl<'a> Args<'a> {
+                        /// Decodes the arguments, all of them and nothing more.
+                        ///
+                        /// # Errors
+                        /// [`FieldError`] when the bytes are not these arguments.
+                        pub fn get(fields: &'a [u8]) -> Result<Args<'a>, FieldError> {
+                            #[allow(unused_mut, reason = "a row may have no parameters")]
+                            let mut reader = Reader::new(fields);
+                            let args = Args { $($p: Field::get(&mut reader)?,)* record: core::marker::PhantomData };
+                            reader.finish()?;
+                            Ok(args)
+                        }
+                    }
+
+                    impl Reply {
+                        /// Appends the results.
+                        ///
+                        /// # Errors
+                        /// [`FieldError::Long`] when they do not fit.
+                        pub fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+                            let _ = &writer;
+                            $(Field::put(&self.$r, writer)?;)*
+                            Ok(())
+                        }
+
+                        /// Decodes the results, all of them and nothing more.
+                        ///
+                        /// # Errors
+                        /// [`FieldError`] when the bytes are not these results.
+                        pub fn get(fields: &[u8]) -> Result<Reply, FieldError> {
+                            #[allow(unused_mut, reason = "a row may have no results")]
+                            let mut reader = Reader::new(fields);
+                            let reply = Reply { $($r: Field::get(&mut reader)?,)* };
+                            reader.finish()?;
+                            Ok(reply)
+                        }
+                    }
+                }
+            )+
+        }
+
+        /// Every wire call, ascending by id.
+        pub const WIRE: &[WireRow] = &[$(WireRow {
+            id: $id,
+            name: stringify!($name),
+            class: stringify!($class),
+            parameters: &[$(Parameter { name: stringify!($p), kind: stringify!($ty) }),*],
+            results: &[$(Parameter { name: stringify!($r), kind: stringify!($rty) }),*],
+            doc: &[$($doc),*],
+        }),+];
+
+        /// The host's side: one method per wire call, arguments decoded. Methods of `post` calls must not wait for the GPU.
+        pub trait Handler {
+            $(
+                $(#[doc = $doc])*
+                fn $name(&mut self, header: &Header, args: wire::$name::Args<'_>) -> Outcome<wire::$name::Reply>;
+            )+
+        }
+
+        /// Decodes one call and hands it to its method. The answer's fields go to `answer`.
+        ///
+        /// # Errors
+        /// [`CallError`] when the record is not a call of the table.
+        pub fn dispatch(
+            handler: &mut impl Handler,
+            header: &Header,
+            fields: &[u8],
+            answer: &mut [u8; limits::REPLY_BYTES],
+        ) -> Result<Dispatched, CallError> {
+            let wrong = |error| CallError::Field { call: header.call, error };
+            match header.call {
+                $($id => {
+                    let args = wire::$name::Args::get(fields).map_err(wrong)?;
+                    match handler.$name(header, args) {
+                        Outcome::Done(reply) => {
+                            let mut writer = Writer::new(answer);
+                            reply.put(&mut writer).map_err(wrong)?;
+                            Ok(Dispatched::Done(writer.length()))
+                        }
+                        Outcome::Failed(error) => Ok(Dispatched::Failed(error)),
+                        Outcome::Later => Ok(Dispatched::Later),
+                    }
+                })+
+                other => Err(CallError::Unknown(other)),
+            }
+        }
+    };
+}
+for_each_wire_call!(wire);
+
+macro_rules! rows {
+    ($($(#[doc = $doc:literal])* $id:literal @ $since:literal $class:ident fn $name:ident($($p:ident: $ty:ty),*)
+        $(also $($also:ident),+)?;)+) => {
+        /// Every listed C function, ascending by id.
+        pub const C: &[CRow] = &[$(CRow {
+            id: $id,
+            since: $since,
+            class: stringify!($class),
+            name: stringify!($name),
+            per_thread: &[$($(stringify!($also)),+)?],
+        }),+];
+    };
+}
+for_each_c_call!(rows);
+
+/// Values of `CUdevice_attribute` 0 … [`limits::DEVICE_ATTRIBUTES`] as the guest sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes(pub [i32; limits::DEVICE_ATTRIBUTES]);
+
+/// Values of `CUfunction_attribute` 0 … 15, then the bytes of all parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FunctionAttributes(pub [i32; 17]);
+
+fn put_packed(values: &[i32], writer: &mut Writer<'_>) -> Result<(), FieldError> {
+    values.chunks(2).try_for_each(|pair| {
+        let half = |i: usize| u64::from(pair.get(i).copied().unwrap_or(0).cast_unsigned());
+        writer.word(half(0) | half(1) << 32)
+    })
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+fn get_packed<const N: usize>(reader: &mut Reader<'_>) -> Result<[i32; N], FieldError> {
+    let mut values = [0; N];
+    for pair in values.chunks_mut(2) {
+        let word = reader.word()?;
+        for (value, half) in pair.iter_mut().zip([word as u32, (word >> 32) as u32]) {
+            *value = half.cast_signed();
+        }
+    }
+    Ok(values)
+}
+
+impl<'a> Field<'a> for Attributes {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        put_packed(&self.0, writer)
+    }
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        get_packed(reader).map(Attributes)
+    }
+}
+
+impl<'a> Field<'a> for FunctionAttributes {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        put_packed(&self.0, writer)
+    }
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        get_packed(reader).map(FunctionAttributes)
+    }
+}
+
+/// Offset and size of each parameter of a kernel, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    count: usize,
+    entries: [(u16, u16); limits::PARAMETERS],
+}
+
+impl Parameters {
+    /// No parameters.
+    pub const NONE: Parameters = Parameters { count: 0, entries: [(0, 0); limits::PARAMETERS] };
+
+    /// Appends a parameter.
+    ///
+    /// # Errors
+    /// [`FieldError::Long`] when there are [`limits::PARAMETERS`] already or a number does not fit 16 bits.
+    pub fn push(&mut self, offset: usize, size: usize) -> Result<(), FieldError> {
+        let entry = self.entries.get_mut(self.count).ok_or(FieldError::Long)?;
+        let narrow = |value| u16::try_from(value).map_err(|_| FieldError::Long);
+        *entry = (narrow(offset)?, narrow(size)?);
+        self.count = self.count.saturating_add(1);
+        Ok(())
+    }
+
+    /// The parameters as (offset, size).
+    #[must_use]
+    pub fn entries(&self) -> &[(u16, u16)] {
+        self.entries.get(..self.count).unwrap_or_default()
+    }
+}
+
+impl<'a> Field<'a> for Parameters {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        writer.word(self.count as u64)?;
+        self.entries().chunks(2).try_for_each(|pair| {
+            let half = |i: usize| {
+                pair.get(i).map_or(0, |(offset, size)| u64::from(*offset) | u64::from(*size) << 16)
+            };
+            writer.word(half(0) | half(1) << 32)
+        })
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "quarters of a word")]
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        let count = usize::try_from(reader.word()?).map_err(|_| FieldError::Range)?;
+        let mut parameters = Parameters::NONE;
+        for pair in parameters.entries.get_mut(..count).ok_or(FieldError::Range)?.chunks_mut(2) {
+            let word = reader.word()?;
+            for (entry, half) in pair.iter_mut().zip([word as u32, (word >> 32) as u32]) {
+                *entry = (half as u16, (half >> 16) as u16);
+            }
+        }
+        parameters.count = count;
+        Ok(parameters)
+    }
+}

@@ -1,0 +1,77 @@
+//! Every bound on what a guest may ask for, in one place.
+//!
+//! Nothing in the backend is allocated, looped over or kept because of a number that came from a guest unless that
+//! number was compared with a constant of this page first.
+
+/// Bytes of the ring of one session.
+pub const RING_BYTES: u64 = 1 << 20;
+/// Bytes of one record, header included. A kernel's parameters are at most 32,764 bytes on any architecture.
+pub const RECORD_BYTES: usize = 40 << 10;
+/// Reply slots of one session: how many guest threads may wait for an answer at once.
+pub const REPLY_SLOTS: u32 = 128;
+/// Bytes of one reply slot, header included.
+pub const REPLY_SLOT_BYTES: usize = 2048;
+/// Bytes an answer may carry.
+pub const REPLY_BYTES: usize = REPLY_SLOT_BYTES - 16;
+/// Streams of one session, default streams of contexts and threads included.
+pub const STREAMS: u32 = 1024;
+/// Events of one session.
+pub const EVENTS: u32 = 1 << 16;
+/// Contexts of one session.
+pub const CONTEXTS: u32 = 64;
+/// Modules and libraries of one session.
+pub const MODULES: u32 = 1 << 14;
+/// Functions and kernels of one session.
+pub const FUNCTIONS: u32 = 1 << 18;
+/// Work posted to one stream and not yet complete; below the depth at which drivers block the caller.
+pub const STREAM_CREDITS: u64 = 512;
+/// Resources (guest memory objects) of one session: the control resource and its arenas.
+pub const ATTACHMENTS: u32 = 256;
+/// Sessions of one device, that is guest processes of one VM.
+pub const SESSIONS: usize = 512;
+/// Resources of one device, those of processes that never open a session included.
+pub const RESOURCES: usize = 8192;
+/// Contexts of the virtio-gpu device: open render nodes of the guest.
+pub const GPU_CONTEXTS: usize = 2048;
+/// Bytes of one resource; larger arenas are stitched from several.
+pub const RESOURCE_BYTES: u64 = 1 << 30;
+/// Page runs of one resource: 4 KiB pages of the largest resource, none adjacent.
+pub const RESOURCE_RUNS: usize = (RESOURCE_BYTES >> 12) as usize;
+/// Bytes of guest memory that one session may have mapped.
+pub const SESSION_BYTES: u64 = 64 << 30;
+/// Bytes of one virtio-gpu command: the entry list of the largest resource and its header.
+pub const GPU_COMMAND_BYTES: usize = RESOURCE_RUNS * 16 + 64;
+/// Commands answered late (waiters) that one session may hold.
+pub const WAITERS_PER_SESSION: usize = 4;
+/// Commands answered late that all sessions of a device may hold; the smallest control queue seen has 256 slots.
+pub const WAITERS_PER_DEVICE: usize = 128;
+/// Milliseconds after which a waiter is answered even though nothing happened.
+pub const WAITER_MILLISECONDS: u64 = 1000;
+/// Bytes of one device allocation.
+pub const ALLOCATION_BYTES: u64 = 1 << 48;
+/// Bytes of one image (fatbin, cubin, PTX) as shipped.
+pub const IMAGE_BYTES: u64 = 1 << 30;
+/// Bytes of one image after decompression.
+pub const IMAGE_UNPACKED_BYTES: u64 = 2 << 30;
+/// Bytes of a symbol name.
+pub const NAME_BYTES: usize = 32 << 10;
+/// Bytes of kernel parameters.
+pub const PARAMETER_BYTES: usize = 32_764;
+/// Parameters of one kernel that an answer can describe.
+pub const PARAMETERS: usize = 448;
+/// Launch attributes of one launch.
+pub const LAUNCH_ATTRIBUTES: usize = 32;
+/// Devices one session may see.
+pub const DEVICES: u32 = 16;
+/// Device attributes that exist (CU_DEVICE_ATTRIBUTE_MAX of the newest header), with room.
+pub const DEVICE_ATTRIBUTES: usize = 192;
+/// Bytes of one address window for device memory.
+pub const SESSION_WINDOW_BYTES: u64 = 512 << 30;
+/// Address windows of one session.
+pub const WINDOWS: usize = 16;
+/// The addresses in which session windows may lie: below the mmap randomisation band, clear of the sanitizers' shadows.
+pub const WINDOW_BOUNDS: core::ops::Range<u64> = 0x7e00_0000_0000..0x7f00_0000_0000;
+/// Bytes of JIT log returned to a guest.
+pub const JIT_LOG_BYTES: u64 = 64 << 10;
+/// Bytes of one message between backend processes.
+pub const CONTROL_BYTES: usize = 64 << 10;

@@ -1,0 +1,46 @@
+//! Sleeping without losing a wake-up.
+//!
+//! One party waits for something the other publishes in shared memory. It sleeps only after it has announced that it
+//! will, passed a full fence, and looked once more; the other party publishes, passes a full fence, and looks for the
+//! announcement. Whatever the interleaving, at least one of them sees the other's store (store buffering with two
+//! fences), so either the sleeper does not sleep or the waker wakes it. The model checker runs both sides in
+//! `tests/loom.rs`.
+
+use crate::shared::Shared;
+use core::sync::atomic::Ordering;
+
+/// One direction of sleeping: the word at this offset is set while the party sleeps.
+#[derive(Clone, Copy, Debug)]
+pub struct Parking {
+    word: usize,
+}
+
+impl Parking {
+    /// The worker's dispatcher sleeps here.
+    pub const WORKER: Parking = Parking { word: crate::session::WORKER_PARKED };
+    /// The shim's waker thread sleeps here.
+    pub const GUEST: Parking = Parking { word: crate::session::GUEST_PARKED };
+
+    /// Announces sleep, then looks again. `true`: nothing is ready, sleep until woken, then call [`Parking::leave`].
+    /// `false`: something is ready and the announcement is withdrawn.
+    pub fn enter(self, memory: &impl Shared, ready: impl FnOnce() -> bool) -> bool {
+        memory.store_u32(self.word, 1, Ordering::Relaxed);
+        memory.fence();
+        if ready() {
+            self.leave(memory);
+            return false;
+        }
+        true
+    }
+
+    /// Withdraws the announcement after waking.
+    pub fn leave(self, memory: &impl Shared) {
+        memory.store_u32(self.word, 0, Ordering::Relaxed);
+    }
+
+    /// After publishing: does the other party sleep? `true` at most once per announcement; the caller then wakes it.
+    pub fn must_wake(self, memory: &impl Shared) -> bool {
+        memory.fence();
+        memory.load_u32(self.word, Ordering::Relaxed) != 0 && memory.swap_u32(self.word, 0) != 0
+    }
+}

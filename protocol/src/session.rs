@@ -1,0 +1,136 @@
+//! The control resource of a session: where each word of it lies.
+//!
+//! One guest process has one session and one control resource, [`BYTES`] long, shared by shim and worker:
+//!
+//! | offset | what | written by |
+//! |---|---|---|
+//! | `0x0000` | header words below, one cache line each | as noted |
+//! | `0x1000` | attach table, one [`Attachment`] per resource | worker |
+//! | `0x2000` | completed sequence of each stream, `u64` | worker |
+//! | `0x10000` | reply slots | worker |
+//! | `0x50000` | ring | guest |
+//!
+//! **State.** The shim writes magic and version and asks the device to open the session; the worker maps the resource and
+//! sets [`STATE`] to [`READY`]. When there will be no worker, or it is gone, the device sets [`LOST`] and a CUresult
+//! in [`LOST_ERROR`]; every wait of the shim looks at the state, so no thread is left waiting for a dead worker.
+
+use crate::{limits, shared::Shared};
+use core::sync::atomic::Ordering;
+
+/// First word of a control resource, written by the shim: "sluice" and the layout's version.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"sluice\x01\x00");
+
+/// Offset of the magic word.
+pub const MAGIC_AT: usize = 0x00;
+/// Offset of the state word ([`NEW`], [`READY`] or [`LOST`]); host to guest.
+pub const STATE: usize = 0x40;
+/// Offset of the CUresult that goes with [`LOST`]; host to guest, written before the state.
+pub const LOST_ERROR: usize = 0x44;
+/// Offset of the session's sticky CUresult, 0 while healthy; worker to guest.
+pub const STICKY: usize = 0x80;
+/// Offset of the word the worker sets while its dispatcher sleeps; the guest swaps it to 0 and rings the doorbell.
+pub const WORKER_PARKED: usize = 0xc0;
+/// Offset of the word the shim sets while its waker thread sleeps; the worker swaps it to 0 and wakes the guest.
+pub const GUEST_PARKED: usize = 0x100;
+/// Offset of the ring's tail: bytes ever published; guest to worker.
+pub const RING_TAIL: usize = 0x140;
+/// Offset of the ring's head: bytes ever consumed; worker to guest.
+pub const RING_HEAD: usize = 0x180;
+
+/// Offset of the attach table.
+pub const ATTACHMENTS_AT: usize = 0x1000;
+/// Offset of the table of completed sequences.
+pub const SEQUENCES_AT: usize = 0x2000;
+/// Offset of the reply slots.
+pub const REPLIES_AT: usize = 0x1_0000;
+/// Offset of the ring.
+pub const RING_AT: usize = REPLIES_AT + limits::REPLY_SLOTS as usize * limits::REPLY_SLOT_BYTES;
+/// Bytes of the control resource.
+pub const BYTES: usize = RING_AT + ring_bytes();
+
+const _: () = assert!(ATTACHMENTS_AT + limits::ATTACHMENTS as usize * 16 <= SEQUENCES_AT);
+const _: () = assert!(SEQUENCES_AT + limits::STREAMS as usize * 8 <= REPLIES_AT);
+const _: () = assert!(BYTES.is_multiple_of(4096));
+
+#[expect(clippy::cast_possible_truncation, reason = "one mebibyte")]
+const fn ring_bytes() -> usize {
+    limits::RING_BYTES as usize
+}
+
+/// The worker has not adopted the session yet.
+pub const NEW: u32 = 0;
+/// The worker serves the session.
+pub const READY: u32 = 1;
+/// There is no worker, or no longer: [`LOST_ERROR`] says why.
+pub const LOST: u32 = 2;
+
+/// What became of a resource the shim asked to attach; 16 bytes in the attach table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attachment {
+    /// Not answered yet.
+    Pending,
+    /// Mapped by the worker at the address asked for, this many bytes.
+    Adopted(u64),
+    /// Refused with this CUresult.
+    Refused(u32),
+    /// Unmapped; the slot may be used again.
+    Detached,
+}
+
+/// Offset of entry `index`, taken modulo its table's length by the caller, of a table: the tables' sizes are asserted above.
+pub(crate) const fn entry(table: usize, index: u32, bytes: usize) -> usize {
+    table.wrapping_add((index as usize).wrapping_mul(bytes))
+}
+
+/// Offset of attach-table entry `slot`.
+#[must_use]
+pub const fn attachment_at(slot: u32) -> usize {
+    entry(ATTACHMENTS_AT, slot % limits::ATTACHMENTS, 16)
+}
+
+/// Reads attach-table entry `slot`.
+pub fn attachment(memory: &impl Shared, slot: u32) -> Attachment {
+    let at = attachment_at(slot);
+    match memory.load_u32(at, Ordering::Acquire) {
+        1 => Attachment::Adopted(memory.load_u64(at.wrapping_add(8), Ordering::Relaxed)),
+        2 => Attachment::Refused(memory.load_u32(at.wrapping_add(4), Ordering::Relaxed)),
+        3 => Attachment::Detached,
+        _ => Attachment::Pending,
+    }
+}
+
+/// Writes attach-table entry `slot`.
+pub fn set_attachment(memory: &impl Shared, slot: u32, value: Attachment) {
+    let at = attachment_at(slot);
+    let (state, error, bytes) = match value {
+        Attachment::Pending => (0, 0, 0),
+        Attachment::Adopted(bytes) => (1, 0, bytes),
+        Attachment::Refused(error) => (2, error, 0),
+        Attachment::Detached => (3, 0, 0),
+    };
+    memory.store_u32(at.wrapping_add(4), error, Ordering::Relaxed);
+    memory.store_u64(at.wrapping_add(8), bytes, Ordering::Relaxed);
+    memory.store_u32(at, state, Ordering::Release);
+}
+
+/// Offset of the completed sequence of stream slot `slot`.
+#[must_use]
+pub const fn sequence_at(slot: u32) -> usize {
+    entry(SEQUENCES_AT, slot % limits::STREAMS, 8)
+}
+
+/// The sequence up to which everything posted to stream slot `slot` is complete.
+pub fn completed(memory: &impl Shared, slot: u32) -> u64 {
+    memory.load_u64(sequence_at(slot), Ordering::Acquire)
+}
+
+/// Publishes that everything posted to stream slot `slot` up to `sequence` is complete.
+pub fn set_completed(memory: &impl Shared, slot: u32, sequence: u64) {
+    memory.store_u64(sequence_at(slot), sequence, Ordering::Release);
+}
+
+/// Why a session is over, if it is: the CUresult every call returns from now on.
+pub fn lost(memory: &impl Shared) -> Option<u32> {
+    (memory.load_u32(STATE, Ordering::Acquire) == LOST)
+        .then(|| memory.load_u32(LOST_ERROR, Ordering::Relaxed))
+}

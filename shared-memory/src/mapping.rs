@@ -1,0 +1,257 @@
+//! Mappings of shared pages, and reservations of addresses for them.
+
+#![expect(unsafe_code, reason = "mmap, and access through raw pointers to memory that others write")]
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use rustix::{
+    fd::BorrowedFd,
+    io::Errno,
+    mm::{self, MapFlags, ProtFlags},
+};
+use sluice_protocol::{control::Run, shared::Shared};
+
+/// Why pages cannot be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// The addresses are taken or not allowed.
+    #[error("addresses {base:#x} + {bytes:#x} cannot be reserved: {error}")]
+    Reserve {
+        /// First address asked for; 0 for any.
+        base: u64,
+        /// Bytes.
+        bytes: u64,
+        /// The kernel's answer.
+        error: Errno,
+    },
+    /// One piece could not be laid over the reservation. ENOMEM: `vm.max_map_count` is reached; EINVAL: a piece of a huge
+    /// page.
+    #[error("piece of {bytes:#x} bytes at offset {offset:#x} cannot be mapped: {error}")]
+    Piece {
+        /// Offset in the region's file.
+        offset: u64,
+        /// Bytes.
+        bytes: u64,
+        /// The kernel's answer.
+        error: Errno,
+    },
+    /// Pieces do not add up to the length, or are not whole pages.
+    #[error("the pieces do not make up {0:#x} bytes of whole pages")]
+    Layout(u64),
+}
+
+/// Addresses kept free of other mappings: `PROT_NONE` until pages are laid over parts of them. Dropping it unmaps the
+/// whole range, with what was laid over it.
+#[derive(Debug)]
+pub struct Reservation {
+    base: usize,
+    bytes: usize,
+}
+
+impl Reservation {
+    /// Reserves `bytes` at exactly `base`, never replacing a mapping, or anywhere for `base` 0.
+    ///
+    /// # Errors
+    /// [`MapError::Reserve`] when the range is taken (EEXIST) or refused.
+    pub fn new(base: u64, bytes: u64) -> Result<Reservation, MapError> {
+        let error = |error| MapError::Reserve { base, bytes, error };
+        let address = usize::try_from(base).map_err(|_| error(Errno::INVAL))?;
+        let length = usize::try_from(bytes).map_err(|_| error(Errno::INVAL))?;
+        let mut flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        if address != 0 {
+            flags |= MapFlags::FIXED_NOREPLACE;
+        }
+        // SAFETY: an anonymous mapping that replaces nothing: either FIXED_NOREPLACE or at the kernel's choice.
+        let got = unsafe {
+            mm::mmap_anonymous(core::ptr::without_provenance_mut(address), length, ProtFlags::empty(), flags)
+        }
+        .map_err(error)?;
+        let reservation = Reservation { base: got.expose_provenance(), bytes: length };
+        // Kernels before 4.17 take FIXED_NOREPLACE as a hint.
+        if address != 0 && got.addr() != address {
+            return Err(error(Errno::EXIST));
+        }
+        // A child must not see, or keep alive, what its parent shares with the host.
+        // SAFETY: advice about our own fresh mapping; it touches no memory.
+        unsafe { mm::madvise(got, length, mm::Advice::LinuxDontFork) }.map_err(error)?;
+        Ok(reservation)
+    }
+
+    /// First address.
+    #[must_use]
+    pub const fn base(&self) -> u64 {
+        self.base as u64
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// Lays `bytes` of `file` from `offset` over the reservation at `at`, readable and writable, replacing what was there.
+    ///
+    /// # Errors
+    /// [`MapError`] when the range is not inside the reservation or the kernel refuses.
+    pub fn map(&self, at: u64, file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<(), MapError> {
+        let error = |error| MapError::Piece { offset, bytes, error };
+        let (address, length) = self.part(at, bytes).ok_or(MapError::Layout(bytes))?;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let pointer = core::ptr::without_provenance_mut(address);
+        // SAFETY: the range lies inside this reservation, so nothing of anybody else's is replaced.
+        unsafe { mm::mmap(pointer, length, ProtFlags::READ | ProtFlags::WRITE, flags, file, offset) }
+            .map_err(error)?;
+        // SAFETY: as above; advice about the mapping just made.
+        unsafe { mm::madvise(pointer, length, mm::Advice::LinuxDontFork) }.map_err(error)
+    }
+
+    /// Takes a part back to `PROT_NONE`.
+    ///
+    /// # Errors
+    /// [`MapError`] when the range is not inside the reservation or the kernel refuses.
+    pub fn unmap(&self, at: u64, bytes: u64) -> Result<(), MapError> {
+        let (address, length) = self.part(at, bytes).ok_or(MapError::Layout(bytes))?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let pointer = core::ptr::without_provenance_mut(address);
+        // SAFETY: the range lies inside this reservation; the caller says that nobody uses it any more.
+        unsafe { mm::mmap_anonymous(pointer, length, ProtFlags::empty(), flags) }
+            .map(|_| ())
+            .map_err(|error| MapError::Reserve { base: at, bytes, error })
+    }
+
+    /// The part as address and length, if it lies inside.
+    fn part(&self, at: u64, bytes: u64) -> Option<(usize, usize)> {
+        let (address, length) = (usize::try_from(at).ok()?, usize::try_from(bytes).ok()?);
+        let inside = address.checked_sub(self.base)?.checked_add(length)? <= self.bytes;
+        (inside && length > 0).then_some((address, length))
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours alone; users of mappings in it hold this reservation.
+        let unmapped = unsafe { mm::munmap(core::ptr::without_provenance_mut(self.base), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "the range was mapped by us");
+    }
+}
+
+/// Shared pages, contiguous in this process wherever they lie in their files.
+#[derive(Debug)]
+pub struct Mapping {
+    reservation: Reservation,
+}
+
+impl Mapping {
+    /// Maps pieces of files one behind the other, at exactly `base` or anywhere for 0. The caller has checked the runs
+    /// against the files' sizes: an access behind the end of a file is a SIGBUS.
+    ///
+    /// # Errors
+    /// [`MapError`] when addresses are taken, pieces are not whole pages, or the kernel refuses.
+    pub fn scattered<'f>(
+        base: u64,
+        bytes: u64,
+        pieces: impl IntoIterator<Item = (BorrowedFd<'f>, Run)>,
+    ) -> Result<Mapping, MapError> {
+        let reservation = Reservation::new(base, bytes)?;
+        let mut at = reservation.base();
+        let end = reservation.base() + reservation.bytes();
+        for (file, run) in pieces {
+            let whole = run.bytes > 0 && run.bytes.is_multiple_of(4096) && run.offset.is_multiple_of(4096);
+            if !whole || run.bytes > end - at {
+                return Err(MapError::Layout(bytes));
+            }
+            reservation.map(at, file, run.offset, run.bytes)?;
+            at += run.bytes;
+        }
+        if at == end { Ok(Mapping { reservation }) } else { Err(MapError::Layout(bytes)) }
+    }
+
+    /// First address.
+    #[must_use]
+    pub const fn base(&self) -> u64 {
+        self.reservation.base()
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.reservation.bytes()
+    }
+
+    /// The words and bytes of the mapping.
+    #[must_use]
+    pub fn words(&self) -> Words {
+        Words { base: self.reservation.base, bytes: self.reservation.bytes }
+    }
+}
+
+/// Access to a mapping without owning it. Whoever makes one with [`Words::new`] keeps the mapping alive.
+#[derive(Clone, Copy, Debug)]
+pub struct Words {
+    base: usize,
+    bytes: usize,
+}
+
+impl Words {
+    /// Access to `bytes` at `base`.
+    ///
+    /// # Safety
+    /// The range is mapped readable and writable for as long as the value or a copy of it is used, `base` is aligned to 8,
+    /// and nobody forms a Rust reference to non-atomic bytes of it.
+    #[must_use]
+    pub const unsafe fn new(base: usize, bytes: usize) -> Words {
+        Words { base, bytes }
+    }
+
+    fn pointer<T>(&self, at: usize, bytes: usize) -> *mut T {
+        // An assertion, not an error: offsets are constants of the protocol or masked to the ring.
+        assert!(
+            at.checked_add(bytes).is_some_and(|end| end <= self.bytes) && at.is_multiple_of(align_of::<T>()),
+            "offset {at:#x} + {bytes:#x} outside a mapping of {:#x}",
+            self.bytes
+        );
+        core::ptr::with_exposed_provenance_mut(self.base + at)
+    }
+
+    fn word32(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: in range and aligned (checked above), mapped (contract), and an atomic may be shared with other
+        // processes.
+        unsafe { AtomicU32::from_ptr(self.pointer(at, 4)) }
+    }
+
+    fn word64(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: as for `word32`.
+        unsafe { AtomicU64::from_ptr(self.pointer(at, 8)) }
+    }
+}
+
+impl Shared for Words {
+    fn load_u32(&self, at: usize, order: Ordering) -> u32 {
+        self.word32(at).load(order)
+    }
+    fn store_u32(&self, at: usize, value: u32, order: Ordering) {
+        self.word32(at).store(value, order);
+    }
+    fn swap_u32(&self, at: usize, value: u32) -> u32 {
+        self.word32(at).swap(value, Ordering::SeqCst)
+    }
+    fn load_u64(&self, at: usize, order: Ordering) -> u64 {
+        self.word64(at).load(order)
+    }
+    fn store_u64(&self, at: usize, value: u64, order: Ordering) {
+        self.word64(at).store(value, order);
+    }
+    fn read(&self, at: usize, into: &mut [u8]) {
+        let from: *const u8 = self.pointer(at, into.len());
+        // SAFETY: both ranges are valid for their length and cannot overlap (`into` is private). The other party may write
+        // meanwhile; the bytes are then any mixture, which decoding expects.
+        unsafe { core::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+    }
+    fn write(&self, at: usize, from: &[u8]) {
+        let into: *mut u8 = self.pointer(at, from.len());
+        // SAFETY: as for `read`.
+        unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) }
+    }
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,64 @@
+//! SEQPACKET sockets between backend processes: one message, a fixed number of descriptors.
+
+use rustix::{
+    fd::{AsFd, BorrowedFd, OwnedFd},
+    io::{Errno, IoSlice, IoSliceMut},
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg,
+        socketpair,
+    },
+};
+use std::mem::MaybeUninit;
+
+/// Descriptors one message may carry.
+pub const DESCRIPTORS: usize = 4;
+
+/// A connected pair, close-on-exec.
+///
+/// # Errors
+/// The kernel's, out of descriptors for instance.
+pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+/// Sends one message with its descriptors.
+///
+/// # Errors
+/// The kernel's; EPIPE when the peer is gone, EAGAIN when a non-blocking socket is full.
+pub fn send(socket: impl AsFd, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Errno::INVAL);
+    }
+    let sent = sendmsg(socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)?;
+    if sent == message.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
+}
+
+/// A message and the descriptors that came with it.
+pub type Received<'b> = (&'b [u8], Vec<OwnedFd>);
+
+/// Receives one message into `buffer`; `None` when the peer is gone. Exactly what fits is accepted: a message cut short,
+/// or descriptors beyond [`DESCRIPTORS`], are an error, and whatever came is closed.
+///
+/// # Errors
+/// The kernel's; EAGAIN when a non-blocking socket is empty; EMSGSIZE for a message that was cut.
+pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Option<Received<'_>>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut descriptors = Vec::with_capacity(DESCRIPTORS);
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            descriptors.extend(fds);
+        }
+    }
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    if got.bytes == 0 && descriptors.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some((&buffer[..got.bytes], descriptors)))
+}
