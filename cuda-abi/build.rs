@@ -108,8 +108,8 @@ fn generate(bases: &BTreeMap<String, Vec<Form>>) -> String {
         hash_table(&bases.keys().map(String::as_str).collect::<Vec<_>>())
     ));
     put(format_args!(
-        "/// Calls the macro `$callback` with the identifiers of all exports, separated by commas, sorted.\n\
-         #[macro_export]\nmacro_rules! for_each_export {{\n    ($callback:path) => {{\n        $callback! {{\n"
+        "/// Calls the macro of that path with the identifiers of all exports, separated by commas, sorted.\n\
+         #[macro_export]\nmacro_rules! for_each_export {{\n    ($($callback:tt)+) => {{\n        $($callback)+! {{\n"
     ));
     for name in &names {
         put(format_args!("            {name},\n"));

@@ -177,3 +177,125 @@ const PI_SUBST: [u8; 256] = [
     0xf2, 0xef, 0xb7, 0x0e, 0x66, 0x58, 0xd0, 0xe4, 0xa6, 0x77, 0x72, 0xf8, 0xeb, 0x75, 0x4b, 0x0a,
     0x31, 0x44, 0x50, 0xb4, 0x8f, 0xed, 0x1f, 0x1a, 0xdb, 0x99, 0x8d, 0x33, 0x9f, 0x11, 0x83, 0x14,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn md2(message: &[u8]) -> u128 {
+        let mut hash = Md2::new();
+        hash.absorb(message);
+        u128::from_be_bytes(hash.finish())
+    }
+
+    #[test]
+    fn md2_gives_the_digests_of_rfc_1319() {
+        assert_eq!(md2(b""), 0x8350e5a3e24c153df2275c9f80692773);
+        assert_eq!(md2(b"a"), 0x32ec01ec4a6dac72c0ab96fb34c0b5d1);
+        assert_eq!(md2(b"abc"), 0xda853b0d3f88d99b30283a69e6ded6bb);
+        assert_eq!(md2(b"message digest"), 0xab4f496bfb2a530b219ff33031fe06b0);
+        assert_eq!(md2(b"abcdefghijklmnopqrstuvwxyz"), 0x4e8ddff3650292ab5a4108c3aa47940b);
+        let alphanumeric = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+        assert_eq!(md2(alphanumeric), 0xda33def2a42df13975352846c30338cd);
+        assert_eq!(md2(&b"1234567890".repeat(8)), 0xd5976f79d83d3a0dc9806c3c66f3efd8);
+    }
+
+    #[test]
+    fn md2_does_not_depend_on_how_the_message_is_cut() {
+        let message: Vec<u8> = (0..104).collect();
+        for length in [0, 15, 16, 17, 48, 76, 104] {
+            for cut in 0..=length {
+                let mut hash = Md2::new();
+                hash.absorb(&message[..cut]);
+                hash.absorb(&message[cut..length]);
+                assert_eq!(
+                    u128::from_be_bytes(hash.finish()),
+                    md2(&message[..length]),
+                    "{length} cut at {cut}"
+                );
+            }
+        }
+    }
+
+    const UUID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+    fn device(uuid: [u8; 16], pci_bus: i32) -> DeviceIdentity {
+        DeviceIdentity { uuid, pci_domain: 0, pci_bus, pci_device: 0 }
+    }
+
+    fn question(devices: &[DeviceIdentity]) -> Question<'_> {
+        Question {
+            driver_version: 13050,
+            version: 13052,
+            process: 1234,
+            thread: 0x89ab_cdef,
+            interface_table: 0x7f00_0000_1000,
+            handshake_table: 0x7f00_0000_2000,
+            entry: 0x7f00_0000_3000,
+            unix_seconds: 1_700_000_000,
+            devices,
+        }
+    }
+
+    #[test]
+    fn known_answers() {
+        let reversed = UUID.map(|byte| 15 - byte);
+        let devices = [device(UUID, 1), device(reversed, 2)];
+        assert_eq!(answer(&question(&[])), [0xc04e_4dbf_6b29_5345, 0x358b_4540_5f43_e8d6]);
+        assert_eq!(answer(&question(&devices[..1])), [0x5e9a_e56d_5cd4_69cf, 0x7098_02d5_ebca_5d1c]);
+        assert_eq!(answer(&question(&devices)), [0x3214_293f_b92b_f18d, 0xb1e0_f4ee_865a_fafb]);
+    }
+
+    #[test]
+    fn the_first_two_questions_have_fixed_answers() {
+        let mut asked = question(&[]);
+        asked.version = 12090;
+        assert_eq!(answer(&asked), [0x3341_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8]);
+        asked.version = 12091;
+        assert_eq!(answer(&asked), [0x1841_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8]);
+    }
+
+    #[test]
+    fn every_bit_of_every_field_counts() {
+        let devices = [device(UUID, 1), device(UUID.map(|byte| byte ^ 0xff), 2)];
+        let base = question(&devices);
+        let expected = answer(&base);
+        let mut seen = std::collections::HashSet::from([expected]);
+        let mut differs = |what: &str, asked: &Question<'_>| {
+            assert!(seen.insert(answer(asked)), "{what} does not count");
+        };
+        for bit in 0..32 {
+            let flip = 1_u32 << bit;
+            differs("driver version", &Question { driver_version: base.driver_version ^ flip, ..base });
+            differs("process", &Question { process: base.process ^ flip, ..base });
+            differs("thread", &Question { thread: base.thread ^ flip, ..base });
+            // A version that ends in 0 or 1 asks a different question.
+            if (base.version ^ flip) % 10 > 1 {
+                differs("version", &Question { version: base.version ^ flip, ..base });
+            }
+        }
+        for bit in 0..64 {
+            let flip = 1_u64 << bit;
+            differs("interface", &Question { interface_table: base.interface_table ^ flip, ..base });
+            differs("handshake", &Question { handshake_table: base.handshake_table ^ flip, ..base });
+            differs("entry", &Question { entry: base.entry ^ flip, ..base });
+            differs("time", &Question { unix_seconds: base.unix_seconds ^ flip, ..base });
+        }
+        for index in 0..devices.len() {
+            let mut with = |what: &str, change: &dyn Fn(&mut DeviceIdentity)| {
+                let mut changed = devices;
+                change(&mut changed[index]);
+                differs(what, &Question { devices: &changed, ..base });
+            };
+            for bit in 0..128 {
+                with("uuid", &|device| device.uuid[bit / 8] ^= 1 << (bit % 8));
+            }
+            for bit in 0..32 {
+                with("domain", &|device| device.pci_domain ^= 1 << bit);
+                with("bus", &|device| device.pci_bus ^= 1 << bit);
+                with("device", &|device| device.pci_device ^= 1 << bit);
+            }
+        }
+        differs("order of devices", &Question { devices: &[devices[1], devices[0]], ..base });
+    }
+}

@@ -177,3 +177,84 @@ impl Entry {
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pointer(number: usize) -> *mut c_void {
+        ptr::without_provenance_mut(number)
+    }
+
+    #[test]
+    fn finds_what_was_put_and_nothing_else() {
+        let store = Storage::<u32>::new();
+        assert_eq!(store.get(1, pointer(8)), None);
+        store.put(1, pointer(8), pointer(80), None);
+        store.put(2, pointer(8), pointer(81), Some(7));
+        store.put(1, pointer(9), ptr::null_mut(), None);
+        assert_eq!(store.get(1, pointer(8)), Some(pointer(80)));
+        assert_eq!(store.get(2, pointer(8)), Some(pointer(81)));
+        assert_eq!(store.get(1, pointer(9)), Some(ptr::null_mut()), "a null value is a value");
+        assert_eq!(store.get(2, pointer(9)), None);
+        store.put(1, pointer(8), pointer(82), None);
+        assert_eq!(store.get(1, pointer(8)), Some(pointer(82)));
+        assert!(store.delete(1, pointer(8)));
+        assert!(!store.delete(1, pointer(8)));
+        assert_eq!(store.get(1, pointer(8)), None);
+    }
+
+    #[test]
+    fn a_context_takes_along_what_is_its_own() {
+        let store = Storage::<usize>::new();
+        for key in 1..=100 {
+            store.put(1 + key % 2, pointer(key), pointer(key + 1000), (key % 3 == 0).then_some(key));
+        }
+        let mut orphans: Vec<_> =
+            store.take_context(1).iter().map(|o| (o.key.addr(), o.value.addr(), o.destructor)).collect();
+        orphans.sort_unstable();
+        let even = (2..=100).step_by(2).map(|key| (key, key + 1000, (key % 3 == 0).then_some(key)));
+        assert!(orphans.into_iter().eq(even));
+        assert!(store.take_context(1).is_empty());
+        assert_eq!(store.get(2, pointer(99)), Some(pointer(1099)));
+    }
+
+    #[test]
+    fn freed_entries_are_used_again() {
+        let store = Storage::<()>::new();
+        for round in 1..10_000 {
+            store.put(round, pointer(1), pointer(round), Some(()));
+            store.put(round, pointer(2), pointer(round), Some(()));
+            assert_eq!(store.take_context(round).len(), 2);
+        }
+        assert_eq!(store.entries().count(), CHUNK);
+    }
+
+    #[test]
+    fn a_reader_never_sees_half_a_change() {
+        let store = Storage::<()>::new();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        for entry in store.entries() {
+                            let seen = entry.read();
+                            assert_eq!(seen.key.addr(), seen.context * 3);
+                            assert_eq!(seen.value.addr(), seen.context * 5);
+                        }
+                    }
+                });
+            }
+            for round in 1..20_000 {
+                store.put(round, pointer(round * 3), pointer(round * 5), None);
+                if round % 3 == 0 {
+                    for old in round - 2..=round {
+                        assert!(store.delete(old, pointer(old * 3)));
+                    }
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}

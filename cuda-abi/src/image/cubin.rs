@@ -24,12 +24,14 @@ pub struct KernelParams {
 /// The prefix of the section that describes a kernel.
 const INFO_PREFIX: &[u8] = b".nv.info.";
 const CODE_PREFIX: &[u8] = b".text.";
+const SHARED_PREFIXES: [&[u8]; 2] = [b".nv.shared.", b".nv.reservedSmem"];
 
 /// Attributes of the records in that section.
 const ATTR_PARAM: u8 = 0x17;
 const ATTR_PARAM_BYTES: u8 = 0x19;
 
-/// The format of a record whose value is the length of a payload behind it.
+/// The format of a record whose value is a number, and of one whose value is the length of a payload behind it.
+const FORMAT_NUMBER: u8 = 3;
 const FORMAT_SIZED: u8 = 4;
 
 /// No kernel of any architecture takes more.
@@ -54,7 +56,7 @@ pub fn cubin_params(elf: &[u8], kernel: &[u8]) -> Result<KernelParams, ImageErro
         info = &info[4 + payload..];
         match (format, attribute) {
             (FORMAT_SIZED, ATTR_PARAM) => found.push(read_param(record).ok_or(ImageError::Truncated)?),
-            (_, ATTR_PARAM_BYTES) => layout.bytes = u32::from(value),
+            (FORMAT_NUMBER, ATTR_PARAM_BYTES) => layout.bytes = u32::from(value),
             _ => {}
         }
     }
@@ -72,11 +74,18 @@ pub fn cubin_params(elf: &[u8], kernel: &[u8]) -> Result<KernelParams, ImageErro
     Ok(layout)
 }
 
-/// The device memory a cubin takes beside its bytes: the sections that have a size and no contents.
+/// The device memory a cubin takes beside its bytes: variables without initial value, which have a size but no
+/// contents. Shared memory looks the same in the file, but belongs to each block and is not counted.
 pub fn nobits_bytes(elf: &[u8]) -> Result<u64, ImageError> {
     let elf = Elf::parse(elf)?;
-    let sizes = elf.sections().filter(|section| section.kind == Section::NOBITS).map(|section| section.size);
-    sizes.into_iter().try_fold(0_u64, u64::checked_add).ok_or(ImageError::Invalid("ELF sections"))
+    let mut total = 0_u64;
+    for section in elf.sections().filter(|section| section.kind == Section::NOBITS) {
+        let name = elf.name(&section)?;
+        if !SHARED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
+            total = total.checked_add(section.size).ok_or(ImageError::Invalid("size of an ELF section"))?;
+        }
+    }
+    Ok(total)
 }
 
 /// One parameter record: index, ordinal, offset, flags with the size above bit 18.
@@ -120,14 +129,18 @@ impl<'a> Elf<'a> {
     /// The section called `prefix` followed by `name`.
     fn section(&self, prefix: &[u8], name: &[u8]) -> Result<Option<Section>, ImageError> {
         for section in self.sections() {
-            let found = usize::try_from(section.name).ok().and_then(|at| self.names.get(at..));
-            let found = found.ok_or(ImageError::Invalid("name of an ELF section"))?;
-            let rest = found.strip_prefix(prefix).and_then(|rest| rest.strip_prefix(name));
+            let rest = self.name(&section)?.strip_prefix(prefix).and_then(|rest| rest.strip_prefix(name));
             if rest.is_some_and(|rest| rest.first() == Some(&0)) {
                 return Ok(Some(section));
             }
         }
         Ok(None)
+    }
+
+    /// The name of a section, and whatever names follow it.
+    fn name(&self, section: &Section) -> Result<&'a [u8], ImageError> {
+        let name = usize::try_from(section.name).ok().and_then(|at| self.names.get(at..));
+        name.ok_or(ImageError::Invalid("name of an ELF section"))
     }
 
     fn contents(&self, section: &Section) -> Result<&'a [u8], ImageError> {

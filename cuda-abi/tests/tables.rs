@@ -1,0 +1,288 @@
+//! The export tables, called as a C program calls them.
+
+#![expect(unsafe_code, reason = "a table is called as a C program calls it")]
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Mutex;
+
+use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks};
+
+const VERSION: u32 = 13050;
+const NOT_SUPPORTED: u32 = 801;
+
+thread_local! {
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+    static FORKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A driver with two devices, whose state belongs to the thread, so that tests do not meet.
+struct Driver {
+    devices: [DeviceIdentity; 2],
+    refused: Mutex<Vec<[u8; 16]>>,
+}
+
+impl Hooks for Driver {
+    fn ready(&self) -> Result<(), u32> {
+        if FORKED.get() { Err(3) } else { Ok(()) }
+    }
+    fn primary_context(&self, device: i32) -> Result<usize, u32> {
+        match device {
+            0 | 1 => Ok(0x1000 + device.unsigned_abs() as usize),
+            _ => Err(101),
+        }
+    }
+    fn current_context(&self) -> usize {
+        CURRENT.get()
+    }
+    fn context_id(&self, context: usize) -> Result<u64, u32> {
+        if context == 0xdead { Err(709) } else { Ok(context as u64 + 5) }
+    }
+    fn devices(&self) -> &[DeviceIdentity] {
+        &self.devices
+    }
+    fn driver_version(&self) -> u32 {
+        VERSION
+    }
+    fn refused(&self, uuid: [u8; 16]) {
+        self.refused.lock().unwrap().push(uuid);
+    }
+}
+
+static DRIVER: Driver = Driver {
+    devices: [
+        DeviceIdentity { uuid: [1; 16], pci_domain: 0, pci_bus: 1, pci_device: 0 },
+        DeviceIdentity { uuid: [2; 16], pci_domain: 0, pci_bus: 2, pci_device: 0 },
+    ],
+    refused: Mutex::new(Vec::new()),
+};
+
+/// Slot `slot` of a table that is served.
+fn slot(uuid: [u8; 16], slot: usize) -> *const c_void {
+    tables::install(&DRIVER);
+    let table: *const *const c_void = tables::get(uuid).unwrap().cast();
+    // SAFETY: callers stay within the sizes listed in SERVED.
+    unsafe { table.add(slot).read() }
+}
+
+/// Calls a slot with three arguments in the registers in which C passes them.
+fn call<A, B, C>(uuid: [u8; 16], number: usize, a: A, b: B, c: C) -> u32 {
+    // SAFETY: every slot takes at most three arguments and answers a result code.
+    let function: unsafe extern "C" fn(A, B, C) -> u32 = unsafe { std::mem::transmute(slot(uuid, number)) };
+    // SAFETY: the tests pass what the slot expects.
+    unsafe { function(a, b, c) }
+}
+
+/// (table, slots, slots with a function of their own)
+const SERVED: &[([u8; 16], usize, &[usize])] = &[
+    (tables::CUDART_INTERFACE, 13, &[2, 12]),
+    (tables::RUNTIME_CALLBACKS, 7, &[2, 6]),
+    (tables::TOOLS_TLS, 4, &[2]),
+    (tables::CONTEXT_STORAGE, 4, &[0, 1, 2]),
+    #[cfg(feature = "cudart-handshake")]
+    (tables::HANDSHAKE, 3, &[1]),
+    (tables::CONTEXT_CHECKS, 15, &[2, 3]),
+    (tables::TOOLS_CONTEXT, 95, &[4]),
+    (tables::CUBLAS, 64, &[]),
+    (tables::CUPTI, 64, &[]),
+];
+
+#[test]
+fn tables_have_one_address_and_their_size_in_front() {
+    let mut addresses = BTreeSet::new();
+    for &(uuid, slots, _) in SERVED {
+        assert_eq!(tables::get(uuid), tables::get(uuid));
+        assert!(addresses.insert(tables::get(uuid).unwrap()));
+        if uuid != tables::CONTEXT_STORAGE {
+            assert_eq!(slot(uuid, 0).addr(), slots * 8);
+        }
+        assert!(tables::name(uuid).is_some());
+    }
+}
+
+#[test]
+fn a_slot_that_is_not_served_is_not_supported_and_writes_nothing() {
+    for &(uuid, slots, served) in SERVED {
+        let first = usize::from(uuid != tables::CONTEXT_STORAGE);
+        for number in (first..slots).filter(|number| !served.contains(number)) {
+            let mut words = [7_usize; 3];
+            let [a, b, c] = &mut words;
+            assert_eq!(call(uuid, number, a, b, c), NOT_SUPPORTED, "{:?}[{number}]", tables::name(uuid));
+            assert_eq!(words, [7; 3]);
+        }
+    }
+}
+
+#[test]
+fn other_tables_are_refused_and_reported() {
+    tables::install(&DRIVER);
+    let optional = [tables::RUNTIME_OPTIONAL, tables::NVRTC_CACHE, tables::PROFILER_TOOLS];
+    for uuid in optional.into_iter().chain([[0; 16], [0xff; 16], [0x42; 16]]) {
+        assert_eq!(tables::get(uuid), None);
+        assert!(DRIVER.refused.lock().unwrap().contains(&uuid));
+    }
+    assert!(optional.iter().all(|uuid| tables::name(*uuid).is_some()));
+    assert_eq!(tables::name([0; 16]), None);
+}
+
+#[cfg(not(feature = "cudart-handshake"))]
+#[test]
+fn without_the_feature_the_handshake_is_refused() {
+    tables::install(&DRIVER);
+    assert_eq!(tables::get(tables::HANDSHAKE), None);
+    assert!(DRIVER.refused.lock().unwrap().contains(&tables::HANDSHAKE));
+}
+
+#[test]
+fn contexts_and_checks() {
+    let mut context = 0_usize;
+    assert_eq!(call(tables::CUDART_INTERFACE, 2, &raw mut context, 1_i32, 0), 0);
+    assert_eq!(context, 0x1001);
+    assert_eq!(call(tables::CUDART_INTERFACE, 2, &raw mut context, -1_i32, 0), 101);
+    assert_eq!(call(tables::CUDART_INTERFACE, 2, ptr::null_mut::<usize>(), 0_i32, 0), 1);
+    assert_eq!(context, 0x1001);
+    assert_eq!(call(tables::CUDART_INTERFACE, 12, 0, 0, 0), 0);
+
+    CURRENT.set(0xc0);
+    assert_eq!(call(tables::TOOLS_TLS, 2, &raw mut context, 0, 0), 0);
+    assert_eq!(context, 0xc0);
+
+    let mut state = 9_u32;
+    let mut detail: *mut c_void = ptr::without_provenance_mut(9);
+    assert_eq!(call(tables::CONTEXT_CHECKS, 2, 0xc0_usize, &raw mut state, &raw mut detail), 0);
+    assert_eq!((state, detail.addr()), (0, 9));
+    assert_eq!(call(tables::CONTEXT_CHECKS, 3, 0, 0, 0), 0);
+
+    let mut id = 0_u64;
+    assert_eq!(call(tables::TOOLS_CONTEXT, 4, 0x20_usize, &raw mut id, 0), 0);
+    assert_eq!(id, 0x25);
+    assert_eq!(call(tables::TOOLS_CONTEXT, 4, 0_usize, &raw mut id, 0), 0);
+    assert_eq!(id, 0xc5, "null is the current context");
+    assert_eq!(call(tables::TOOLS_CONTEXT, 4, 0xdead_usize, &raw mut id, 0), 709);
+    CURRENT.set(0);
+    assert_eq!(call(tables::TOOLS_CONTEXT, 4, 0_usize, &raw mut id, 0), 201);
+    assert_eq!(id, 0xc5);
+}
+
+#[test]
+fn callback_buffers_are_zero_and_stay_where_they_are() {
+    for (number, words) in [(2, 1024), (6, 14)] {
+        let ask = || {
+            let mut buffer: *mut usize = ptr::null_mut();
+            let mut length = 0_usize;
+            assert_eq!(call(tables::RUNTIME_CALLBACKS, number, &raw mut buffer, &raw mut length, 0), 0);
+            (buffer, length)
+        };
+        let (buffer, length) = ask();
+        assert_eq!(length, words);
+        // SAFETY: the slot hands out memory of that length.
+        assert!(unsafe { std::slice::from_raw_parts(buffer, length) }.iter().all(|word| *word == 0));
+        assert_eq!(ask(), (buffer, length));
+    }
+}
+
+#[test]
+fn a_driver_that_must_not_be_used_answers_for_every_slot() {
+    FORKED.set(true);
+    for &(uuid, _, served) in SERVED {
+        for &number in served {
+            assert_eq!(
+                call(uuid, number, 0_usize, 0_usize, 0_usize),
+                3,
+                "{:?}[{number}]",
+                tables::name(uuid)
+            );
+        }
+    }
+    FORKED.set(false);
+}
+
+static DESTROYED: Mutex<Vec<[usize; 3]>> = Mutex::new(Vec::new());
+
+type Destructor = unsafe extern "C" fn(usize, usize, usize);
+
+extern "C" fn destructor(context: usize, key: usize, value: usize) {
+    DESTROYED.lock().unwrap().push([context, key, value]);
+    // A runtime may clear its own entry from here: it is gone, and the store is not locked.
+    assert_eq!(call(tables::CONTEXT_STORAGE, 1, context, key, 0), 400);
+}
+
+fn put(context: usize, key: usize, value: usize, destructor: Option<Destructor>) -> u32 {
+    type Put = unsafe extern "C" fn(usize, usize, usize, Option<Destructor>) -> u32;
+    // SAFETY: slot 0 has this type.
+    let function: Put = unsafe { std::mem::transmute(slot(tables::CONTEXT_STORAGE, 0)) };
+    // SAFETY: the destructor is what the slot expects.
+    unsafe { function(context, key, value, destructor) }
+}
+
+fn get(context: usize, key: usize) -> Result<usize, u32> {
+    let mut value = 0xabc_usize;
+    match call(tables::CONTEXT_STORAGE, 2, &raw mut value, context, key) {
+        0 => Ok(value),
+        error => {
+            assert_eq!(value, 0xabc, "nothing is written on an error");
+            Err(error)
+        }
+    }
+}
+
+#[test]
+fn context_local_storage() {
+    let (one, two) = (0xa100, 0xa200);
+    assert_eq!(get(one, 1), Err(400));
+    assert_eq!(get(0, 1), Err(201), "no current context");
+    assert_eq!(put(0, 1, 2, None), 201);
+
+    assert_eq!(put(one, 1, 11, Some(destructor)), 0);
+    assert_eq!(put(one, 2, 12, None), 0);
+    assert_eq!(put(one, 3, 13, Some(destructor)), 0);
+    assert_eq!(put(two, 1, 21, Some(destructor)), 0);
+    assert_eq!((get(one, 1), get(two, 1), get(two, 2)), (Ok(11), Ok(21), Err(400)));
+
+    CURRENT.set(one);
+    assert_eq!((get(0, 1), get(0, 2), get(0, 9)), (Ok(11), Ok(12), Err(400)));
+    assert_eq!(
+        call(tables::CONTEXT_STORAGE, 1, 0_usize, 3_usize, 0),
+        0,
+        "delete through the current context"
+    );
+    assert_eq!(get(one, 3), Err(400));
+    assert_eq!(call(tables::CONTEXT_STORAGE, 1, one, 3_usize, 0), 400);
+    assert_eq!(call(tables::CONTEXT_STORAGE, 2, ptr::null_mut::<usize>(), one, 1_usize), 1);
+
+    tables::context_destroyed(one);
+    assert_eq!(*DESTROYED.lock().unwrap(), [[one, 1, 11]], "no destructor for a deleted or a plain entry");
+    assert_eq!((get(one, 1), get(one, 2), get(two, 1)), (Err(400), Err(400), Ok(21)));
+    tables::context_destroyed(one);
+    tables::context_destroyed(two);
+    assert_eq!(*DESTROYED.lock().unwrap(), [[one, 1, 11], [two, 1, 21]]);
+}
+
+#[cfg(feature = "cudart-handshake")]
+#[test]
+fn the_handshake_answers_with_the_facts_of_this_process() {
+    use sluice_cuda_abi::handshake::{Question, answer};
+
+    for (version, unix_seconds) in [(13050, 1), (13051, 2), (13052, 1_800_000_000), (12092, u64::MAX)] {
+        let mut words = [0_u64; 2];
+        assert_eq!(call(tables::HANDSHAKE, 1, version, unix_seconds, &raw mut words), 0);
+        // SAFETY: the function has no conditions.
+        let thread = unsafe { libc::pthread_self() };
+        let address = |uuid| tables::get(uuid).unwrap().addr() as u64;
+        let question = Question {
+            driver_version: VERSION,
+            version,
+            process: std::process::id(),
+            thread: (thread & 0xffff_ffff).try_into().unwrap(),
+            interface_table: address(tables::CUDART_INTERFACE),
+            handshake_table: address(tables::HANDSHAKE),
+            entry: slot(tables::HANDSHAKE, 1).addr() as u64,
+            unix_seconds,
+            devices: &DRIVER.devices,
+        };
+        assert_eq!(words, answer(&question));
+    }
+    assert_eq!(call(tables::HANDSHAKE, 1, 13052_u32, 0_u64, ptr::null_mut::<[u64; 2]>()), 1);
+}
