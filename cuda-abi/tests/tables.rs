@@ -64,7 +64,9 @@ fn slot(uuid: [u8; 16], slot: usize) -> *const c_void {
     tables::install(&DRIVER);
     let table: *const *const c_void = tables::get(uuid).unwrap().cast();
     // SAFETY: callers stay within the sizes listed in SERVED.
-    unsafe { table.add(slot).read() }
+    let slot = unsafe { table.add(slot) };
+    // SAFETY: a slot of a table is always valid to read.
+    unsafe { slot.read() }
 }
 
 /// Calls a slot with three arguments in the registers in which C passes them.

@@ -11,9 +11,9 @@ fn a_served_slot_answers_not_initialized() {
     type Current = unsafe extern "C" fn(*mut usize) -> u32;
     let table: *const *const c_void = tables::get(tables::TOOLS_TLS).unwrap().cast();
     // SAFETY: the table has four slots.
-    let function = unsafe { *table.add(2) };
+    let slot = unsafe { table.add(2) };
     // SAFETY: slot 2 is a function of this type.
-    let function: Current = unsafe { std::mem::transmute(function) };
+    let function: Current = unsafe { slot.cast::<Current>().read() };
     let mut context = 7;
     // SAFETY: the argument may be written to.
     assert_eq!(unsafe { function(&raw mut context) }, 3);
