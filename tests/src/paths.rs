@@ -59,6 +59,12 @@ impl Binaries {
         Ok(Self { folder })
     }
 
+    /// A folder known otherwise.
+    #[must_use]
+    pub const fn at(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
     /// The folder itself.
     #[must_use]
     pub fn folder(&self) -> &Path {

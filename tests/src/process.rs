@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -37,20 +37,16 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Finished> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("starting {name}"))?;
-    let stdout = collect(child.stdout.take().context("standard output is piped")?);
-    let stderr = collect(child.stderr.take().context("standard error is piped")?);
-    let status = wait(&mut child, limit)?;
-    let Some(status) = status else {
+    let stdout = Collected::from(child.stdout.take().context("standard output is piped")?);
+    let stderr = Collected::from(child.stderr.take().context("standard error is piped")?);
+    let Some(status) = wait(&mut child, limit)? else {
         child.kill().ok();
         child.wait().ok();
-        // A grandchild may still hold the pipes open; what came so far is all that helps anyway.
-        bail!("{name} did not end within {limit:?}");
+        let said = format!("{}\n{}", stdout.text(), stderr.text());
+        bail!("{name} did not end within {limit:?}. It said:\n{}", tail(&said, 40));
     };
     let elapsed = started.elapsed();
-    let text = |handle: thread::JoinHandle<Vec<u8>>| {
-        String::from_utf8_lossy(&handle.join().unwrap_or_default()).into_owned()
-    };
-    Ok(Finished { status, stdout: text(stdout), stderr: text(stderr), elapsed })
+    Ok(Finished { status, stdout: stdout.text(), stderr: stderr.text(), elapsed })
 }
 
 /// Runs a command that must succeed and returns its standard output.
@@ -104,13 +100,37 @@ pub fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
     }
 }
 
-fn collect(mut from: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // An error here means the pipe broke; what was read until then is the output.
-        from.read_to_end(&mut bytes).ok();
-        bytes
-    })
+/// What a pipe carries, read by a thread of its own.
+struct Collected {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    ended: mpsc::Receiver<()>,
+}
+
+impl Collected {
+    /// A grandchild that was left behind holds the pipe open for ever; nobody waits for it longer than this.
+    const GRACE: Duration = Duration::from_secs(1);
+
+    fn from(mut pipe: impl Read + Send + 'static) -> Self {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let (end, ended) = mpsc::channel();
+        let into = Arc::clone(&bytes);
+        thread::spawn(move || {
+            let mut buffer = vec![0; 64 << 10];
+            // An error means that the pipe broke; what was read until then is the output.
+            while let Ok(length @ 1..) = pipe.read(&mut buffer) {
+                into.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..length]);
+            }
+            // Nobody listens any more when the grace period has passed.
+            end.send(()).ok();
+        });
+        Self { bytes, ended }
+    }
+
+    /// Once the process has ended: all it wrote.
+    fn text(&self) -> String {
+        self.ended.recv_timeout(Self::GRACE).ok();
+        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
 }
 
 /// A process that serves in the background. Dropping it ends it: SIGTERM first, SIGKILL after a grace period.
@@ -252,6 +272,11 @@ pub fn signal(process: u32, signal: Signal) -> Result<()> {
     rustix::process::kill_process(pid, signal).with_context(|| format!("signalling process {process}"))
 }
 
+/// Sends SIGKILL to a process that may be gone already.
+pub fn kill(process: u32) {
+    signal(process, Signal::KILL).ok();
+}
+
 /// Processes whose environment holds `marker` ("NAME=value"), with their names.
 ///
 /// Every descendant inherits the marker unless its starter wipes the environment, so this finds also those whose
@@ -272,4 +297,44 @@ pub fn with_environment(marker: &str) -> Vec<(u32, String)> {
         })
         .map(|(id, name)| (id, name.trim().to_owned()))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn output_and_status_come_back() {
+        let finished = run(&mut shell("echo out; echo err >&2; exit 3"), Duration::from_secs(10)).unwrap();
+        assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("out\n", "err\n"));
+        assert_eq!(finished.status.code(), Some(3));
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_ended_and_one_left_behind_is_not_waited_for() {
+        let error = run(&mut shell("echo before; exec sleep 1000"), Duration::from_millis(300)).unwrap_err();
+        assert!(format!("{error:#}").contains("before"));
+        let started = Instant::now();
+        let finished = run(&mut shell("echo parent; sleep 30 & exit 0"), Duration::from_secs(10)).unwrap();
+        assert_eq!(finished.stdout, "parent\n");
+        assert!(started.elapsed() < Duration::from_secs(8));
+    }
+
+    #[test]
+    fn a_background_process_is_heard_and_ended() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut process =
+            Background::start("test", &mut shell("echo 'ready: 5'; exec sleep 1000"), log.path()).unwrap();
+        assert_eq!(process.wait_for_line("ready:", Duration::from_secs(10)).unwrap(), "5");
+        assert!(process.is_running().unwrap());
+        process.terminate(Duration::from_secs(10)).unwrap();
+        assert!(process.wait_for_line("never", Duration::from_secs(10)).is_err());
+        assert_eq!(std::fs::read_to_string(log.path()).unwrap(), "ready: 5\n");
+    }
 }

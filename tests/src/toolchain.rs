@@ -65,7 +65,7 @@ impl Toolkit {
         Ok(Self { root })
     }
 
-    /// Compiles one program: static runtime, and PTX in the image, which is what a software GPU can run.
+    /// Compiles one program: static runtime; machine code and PTX in the image, and PTX is what a software GPU can run.
     ///
     /// # Errors
     /// When the compiler does not accept it.
@@ -78,7 +78,7 @@ impl Toolkit {
 
 /// How programs are compiled; part of what decides whether a compiled program is still good.
 pub const COMPILE_FLAGS: &[&str] =
-    &["-O2", "-std=c++17", "-cudart=static", "-gencode=arch=compute_80,code=compute_80"];
+    &["-O2", "-std=c++17", "-cudart=static", "-gencode=arch=compute_80,code=[compute_80,sm_80]"];
 
 /// The wheels, for the same purpose.
 pub(crate) fn identity() -> String {

@@ -1,3 +1,69 @@
-//! Project automation: demo, test, bench, promises, fuzz, document generation.
+//! Project automation: `cargo xtask COMMAND`.
+//!
+//! Owns no product logic; it installs what is needed, builds, starts programs and judges what they say.
 
-fn main() {}
+mod bench;
+mod cargo;
+mod demo;
+mod fuzz;
+mod promises;
+mod record;
+mod runner;
+mod setup;
+mod test;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use sluice_tests::progress;
+
+/// Automation of the Sluice project.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Install what demo and tests need: Debian packages, guest kernels, the CUDA compiler.
+    Setup,
+    /// Boot a Debian guest with a Sluice GPU and run CUDA programs in it, beside the same programs on the host.
+    Demo(demo::Options),
+    /// Run the tests and write target/test-run.json.
+    Test(test::Options),
+    /// Hold docs/SPECIFICATION.md against the tests it names and their verdicts in the last test run.
+    Promises,
+    /// Fuzz one target.
+    Fuzz(fuzz::Options),
+    /// Run the benchmarks.
+    Bench(bench::Options),
+}
+
+/// Where the record of a test run goes.
+fn record_file() -> Result<PathBuf> {
+    Ok(cargo::target_folder()?.join("test-run.json"))
+}
+
+fn main() -> ExitCode {
+    progress::enable();
+    let result = match Arguments::parse().command {
+        Command::Setup => setup::run(),
+        Command::Demo(options) => demo::run(&options),
+        Command::Test(options) => test::run(&options),
+        Command::Promises => promises::run(),
+        Command::Fuzz(options) => fuzz::run(&options),
+        Command::Bench(options) => bench::run(&options),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! `cargo xtask fuzz`: one target of `fuzz/` under cargo-fuzz and the nightly toolchain, for a given time.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Args;
+use sluice_tests::progress::step;
+use sluice_tests::{paths, process};
+
+use crate::cargo::{nightly_cargo, run_visibly, works};
+
+/// The version that goes with the pinned libfuzzer-sys.
+const CARGO_FUZZ: &str = "0.13.2";
+
+/// Fuzz one target.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// A file in fuzz/fuzz_targets, without the ending; `list` names them.
+    name: String,
+    /// For how long.
+    #[arg(long, default_value_t = 10)]
+    minutes: u64,
+    /// Processes at once.
+    #[arg(long, default_value_t = 1)]
+    jobs: u32,
+}
+
+/// Runs a target; false when it found something.
+pub(crate) fn run(options: &Options) -> Result<bool> {
+    let folder = paths::workspace().join("fuzz");
+    let targets = targets(&folder)?;
+    if options.name == "list" {
+        println!("{}", targets.join("\n"));
+        return Ok(true);
+    }
+    if !targets.contains(&options.name) {
+        bail!("no target {:?}; there are: {}", options.name, targets.join(", "));
+    }
+    ensure!(
+        works("rustup", ["run", "nightly", "rustc", "--version"]),
+        "fuzzing needs the nightly toolchain: rustup toolchain install nightly"
+    );
+    let tools = ensure_cargo_fuzz()?;
+    let corpus = folder.join("corpus").join(&options.name);
+    std::fs::create_dir_all(&corpus).with_context(|| format!("creating {}", corpus.display()))?;
+    let seeds = folder.join("seeds").join(&options.name);
+
+    let mut fuzz = nightly_cargo();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut search = vec![tools.join("bin")];
+    search.extend(std::env::split_paths(&path));
+    fuzz.env("PATH", std::env::join_paths(search)?);
+    fuzz.args(["fuzz", "run", &options.name]).arg(&corpus);
+    if seeds.is_dir() {
+        fuzz.arg(&seeds);
+    }
+    let seconds = options.minutes * 60;
+    fuzz.arg("--");
+    fuzz.args([
+        format!("-max_total_time={seconds}"),
+        "-timeout=25".to_owned(),
+        "-rss_limit_mb=2048".to_owned(),
+        "-print_final_stats=1".to_owned(),
+        format!("-fork={}", options.jobs),
+    ]);
+    let started = Instant::now();
+    let status = fuzz.status().with_context(|| format!("starting {}", process::display(&fuzz)))?;
+    let verdict = if status.success() { "PASS" } else { "FAIL" };
+    println!("fuzz {}: {verdict} ({:.0} s)", options.name, started.elapsed().as_secs_f64());
+    if !status.success() {
+        println!("inputs that did it: {}", folder.join("artifacts").join(&options.name).display());
+    }
+    Ok(status.success())
+}
+
+fn targets(folder: &Path) -> Result<Vec<String>> {
+    let folder = folder.join("fuzz_targets");
+    let mut names: Vec<String> = std::fs::read_dir(&folder)
+        .with_context(|| format!("reading {}", folder.display()))?
+        .flatten()
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".rs")?.to_owned()))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// The folder that holds cargo-fuzz; installed into the cache when it is not there already.
+fn ensure_cargo_fuzz() -> Result<PathBuf> {
+    let tools = paths::cache()?.join("tools");
+    if !works("cargo", ["fuzz", "--version"]) && !tools.join("bin/cargo-fuzz").exists() {
+        step(format!("building cargo-fuzz {CARGO_FUZZ}"));
+        let mut install = nightly_cargo();
+        install.args(["install", "cargo-fuzz", "--locked", "--version", CARGO_FUZZ, "--root"]).arg(&tools);
+        run_visibly(&mut install)?;
+    }
+    Ok(tools)
+}

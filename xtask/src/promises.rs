@@ -1,0 +1,326 @@
+//! The promises of `docs/SPECIFICATION.md` against the tests that keep them.
+//!
+//! A promise is a heading `### V1 — title`, its text, and a line that starts with `Test:` and names tests in backticks,
+//! as a test run records them. A test says which promises it keeps by `// Promise: V1` just above it. Both must agree,
+//! and in the last run no named test may be red, or missing, and not all of one promise's may have been skipped.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use sluice_tests::paths;
+
+use crate::record::{Record, TestResult, Verdict};
+use crate::record_file;
+
+/// Areas of promises: virtio and transport, call fidelity, quota, scrub, fence, API, placement, time, guest.
+const AREAS: &str = "VCQSFAPTG";
+
+/// One promise.
+#[derive(Debug, PartialEq, Eq)]
+struct Promise {
+    id: String,
+    title: String,
+    tests: Vec<String>,
+}
+
+/// One comment above a test.
+#[derive(Debug, PartialEq, Eq)]
+struct Claim {
+    promise: String,
+    /// Name of the function, or nothing when none follows.
+    test: Option<String>,
+    place: String,
+}
+
+/// Checks and prints every promise with its verdict.
+pub(crate) fn run() -> Result<bool> {
+    let record = Record::read(&record_file()?)?;
+    let results = check(&record)?;
+    let good = results.iter().all(|result| result.verdict != Verdict::Failed);
+    for result in &results {
+        let sign = match result.verdict {
+            Verdict::Passed => "kept   ",
+            Verdict::Failed => "BROKEN ",
+            Verdict::Skipped => "unclear",
+        };
+        println!(
+            "  {sign}  {}{}",
+            result.name,
+            if result.reason.is_empty() {
+                String::new()
+            } else {
+                format!("\n             {}", result.reason.replace('\n', "\n             "))
+            }
+        );
+    }
+    println!("\n{} promises, run of {} ({})", results.len(), record.commit, record.tier);
+    println!("promises: {}", if good { "PASS" } else { "FAIL" });
+    Ok(good)
+}
+
+/// One result per promise, and one per test that keeps a promise nobody made.
+pub(crate) fn check(record: &Record) -> Result<Vec<TestResult>> {
+    let root = paths::workspace();
+    let file = root.join("docs/SPECIFICATION.md");
+    let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    let mut claims = Vec::new();
+    scan_folder(&root, &root, &mut claims)?;
+    Ok(judge(&parse(&text), &claims, record))
+}
+
+/// Reads the specification.
+fn parse(text: &str) -> Vec<Promise> {
+    let mut promises: Vec<Promise> = Vec::new();
+    let (mut in_promise, mut in_tests) = (false, false);
+    for line in text.lines() {
+        if line.starts_with('#') {
+            let found = heading(line);
+            in_promise = found.is_some();
+            in_tests = false;
+            promises.extend(found);
+            continue;
+        }
+        // The names may go on over several lines, until the paragraph ends.
+        in_tests =
+            !line.trim().is_empty() && (in_tests || line.starts_with("Test:") || line.starts_with("Tests:"));
+        if in_promise
+            && in_tests
+            && let Some(promise) = promises.last_mut()
+        {
+            promise.tests.extend(line.split('`').skip(1).step_by(2).map(str::to_owned));
+        }
+    }
+    promises
+}
+
+fn heading(line: &str) -> Option<Promise> {
+    let (id, title) = line.strip_prefix("### ")?.split_once(" — ")?;
+    Some(Promise { id: id.trim().to_owned(), title: title.trim().to_owned(), tests: Vec::new() })
+}
+
+fn is_promise_id(text: &str) -> bool {
+    let mut characters = text.chars();
+    characters.next().is_some_and(|area| AREAS.contains(area))
+        && text.len() > 1
+        && characters.all(|character| character.is_ascii_digit())
+}
+
+fn scan_folder(root: &Path, folder: &Path, claims: &mut Vec<Claim>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+        let entry = entry?;
+        let path = entry.path();
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if entry.file_type()?.is_dir() {
+            // The parser's own tests hold comments that are no claims, which is why this file is left out below.
+            if !name.starts_with('.') && !name.starts_with("target") {
+                scan_folder(root, &path, claims)?;
+            }
+        } else if name.ends_with(".rs") && !path.ends_with("xtask/src/promises.rs") {
+            let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+            let place = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+            claims.extend(scan(&text, &place));
+        }
+    }
+    Ok(())
+}
+
+/// Finds the claims in one source file.
+fn scan(text: &str, file: &str) -> Vec<Claim> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let mut claims = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        let Some(ids) = line.strip_prefix("// Promise:").or_else(|| line.strip_prefix("// Promises:")) else {
+            continue;
+        };
+        // Between comment and function only attributes and comments may stand.
+        let test = lines[index + 1..]
+            .iter()
+            .find(|line| !line.starts_with("//") && !line.starts_with("#["))
+            .and_then(|line| function_name(line));
+        for id in ids.split([',', ' ']).filter(|id| !id.is_empty()) {
+            let place = format!("{file}:{}", index + 1);
+            claims.push(Claim { promise: id.trim_end_matches('.').to_owned(), test: test.clone(), place });
+        }
+    }
+    claims
+}
+
+fn function_name(line: &str) -> Option<String> {
+    let name = line.split("fn ").nth(1)?;
+    let end = name.find(|character: char| !character.is_alphanumeric() && character != '_')?;
+    Some(name[..end].to_owned())
+}
+
+fn judge(promises: &[Promise], claims: &[Claim], record: &Record) -> Vec<TestResult> {
+    let verdicts: BTreeMap<&str, Verdict> =
+        record.tests.iter().map(|test| (test.name.as_str(), test.verdict)).collect();
+    let mut seen = BTreeSet::new();
+    let mut results: Vec<TestResult> = promises
+        .iter()
+        .map(|promise| {
+            let (verdict, mut reasons) = judge_one(promise, claims, &verdicts);
+            let twice = !seen.insert(promise.id.as_str());
+            if twice {
+                reasons.push("the number is given twice".to_owned());
+            }
+            let misnamed = !is_promise_id(&promise.id);
+            if misnamed {
+                reasons.push(format!("a number is one of the areas {AREAS} and digits"));
+            }
+            let verdict = if twice || misnamed { Verdict::Failed } else { verdict };
+            let name = format!("{} — {}", promise.id, promise.title);
+            TestResult { name, verdict, seconds: 0.0, reason: reasons.join("\n") }
+        })
+        .collect();
+    for claim in claims {
+        let promise = promises.iter().find(|promise| promise.id == claim.promise);
+        let reason = match (promise, &claim.test) {
+            (_, None) => "no test follows the comment".to_owned(),
+            (None, Some(test)) => format!("{test} keeps a promise that the specification does not make"),
+            (Some(promise), Some(test)) if !promise.tests.iter().any(|name| last_part(name) == test) => {
+                format!("{test} keeps this promise, but the specification does not name it there")
+            }
+            _ => continue,
+        };
+        let name = format!("{} at {}", claim.promise, claim.place);
+        results.push(TestResult { name, verdict: Verdict::Failed, seconds: 0.0, reason });
+    }
+    results
+}
+
+fn judge_one(
+    promise: &Promise,
+    claims: &[Claim],
+    verdicts: &BTreeMap<&str, Verdict>,
+) -> (Verdict, Vec<String>) {
+    if promise.tests.is_empty() {
+        return (Verdict::Failed, vec!["it names no test".to_owned()]);
+    }
+    let mut reasons = Vec::new();
+    let (mut broken, mut kept) = (false, false);
+    for test in &promise.tests {
+        match verdicts.get(test.as_str()) {
+            Some(Verdict::Passed) => kept = true,
+            Some(Verdict::Skipped) => reasons.push(format!("{test} was skipped")),
+            Some(Verdict::Failed) => {
+                broken = true;
+                reasons.push(format!("{test} failed"));
+            }
+            None => {
+                broken = true;
+                reasons.push(format!("{test} is not in the run"));
+            }
+        }
+        let claimed = claims
+            .iter()
+            .any(|claim| claim.promise == promise.id && claim.test.as_deref() == Some(last_part(test)));
+        if !claimed {
+            broken = true;
+            reasons.push(format!("{test} does not say `// Promise: {}`", promise.id));
+        }
+    }
+    let verdict = match (broken, kept) {
+        (true, _) => Verdict::Failed,
+        (false, true) => Verdict::Passed,
+        (false, false) => Verdict::Skipped,
+    };
+    (verdict, reasons)
+}
+
+fn last_part(name: &str) -> &str {
+    name.rsplit("::").next().unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "# Specification\n\n## Virtio\n\n### V1 — The device is found\n\nText with `code`.\n\n\
+                        Test: `vm::found`,\n`device::tests::capset`\n\nMore `text`.\n\n### C12 — Errors are exact\n\n\
+                        Test: `direct::errors`\n\n### Not a promise\n\nTest: `x::y`\n";
+
+    fn record(tests: &[(&str, Verdict)]) -> Record {
+        let tests = tests
+            .iter()
+            .map(|(name, verdict)| TestResult {
+                name: (*name).to_owned(),
+                verdict: *verdict,
+                seconds: 0.0,
+                reason: String::new(),
+            })
+            .collect();
+        Record { tests, ..Record::default() }
+    }
+
+    const CODE: &str = "// Promise: V1\n#[test]\nfn found() {}\n\n// Promise: V1, C12.\n/// Doc.\n#[test]\n\
+                        fn capset() -> Result<()> {\n}\n// Promise: C12\n#[test]\nfn errors() {}\n";
+
+    fn verdicts(results: &[TestResult]) -> Vec<(&str, Verdict)> {
+        results.iter().map(|result| (result.name.split(' ').next().unwrap(), result.verdict)).collect()
+    }
+
+    #[test]
+    fn the_specification_is_read() {
+        let promises = parse(TEXT);
+        assert_eq!(promises.len(), 2);
+        assert_eq!((promises[0].id.as_str(), promises[0].title.as_str()), ("V1", "The device is found"));
+        assert_eq!(promises[0].tests, ["vm::found", "device::tests::capset"]);
+        assert_eq!(promises[1].tests, ["direct::errors"]);
+    }
+
+    #[test]
+    fn claims_are_read() {
+        let claims = scan(CODE, "f.rs");
+        let found: Vec<(&str, &str)> =
+            claims.iter().map(|claim| (claim.promise.as_str(), claim.test.as_deref().unwrap())).collect();
+        assert_eq!(found, [("V1", "found"), ("V1", "capset"), ("C12", "capset"), ("C12", "errors")]);
+        assert_eq!(claims[1].place, "f.rs:5");
+        assert_eq!(scan("// Promise: V1\nstruct X;\n", "f.rs")[0].test, None);
+    }
+
+    #[test]
+    fn a_promise_is_kept_only_by_green_tests_that_say_so() {
+        use Verdict::{Failed, Passed, Skipped};
+        let promises = parse(TEXT);
+        let mut claims = scan(CODE, "f.rs");
+        claims.remove(2);
+        let all = [("vm::found", Passed), ("device::tests::capset", Passed), ("direct::errors", Passed)];
+        assert_eq!(verdicts(&judge(&promises, &claims, &record(&all))), [("V1", Passed), ("C12", Passed)]);
+        // One red.
+        let red = [("vm::found", Failed), ("device::tests::capset", Passed), ("direct::errors", Passed)];
+        assert_eq!(verdicts(&judge(&promises, &claims, &record(&red)))[0], ("V1", Failed));
+        // One missing.
+        assert_eq!(verdicts(&judge(&promises, &claims, &record(&all[..2])))[1], ("C12", Failed));
+        // All of one promise skipped; some of another.
+        let skipped =
+            [("vm::found", Skipped), ("device::tests::capset", Passed), ("direct::errors", Skipped)];
+        let results = judge(&promises, &claims, &record(&skipped));
+        assert_eq!(verdicts(&results), [("V1", Passed), ("C12", Skipped)]);
+        // A named test that does not say so.
+        claims.remove(0);
+        assert_eq!(verdicts(&judge(&promises, &claims, &record(&all)))[0], ("V1", Failed));
+    }
+
+    #[test]
+    fn a_promise_without_test_and_a_claim_without_promise_fail() {
+        let promises = parse("### G1 — Nothing holds this\n\nTest: later\n");
+        let claims = scan(
+            "// Promise: G7\n#[test]\nfn lonely() {}\n// Promise: G1\n#[test]\nfn unnamed() {}\n",
+            "f.rs",
+        );
+        let results = judge(&promises, &claims, &record(&[]));
+        assert_eq!(results.len(), 3);
+        assert!(results.iter().all(|result| result.verdict == Verdict::Failed));
+        assert_eq!(results[0].reason, "it names no test");
+
+        let unknown = judge(
+            &parse("### Z1 — No such area\n\nTest: `a::b`\n"),
+            &[],
+            &record(&[("a::b", Verdict::Passed)]),
+        );
+        assert!(unknown[0].reason.contains("areas"));
+    }
+}

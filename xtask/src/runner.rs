@@ -1,0 +1,269 @@
+//! Runs the tests of a compiled test binary, each in a process of its own.
+//!
+//! So a test that hangs is ended without taking others along, one that leaves processes behind is found out, and every
+//! test has its own time. A test that prints a line `SKIP: reason` and succeeds counts as skipped.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use sluice_tests::process::{self, Finished};
+
+use crate::cargo::TestBinary;
+use crate::record::{TestResult, Verdict};
+
+/// What a run of a binary depends on.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan<'plan> {
+    /// Only tests whose name contains this.
+    pub filter: &'plan str,
+    /// Also those marked `#[ignore]`, which are for the full tier.
+    pub ignored_too: bool,
+    /// At once.
+    pub parallel: usize,
+    /// For each test.
+    pub limit: Duration,
+    /// Added to each test's environment.
+    pub environment: &'plan [(&'plan str, &'plan str)],
+    /// Show each test, not only those that fail.
+    pub verbose: bool,
+}
+
+/// Runs all tests of a binary that match the plan.
+pub(crate) fn run(binary: &TestBinary, plan: &Plan<'_>) -> Result<Vec<TestResult>> {
+    let ignored = list(binary, &["--ignored"])?;
+    let names: Vec<String> = list(binary, &[])?
+        .into_iter()
+        .filter(|name| format!("{}::{name}", binary.name).contains(plan.filter))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::with_capacity(names.len()));
+    thread::scope(|scope| {
+        for _ in 0..plan.parallel.clamp(1, names.len().max(1)) {
+            scope.spawn(|| {
+                while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = run_one(binary, plan, name, ignored.contains(name));
+                    show(plan, &result);
+                    results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(result);
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    results.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(results)
+}
+
+fn list(binary: &TestBinary, more: &[&str]) -> Result<BTreeSet<String>> {
+    let mut command = Command::new(&binary.path);
+    command.args(["--list", "--format", "terse"]).args(more).current_dir(&binary.folder);
+    let listed = process::output_of(&mut command, Duration::from_secs(60))
+        .with_context(|| format!("listing the tests of {}", binary.name))?;
+    Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &str, ignored: bool) -> TestResult {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("{}::{test}", binary.name);
+    if ignored && !plan.ignored_too {
+        return TestResult {
+            name,
+            verdict: Verdict::Skipped,
+            seconds: 0.0,
+            reason: "for the full tier".to_owned(),
+        };
+    }
+    let id = format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+    let mut command = Command::new(&binary.path);
+    command.args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]);
+    command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).env("SLUICE_TEST_RUN", &id);
+    command.envs(plan.environment.iter().copied());
+    let started = Instant::now();
+    let finished = process::run(&mut command, plan.limit);
+    let seconds = started.elapsed().as_secs_f64();
+    let left_behind = end_leftovers(&format!("SLUICE_TEST_RUN={id}"), finished.is_ok());
+    let (verdict, reason) = judge(finished, &left_behind);
+    TestResult { name, verdict, seconds, reason }
+}
+
+/// Ends every process that inherited the marker. After a test that ended by itself they first get a moment, because the
+/// end of a process and the end of those it has just killed are not one instant.
+fn end_leftovers(marker: &str, grace: bool) -> Vec<String> {
+    let deadline = Instant::now() + if grace { Duration::from_secs(3) } else { Duration::ZERO };
+    let mut left = process::with_environment(marker);
+    while !left.is_empty() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(20));
+        left = process::with_environment(marker);
+    }
+    for (id, _) in &left {
+        process::kill(*id);
+    }
+    left.into_iter().map(|(id, name)| format!("{name} ({id})")).collect()
+}
+
+fn judge(finished: Result<Finished>, left_behind: &[String]) -> (Verdict, String) {
+    let finished = match finished {
+        Ok(finished) => finished,
+        Err(error) => return (Verdict::Failed, format!("{error:#}")),
+    };
+    let output = || process::tail(&format!("{}\n{}", finished.stdout, finished.stderr), 60);
+    if !finished.status.success() {
+        return (Verdict::Failed, format!("{}\n{}", finished.status, output()));
+    }
+    if !left_behind.is_empty() {
+        return (Verdict::Failed, format!("left behind: {}\n{}", left_behind.join(", "), output()));
+    }
+    if finished.stdout.contains("running 0 tests") {
+        return (Verdict::Failed, "the binary no longer knows this test".to_owned());
+    }
+    match finished.stdout.lines().find_map(|line| line.split_once("SKIP: ")) {
+        Some((_, reason)) => (Verdict::Skipped, reason.trim().to_owned()),
+        None => (Verdict::Passed, String::new()),
+    }
+}
+
+fn show(plan: &Plan<'_>, result: &TestResult) {
+    let TestResult { name, verdict, seconds, reason } = result;
+    match verdict {
+        Verdict::Failed => println!("    FAILED   {name} ({seconds:.2} s)\n{}", indent(reason)),
+        Verdict::Skipped if plan.verbose => println!("    skipped  {name}: {reason}"),
+        Verdict::Passed if plan.verbose => println!("    passed   {name} ({seconds:.2} s)"),
+        Verdict::Skipped | Verdict::Passed => {}
+    }
+}
+
+fn indent(text: &str) -> String {
+    text.lines().map(|line| format!("        {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// Runs a check that is no test binary as if it were one test.
+pub(crate) fn check(name: &str, limit: Duration, command: &mut Command) -> TestResult {
+    let started = Instant::now();
+    let (verdict, reason) = judge_check(process::run(command, limit));
+    TestResult { name: name.to_owned(), verdict, seconds: started.elapsed().as_secs_f64(), reason }
+}
+
+fn judge_check(finished: Result<Finished>) -> (Verdict, String) {
+    match finished {
+        Ok(finished) if finished.status.success() => (Verdict::Passed, String::new()),
+        other => judge(other, &[]),
+    }
+}
+
+/// Tests in the documentation, as `cargo test --doc` reports them.
+pub(crate) fn documentation_tests(command: &mut Command, limit: Duration) -> Result<Vec<TestResult>> {
+    let finished = process::run(command, limit)?;
+    let results = parse_documentation_tests(&finished.stdout);
+    if !finished.status.success() && results.iter().all(|result| result.verdict != Verdict::Failed) {
+        bail!("{}: {}\n{}", process::display(command), finished.status, process::tail(&finished.stderr, 60));
+    }
+    Ok(results)
+}
+
+fn parse_documentation_tests(output: &str) -> Vec<TestResult> {
+    output
+        .lines()
+        .filter_map(|line| {
+            let (name, verdict) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
+            let verdict = match verdict.trim() {
+                "ok" => Verdict::Passed,
+                "ignored" => Verdict::Skipped,
+                _ => Verdict::Failed,
+            };
+            let reason = if verdict == Verdict::Failed { process::tail(output, 60) } else { String::new() };
+            Some(TestResult { name: format!("doc::{name}"), verdict, seconds: 0.0, reason })
+        })
+        .collect()
+}
+
+/// Whether a program of the toolchain is there, as a reason to skip if not.
+pub(crate) fn missing(what: &str, there: bool) -> Option<String> {
+    (!there).then(|| format!("{what} is not installed"))
+}
+
+/// A path for a message, relative to the checkout where it can be.
+pub(crate) fn shown(path: &Path) -> String {
+    path.strip_prefix(sluice_tests::paths::workspace()).unwrap_or(path).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stand-in for a test binary: a shell script that understands the options used here.
+    fn binary(folder: &Path, tests: &str) -> TestBinary {
+        let path = folder.join("fake");
+        let script = format!(
+            "#!/bin/sh\ncase \"$*\" in\n*--ignored) echo 'slow: test';;\n--list*) printf '{}';;\nesac\n\
+             [ \"$1\" = --exact ] || exit 0\ncase $2 in\n{tests}\nesac\n",
+            "good: test\\nbad: test\\nhangs: test\\nleaks: test\\nskips: test\\nslow: test\\nspeed: bench\\n"
+        );
+        // Written by another process: were the file open for writing here, a test that forks at that moment would
+        // inherit it, and a file that is open for writing cannot be executed.
+        let mut write = Command::new("sh");
+        write.args(["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\""]).arg(&path).arg(script);
+        assert!(write.status().unwrap().success());
+        TestBinary { name: "fake".to_owned(), path, folder: folder.to_path_buf() }
+    }
+
+    const TESTS: &str = "good) exit 0;;\nbad) echo why; exit 101;;\nhangs) exec sleep 1000;;\n\
+                         leaks) sleep 1000 > /dev/null 2>&1 & exit 0;;\nskips) echo 'SKIP: no such hardware';;\n\
+                         slow) exit 0;;";
+
+    fn plan(filter: &str) -> Plan<'_> {
+        Plan {
+            filter,
+            ignored_too: false,
+            parallel: 2,
+            limit: Duration::from_secs(2),
+            environment: &[],
+            verbose: false,
+        }
+    }
+
+    #[test]
+    fn every_kind_of_end_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let results = run(&binary(folder.path(), TESTS), &plan("")).unwrap();
+        let verdicts: Vec<(&str, Verdict)> =
+            results.iter().map(|result| (result.name.as_str(), result.verdict)).collect();
+        assert_eq!(
+            verdicts,
+            [
+                ("fake::bad", Verdict::Failed),
+                ("fake::good", Verdict::Passed),
+                ("fake::hangs", Verdict::Failed),
+                ("fake::leaks", Verdict::Failed),
+                ("fake::skips", Verdict::Skipped),
+                ("fake::slow", Verdict::Skipped),
+            ]
+        );
+        assert!(results[0].reason.contains("why"));
+        assert!(results[2].reason.contains("did not end"));
+        assert!(results[3].reason.contains("left behind: sleep"));
+        assert_eq!(results[4].reason, "no such hardware");
+    }
+
+    #[test]
+    fn the_full_tier_runs_what_is_ignored_and_a_filter_leaves_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let full = Plan { ignored_too: true, ..plan("fake::slow") };
+        let results = run(&binary(folder.path(), TESTS), &full).unwrap();
+        assert_eq!(results.len(), 1);
+        assert_eq!(results[0].verdict, Verdict::Passed);
+    }
+
+    #[test]
+    fn documentation_tests_are_read() {
+        let output =
+            "running 2 tests\ntest src/a.rs - a::b (line 3) ... ok\ntest src/c.rs - c (line 9) ... FAILED\n";
+        let results = parse_documentation_tests(output);
+        assert_eq!(results[0].name, "doc::src/a.rs - a::b (line 3)");
+        assert_eq!((results[0].verdict, results[1].verdict), (Verdict::Passed, Verdict::Failed));
+    }
+}

@@ -1,0 +1,21 @@
+//! Everything that must be there before a guest can boot and a CUDA program can be compiled.
+
+use anyhow::Result;
+use sluice_tests::debian::{self, Kernel, Series};
+use sluice_tests::programs::{self, Program};
+
+/// Sets up; does nothing that is already done.
+pub(crate) fn run() -> Result<bool> {
+    prepare()?;
+    println!("setup: everything is there");
+    Ok(true)
+}
+
+/// The same for a command that goes on, with the programs it can use.
+pub(crate) fn prepare() -> Result<Vec<Program>> {
+    debian::ensure_packages()?;
+    for series in Series::ALL {
+        Kernel::fetch(series)?;
+    }
+    programs::compile_all()
+}

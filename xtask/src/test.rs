@@ -1,0 +1,341 @@
+//! `cargo xtask test`: everything that says whether this tree is good, into one record.
+
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use clap::{Args, ValueEnum};
+use sluice_tests::{paths, process};
+
+use crate::cargo::{build_tests, cargo, nightly_cargo, run_visibly, target_folder, works};
+use crate::record::{Machine, Record, TestResult, Verdict};
+use crate::runner::{self, Plan, missing};
+use crate::{promises, record_file, setup};
+
+/// One check that is no test must end within this.
+const CHECK: Duration = Duration::from_secs(1200);
+/// One test.
+const TEST: Duration = Duration::from_secs(180);
+/// One test with a virtual machine under software emulation.
+const VM_TEST: Duration = Duration::from_secs(900);
+
+/// Test binaries whose tests run one at a time: machines of their own, or figures that others would spoil.
+const ALONE: &[&str] = &["vm", "figures"];
+/// Test binaries whose tests boot machines.
+const WITH_VM: &[&str] = &["vm", "guest"];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Tier {
+    /// What every change must pass; under 25 minutes on two cores.
+    Ci,
+    /// Also the long tests, miri and the address sanitizer.
+    Full,
+}
+
+impl Tier {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ci => "ci",
+            Self::Full => "full",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Stage {
+    /// Formatting.
+    Fmt,
+    /// Lints.
+    Clippy,
+    /// Unit and integration tests, virtual machines among them.
+    Tests,
+    /// Tests in documentation.
+    Doctests,
+    /// All interleavings of the ring, of parking and waking.
+    Loom,
+    /// The documentation builds, and generated pages are up to date.
+    Docs,
+    /// Licences, bans, sources, advisories of dependencies.
+    Deny,
+    /// Undefined behaviour, by interpretation.
+    Miri,
+    /// Memory errors, by instrumentation.
+    Asan,
+    /// The specification's promises.
+    Promises,
+}
+
+/// Run the tests.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// How much to run.
+    #[arg(long, value_enum, default_value = "ci")]
+    tier: Tier,
+    /// Only these stages; the run then proves no promise.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Stage>,
+    /// Only tests whose full name (`binary::path::test`) contains this.
+    #[arg(long, default_value = "")]
+    filter: String,
+    /// Do not install or download anything first.
+    #[arg(long)]
+    skip_setup: bool,
+    /// Name each test, not only those that fail.
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// Runs the chosen stages; true when nothing failed.
+pub(crate) fn run(options: &Options) -> Result<bool> {
+    let started = Instant::now();
+    let mut record = Record {
+        commit: commit()?,
+        tier: options.tier.name().to_owned(),
+        partial: !options.only.is_empty() || !options.filter.is_empty(),
+        started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        machine: Machine::this(),
+        ..Record::default()
+    };
+    println!("Testing {} (tier {}, {} CPUs)", record.commit, record.tier, record.machine.cpus);
+    for stage in Stage::value_variants() {
+        if !options.only.is_empty() && !options.only.contains(stage) {
+            continue;
+        }
+        let stage_started = Instant::now();
+        let name = stage.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        println!("{name}");
+        let results = run_stage(*stage, options, &record).unwrap_or_else(|error| {
+            let reason = format!("{error:#}");
+            vec![TestResult {
+                name: format!("stage::{name}"),
+                verdict: Verdict::Failed,
+                seconds: 0.0,
+                reason,
+            }]
+        });
+        summarise(&results, stage_started.elapsed());
+        record.tests.extend(results);
+        // After every stage, so that an interrupted run leaves what it knows.
+        record.seconds = started.elapsed().as_secs_f64();
+        record.write(&record_file()?)?;
+    }
+    Ok(conclude(&record, started.elapsed()))
+}
+
+fn conclude(record: &Record, elapsed: Duration) -> bool {
+    let failed: Vec<&TestResult> =
+        record.tests.iter().filter(|test| test.verdict == Verdict::Failed).collect();
+    println!("\nrecord: {}", record_file().map(|path| runner::shown(&path)).unwrap_or_default());
+    println!("time: {:.0} s", elapsed.as_secs_f64());
+    for test in &failed {
+        println!("failed: {}", test.name);
+    }
+    let passed = record.count(Verdict::Passed);
+    let good = failed.is_empty() && passed > 0;
+    println!("{passed} passed, {} failed, {} skipped", failed.len(), record.count(Verdict::Skipped));
+    println!("test: {}", if good { "PASS" } else { "FAIL" });
+    good
+}
+
+fn summarise(results: &[TestResult], elapsed: Duration) {
+    let count = |verdict| results.iter().filter(|result| result.verdict == verdict).count();
+    let (passed, failed) = (count(Verdict::Passed), count(Verdict::Failed));
+    for result in results.iter().filter(|result| result.name.starts_with("stage::")) {
+        match result.verdict {
+            Verdict::Failed => println!("    {}", result.reason.replace('\n', "\n    ")),
+            Verdict::Skipped => println!("    skipped: {}", result.reason),
+            Verdict::Passed => {}
+        }
+    }
+    println!(
+        "    {passed} passed, {failed} failed, {} skipped in {:.1} s",
+        count(Verdict::Skipped),
+        elapsed.as_secs_f64()
+    );
+}
+
+fn run_stage(stage: Stage, options: &Options, record: &Record) -> Result<Vec<TestResult>> {
+    match stage {
+        Stage::Fmt => Ok(vec![runner::check("stage::fmt", CHECK, cargo().args(["fmt", "--all", "--check"]))]),
+        Stage::Clippy => Ok(vec![runner::check(
+            "stage::clippy",
+            CHECK,
+            cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+        )]),
+        Stage::Tests => tests(options),
+        Stage::Doctests => {
+            runner::documentation_tests(cargo().args(["test", "--release", "--workspace", "--doc"]), CHECK)
+        }
+        Stage::Loom => loom(options),
+        Stage::Docs => Ok(docs()),
+        Stage::Deny => deny(),
+        Stage::Miri => Ok(vec![miri(options.tier)]),
+        Stage::Asan => asan(options),
+        Stage::Promises => {
+            if record.partial {
+                let reason = "only part of the tests ran".to_owned();
+                return Ok(vec![skipped("stage::promises", reason)]);
+            }
+            let mut results = promises::check(record)?;
+            for result in results.iter_mut().filter(|result| result.verdict == Verdict::Failed) {
+                println!(
+                    "    BROKEN   {}\n        {}",
+                    result.name,
+                    result.reason.replace('\n', "\n        ")
+                );
+            }
+            for result in &mut results {
+                result.name = format!("promise::{}", result.name);
+            }
+            Ok(results)
+        }
+    }
+}
+
+fn skipped(name: &str, reason: String) -> TestResult {
+    TestResult { name: name.to_owned(), verdict: Verdict::Skipped, seconds: 0.0, reason }
+}
+
+/// Everything is built for release: what ships is what is tested, and it is built once.
+fn tests(options: &Options) -> Result<Vec<TestResult>> {
+    if !options.skip_setup {
+        setup::prepare().context("setting up")?;
+    }
+    run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
+    let binaries =
+        build_tests(cargo().args(["test", "--release", "--workspace", "--lib", "--bins", "--tests"]))?;
+    let mut results = Vec::new();
+    for binary in &binaries {
+        let name = binary.name.as_str();
+        let with_vm = WITH_VM.contains(&name);
+        let plan = Plan {
+            filter: &options.filter,
+            ignored_too: options.tier == Tier::Full,
+            parallel: if ALONE.contains(&name) { 1 } else { Machine::this().cpus },
+            limit: if with_vm { VM_TEST } else { TEST },
+            environment: &[("SLUICE_TIER", options.tier.name())],
+            verbose: options.verbose || with_vm,
+        };
+        results.extend(run_binary(binary, &plan)?);
+    }
+    Ok(results)
+}
+
+fn run_binary(binary: &crate::cargo::TestBinary, plan: &Plan<'_>) -> Result<Vec<TestResult>> {
+    let started = Instant::now();
+    let results = runner::run(binary, plan)?;
+    if !results.is_empty() {
+        let failed = results.iter().filter(|result| result.verdict == Verdict::Failed).count();
+        let sign = if failed == 0 { "ok" } else { "FAILED" };
+        println!(
+            "    {:<28} {:>5} tests  {:>7.1} s  {sign}",
+            binary.name,
+            results.len(),
+            started.elapsed().as_secs_f64()
+        );
+    }
+    Ok(results)
+}
+
+/// Loom replaces atomics and threads at compile time, hence a build and a folder of its own.
+fn loom(options: &Options) -> Result<Vec<TestResult>> {
+    let mut build = cargo();
+    build.args(["test", "--release", "--package", "sluice-protocol", "--lib", "--tests"]);
+    build.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target_folder()?.join("loom"));
+    let mut results = Vec::new();
+    for binary in build_tests(&mut build)? {
+        let plan = Plan {
+            filter: "loom_",
+            ignored_too: options.tier == Tier::Full,
+            parallel: Machine::this().cpus,
+            limit: CHECK,
+            environment: &[],
+            verbose: options.verbose,
+        };
+        results.extend(run_binary(&binary, &plan)?);
+    }
+    Ok(results)
+}
+
+fn docs() -> Vec<TestResult> {
+    let mut doc = cargo();
+    doc.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+    vec![runner::check("stage::docs", CHECK, &mut doc)]
+}
+
+fn deny() -> Result<Vec<TestResult>> {
+    let file = paths::workspace().join("deny.toml");
+    let reason = missing("cargo-deny", works("cargo", ["deny", "--version"]))
+        .or_else(|| (!file.exists()).then(|| "there is no deny.toml".to_owned()));
+    if let Some(reason) = reason {
+        return Ok(vec![skipped("stage::deny", reason)]);
+    }
+    let rules = runner::check(
+        "stage::deny",
+        CHECK,
+        cargo().args(["deny", "--all-features", "check", "bans", "licenses", "sources"]),
+    );
+    // Their database is on the network, which is not everywhere; without it nothing was checked, and that is said.
+    let finished = process::run(cargo().args(["deny", "--all-features", "check", "advisories"]), CHECK)?;
+    let unreachable = ["failed to fetch advisory database", "failed to load advisory database"];
+    let advisories = if finished.status.success() {
+        TestResult {
+            name: "stage::deny-advisories".to_owned(),
+            verdict: Verdict::Passed,
+            seconds: finished.elapsed.as_secs_f64(),
+            reason: String::new(),
+        }
+    } else if unreachable.iter().any(|text| finished.stderr.contains(text)) {
+        skipped("stage::deny-advisories", "the advisory database cannot be reached".to_owned())
+    } else {
+        TestResult {
+            name: "stage::deny-advisories".to_owned(),
+            verdict: Verdict::Failed,
+            seconds: finished.elapsed.as_secs_f64(),
+            reason: process::tail(&finished.stderr, 60),
+        }
+    };
+    Ok(vec![rules, advisories])
+}
+
+/// Packages in which guest bytes and shared memory are handled.
+const CAREFUL: &[&str] =
+    &["--package", "sluice-protocol", "--package", "sluice-shared-memory", "--package", "sluice-cuda-abi"];
+
+fn miri(tier: Tier) -> TestResult {
+    let reason = missing("miri", works("rustup", ["run", "nightly", "cargo", "miri", "--version"]))
+        .or_else(|| (tier == Tier::Ci).then(|| "for the full tier".to_owned()));
+    match reason {
+        Some(reason) => skipped("stage::miri", reason),
+        None => runner::check(
+            "stage::miri",
+            Duration::from_secs(3600),
+            nightly_cargo()
+                .args(["miri", "test", "--lib"])
+                .args(CAREFUL)
+                .env("MIRIFLAGS", "-Zmiri-disable-isolation")
+                // Interpretation is a thousand times slower; a few random cases still reach every line.
+                .env("PROPTEST_CASES", "4"),
+        ),
+    }
+}
+
+fn asan(options: &Options) -> Result<Vec<TestResult>> {
+    let reason = missing("the nightly toolchain", works("rustup", ["run", "nightly", "rustc", "--version"]))
+        .or_else(|| (options.tier == Tier::Ci).then(|| "for the full tier".to_owned()));
+    if let Some(reason) = reason {
+        return Ok(vec![skipped("stage::asan", reason)]);
+    }
+    let mut test = nightly_cargo();
+    test.args(["test", "--lib", "--target", "x86_64-unknown-linux-gnu"]).args(CAREFUL);
+    test.env("RUSTFLAGS", "-Zsanitizer=address").env("CARGO_TARGET_DIR", target_folder()?.join("asan"));
+    Ok(vec![runner::check("stage::asan", Duration::from_secs(3600), &mut test)])
+}
+
+fn commit() -> Result<String> {
+    let mut git = Command::new("git");
+    git.args(["describe", "--always", "--dirty", "--abbrev=12"]).current_dir(paths::workspace());
+    let finished = process::run(&mut git, Duration::from_secs(30)).context("asking git for the commit")?;
+    let name = finished.stdout.trim();
+    Ok(if name.is_empty() { "unknown".to_owned() } else { name.to_owned() })
+}
