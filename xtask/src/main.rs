@@ -5,6 +5,7 @@
 mod bench;
 mod cargo;
 mod demo;
+mod docs;
 mod fuzz;
 mod promises;
 mod record;
@@ -41,6 +42,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Run the benchmarks.
     Bench(bench::Options),
+    /// Write the pages of docs/ that are derived from the code.
+    Docs(docs::Options),
 }
 
 /// Where the record of a test run goes.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Promises => promises::run(),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Docs(options) => docs::run(&options),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

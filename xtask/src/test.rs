@@ -10,7 +10,7 @@ use sluice_tests::{paths, process};
 use crate::cargo::{build_tests, cargo, nightly_cargo, run_visibly, target_folder, works};
 use crate::record::{Machine, Record, TestResult, Verdict};
 use crate::runner::{self, Plan, missing};
-use crate::{promises, record_file, setup};
+use crate::{docs, promises, record_file, setup};
 
 /// One check that is no test must end within this.
 const CHECK: Duration = Duration::from_secs(1200);
@@ -167,7 +167,7 @@ fn run_stage(stage: Stage, options: &Options, record: &Record) -> Result<Vec<Tes
             runner::documentation_tests(cargo().args(["test", "--release", "--workspace", "--doc"]), CHECK)
         }
         Stage::Loom => loom(options),
-        Stage::Docs => Ok(docs()),
+        Stage::Docs => documentation(),
         Stage::Deny => deny(),
         Stage::Miri => Ok(vec![miri(options.tier)]),
         Stage::Asan => asan(options),
@@ -257,10 +257,19 @@ fn loom(options: &Options) -> Result<Vec<TestResult>> {
     Ok(results)
 }
 
-fn docs() -> Vec<TestResult> {
+fn documentation() -> Result<Vec<TestResult>> {
     let mut doc = cargo();
     doc.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
-    vec![runner::check("stage::docs", CHECK, &mut doc)]
+    let built = runner::check("stage::docs", CHECK, &mut doc);
+    let stale = docs::stale()?;
+    let reason = stale.iter().map(|page| format!("{page} is out of date; `cargo xtask docs` writes it"));
+    let generated = TestResult {
+        name: "stage::docs-generated".to_owned(),
+        verdict: if stale.is_empty() { Verdict::Passed } else { Verdict::Failed },
+        seconds: 0.0,
+        reason: reason.collect::<Vec<_>>().join("\n"),
+    };
+    Ok(vec![built, generated])
 }
 
 fn deny() -> Result<Vec<TestResult>> {

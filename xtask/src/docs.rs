@@ -1,0 +1,141 @@
+//! `cargo xtask docs`: pages that are derived from the code, so that they cannot say anything else.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use sluice_protocol::calls::{C, Parameter, VERSION, WIRE, WireRow};
+use sluice_tests::paths;
+
+use crate::runner;
+
+/// Write the generated pages of docs/.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Write nothing; fail when a page is out of date.
+    #[arg(long)]
+    check: bool,
+}
+
+struct Page {
+    path: PathBuf,
+    text: String,
+}
+
+/// Writes the pages, or compares them.
+pub(crate) fn run(options: &Options) -> Result<bool> {
+    if options.check {
+        let stale = stale()?;
+        for page in &stale {
+            println!("{page} is out of date; `cargo xtask docs` writes it");
+        }
+        return Ok(stale.is_empty());
+    }
+    for page in pages() {
+        fs::create_dir_all(page.path.parent().context("a page lies in a folder")?)?;
+        fs::write(&page.path, page.text).with_context(|| format!("writing {}", page.path.display()))?;
+        println!("wrote {}", runner::shown(&page.path));
+    }
+    Ok(true)
+}
+
+/// The pages that differ from what the code says.
+pub(crate) fn stale() -> Result<Vec<String>> {
+    let mut stale = Vec::new();
+    for page in pages() {
+        let there = match fs::read_to_string(&page.path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error).with_context(|| format!("reading {}", page.path.display())),
+        };
+        if there != page.text {
+            stale.push(runner::shown(&page.path));
+        }
+    }
+    Ok(stale)
+}
+
+fn pages() -> Vec<Page> {
+    vec![Page { path: paths::workspace().join("docs/protocol.md"), text: protocol() }]
+}
+
+fn protocol() -> String {
+    let mut text = format!(
+        "<!-- Generated from protocol/src/calls.rs by `cargo xtask docs`. Do not edit. -->\n\n\
+         # The calls between a guest and its worker\n\n\
+         Version {VERSION} of the records; {} calls cross, {} functions of the driver are listed.\n\n\
+         A `post` is not answered: it is complete when its stream's sequence says so. A `sync` is answered in a reply \
+         slot. Ids are stable and never reused. The kinds of parameters are types of `protocol/src/field.rs`, which \
+         check what they decode.\n\n\
+         ## What crosses\n",
+        WIRE.len(),
+        C.len()
+    );
+    for row in WIRE {
+        wire_row(&mut text, row);
+    }
+    text.push_str(
+        "\n## Functions of the driver\n\n\
+         `local` is answered in the guest, `hand` uses the calls above, `driver` is for the worker alone. *Since* is the \
+         CUDA version in which the function appeared.\n\n\
+         | id | since | class | function | with the thread's own default stream |\n|---|---|---|---|---|\n",
+    );
+    for row in C {
+        let twins = row.per_thread.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let (major, minor) = (row.since / 1000, row.since % 1000 / 10);
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "| {:#06x} | {major}.{minor} | {} | `{}` | {twins} |",
+            row.id, row.class, row.name
+        );
+    }
+    text
+}
+
+fn wire_row(text: &mut String, row: &WireRow) {
+    let _ = writeln!(text, "\n### {:#06x} `{}` ({})\n", row.id, row.name, row.class);
+    for line in row.doc {
+        // Links are for rustdoc.
+        let _ = writeln!(text, "{}", line.trim().replace("[`", "`").replace("`]", "`"));
+    }
+    for (what, parameters) in [("takes", row.parameters), ("answers", row.results)] {
+        if !parameters.is_empty() {
+            let _ = writeln!(text, "\n- {what}: {}", list(parameters));
+        }
+    }
+}
+
+fn list(parameters: &[Parameter]) -> String {
+    let one = |parameter: &Parameter| {
+        // The compiler spaces and wraps types as it likes; a page must not depend on that.
+        let mut kind = parameter.kind.split_whitespace().collect::<Vec<_>>().join(" ");
+        for (loose, tight) in [(" :: ", "::"), (" < ", "<"), ("< ", "<"), (" >", ">"), ("{ ", ""), (" }", "")]
+        {
+            kind = kind.replace(loose, tight);
+        }
+        format!("`{}: {kind}`", parameter.name)
+    };
+    parameters.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_and_every_function_is_on_the_page() {
+        let page = protocol();
+        for row in WIRE {
+            assert!(page.contains(&format!("### {:#06x} `{}` ({})", row.id, row.name, row.class)));
+        }
+        for row in C {
+            assert!(
+                page.contains(&format!("| {:#06x} |", row.id))
+                    && page.contains(&format!("| `{}` |", row.name))
+            );
+        }
+    }
+}
