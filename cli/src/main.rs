@@ -1,3 +1,106 @@
-//! The sluice command line.
+//! `sluice`, the command line: runs programs of this host through Sluice, serves a VM, says what is running.
+//!
+//! It starts the real, separate processes and is their supervisor ([`backend`]); it must never do any of their work itself.
 
-fn main() {}
+mod backend;
+mod files;
+mod host;
+mod program;
+mod run;
+mod signals;
+mod status;
+
+use std::{
+    path::PathBuf,
+    process::{ExitCode, ExitStatus},
+};
+
+use clap::{Parser, Subcommand};
+
+/// Give programs and virtual machines a share of a GPU.
+#[derive(Debug, Parser)]
+#[command(name = "sluice", version, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(after_help = "\
+Examples:
+  sluice run -- ./vectorAdd              run a CUDA program through Sluice, on the software GPU
+  sluice run --native -- ./vectorAdd     the same straight on the driver, for comparison
+  sluice host --dir /tmp/vm1             serve one VM; prints the socket for QEMU
+  sluice status --dir /tmp/vm1           what is running there
+
+Sluice finds its programs and libraries beside `sluice` itself, or in /usr/libexec/sluice and /usr/lib/sluice; \
+SLUICE_LIBEXEC names another directory.")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a program of this machine through Sluice, without a VM
+    ///
+    /// Starts a daemon, a device and, for each process that uses CUDA, a worker, in a temporary directory; runs the
+    /// program with Sluice's libcuda.so.1 in front of any other; and ends all of them with it. Standard input, output,
+    /// signals and the exit status are the program's.
+    Run(run::Arguments),
+    /// Serve one VM, in the foreground, until SIGTERM or Ctrl-C
+    ///
+    /// Prints a line `vhost-user socket: PATH` when a VMM can connect, for instance
+    /// `qemu-system-x86_64 -chardev socket,id=sluice,path=PATH -device vhost-user-gpu-pci,chardev=sluice …`.
+    Host(host::Arguments),
+    /// Print what a running sluiced has, as JSON
+    Status(status::Arguments),
+}
+
+/// Options of everything that starts a backend.
+#[derive(Debug, clap::Args)]
+struct BackendOptions {
+    /// The CUDA driver library to compute on [default: the software GPU, libsoftgpu_cuda.so]
+    #[arg(long, value_name = "PATH")]
+    driver: Option<PathBuf>,
+    /// What Sluice's own processes say on standard error: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Run(arguments) => run::run(arguments),
+        Command::Host(arguments) => host::host(arguments).map(|()| Ended::Exited(0)),
+        Command::Status(arguments) => status::status(&arguments).map(|()| Ended::Exited(0)),
+    };
+    match result {
+        Ok(Ended::Exited(code)) => ExitCode::from(code),
+        Ok(Ended::Killed(signal)) => {
+            // So that a shell sees what became of the program. Everything of ours has been dropped by now.
+            signals::die_of(signal);
+            ExitCode::from(128_u8.wrapping_add(u8::try_from(signal).unwrap_or(0)))
+        }
+        Err(error) => {
+            eprintln!("sluice: {error:#}");
+            // As env and timeout have it: 125 is the tool's own failure, 127 a program that is not there, 126 one that
+            // cannot be run.
+            match error.downcast_ref::<program::StartError>() {
+                Some(error) => ExitCode::from(error.code()),
+                None => ExitCode::from(125),
+            }
+        }
+    }
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Exited(u8),
+    Killed(i32),
+}
+
+impl From<ExitStatus> for Ended {
+    fn from(status: ExitStatus) -> Self {
+        use std::os::unix::process::ExitStatusExt as _;
+        match (status.code(), status.signal()) {
+            // The kernel keeps eight bits.
+            (Some(code), _) => Self::Exited(u8::try_from(code & 0xff).unwrap_or(u8::MAX)),
+            (None, signal) => Self::Killed(signal.unwrap_or(libc::SIGKILL)),
+        }
+    }
+}

@@ -1,1 +1,25 @@
-//! sluiced: registry, launcher and, later, the management API.
+//! `sluiced`, the one process per host that knows every VM and session, and the launcher that starts processes for it.
+//!
+//! Two programs come from this crate:
+//!
+//! - **`sluiced`** ([`daemon`]): has a device started for each configured VM, answers devices that want a worker for a
+//!   session ([`vm`]), and says what is running ([`status`]). It must never parse a guest byte, load a GPU library or sit
+//!   on the data path: killed, it leaves devices and workers running.
+//! - **`sluice-launcher`** ([`launcher`]): the only process that forks. It reads fixed-size messages, and starts only
+//!   the programs, users and VMs of its own command line.
+//!
+//! Descriptors flow down, requests flow up, on one SEQPACKET socket per authority ([`channel`]).
+
+pub mod channel;
+pub mod configuration;
+pub mod daemon;
+pub mod launcher;
+pub mod logging;
+pub mod rate;
+pub mod status;
+pub mod vm;
+
+mod cgroup;
+mod launching;
+mod spawn;
+mod watched;

@@ -1,0 +1,22 @@
+//! `sluice-launcher`: see [`sluice_daemon::launcher`].
+
+use std::os::fd::AsFd as _;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use sluice_daemon::{
+    launcher::{Arguments, Launcher},
+    logging,
+};
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    logging::start()?;
+    let own = |descriptor: std::os::fd::BorrowedFd<'_>| {
+        descriptor.try_clone_to_owned().context("cannot take over a socket")
+    };
+    let control = own(std::io::stdin().as_fd())?;
+    let lifeline = arguments.supervised.then(|| own(std::io::stdout().as_fd())).transpose()?;
+    Launcher::new(arguments, control, lifeline)?.run()?;
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! `sluiced`: see [`sluice_daemon::daemon`].
+
+use std::os::fd::AsFd as _;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use sluice_daemon::{
+    configuration::{Arguments, Configuration},
+    daemon, logging,
+};
+
+fn main() -> anyhow::Result<()> {
+    let configuration = Configuration::load(Arguments::parse())?;
+    logging::start()?;
+    let supervisor = configuration
+        .supervised
+        .then(|| std::io::stdin().as_fd().try_clone_to_owned().context("cannot take over standard input"))
+        .transpose()?;
+    daemon::run(configuration, supervisor)
+}

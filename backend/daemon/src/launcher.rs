@@ -1,0 +1,486 @@
+//! The launcher: the one process that forks.
+//!
+//! It owns what it takes to start devices and workers (privilege, paths, user ids, cgroups), all from its own command
+//! line, and waits for every process it started. It must never parse anything but fixed-size messages, nor take a path,
+//! a user or a VM from one; a message it does not understand is answered with an error and nothing else happens.
+//!
+//! One thread, one epoll set: the control socket to `sluiced`, a pidfd per child, and under a supervisor a lifeline.
+//!
+//! **When the launcher dies.** Devices and workers are to outlive it and `sluiced`, so that both can be restarted under a
+//! running VM: children carry no parent-death signal, since that signal fires exactly when re-adoption would be needed.
+//! Their nets are others: a worker ends when its control socket to the device closes. Under a supervisor (`sluice run`,
+//! `sluice host`) there is nothing to re-adopt and everything has to be gone with it: there, and only there, children do
+//! carry the signal, and the launcher outlives a killed `sluiced` until the supervisor's end closes the lifeline.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+    io,
+    os::unix::net::UnixListener,
+    path::PathBuf,
+};
+
+use rustix::{
+    buffer::spare_capacity,
+    event::epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    fd::{AsFd, BorrowedFd, OwnedFd},
+    fs::Mode,
+    io::Errno,
+    process::{Resource, Rlimit, Signal, WaitId, WaitIdOptions},
+};
+use sluice_protocol::{
+    control::{self, FromLauncher, ToLauncher},
+    limits,
+};
+use sluice_shared_memory::socket;
+
+use crate::{
+    cgroup::Cgroups,
+    configuration::{UidRange, VmSpec, device_socket},
+    spawn::{self, Program, Reserved},
+};
+
+/// Descriptors a device may have: five per session, and memory regions, resources and queues.
+const DEVICE_DESCRIPTORS: u64 = 8192;
+/// Descriptors a worker may have; drivers take a few hundred.
+const WORKER_DESCRIPTORS: u64 = 4096;
+/// Variables of the launcher's environment that its children get: names, or beginnings of names ending in `_`.
+const ENVIRONMENT: [&str; 4] = ["SLUICE_LOG", "SLUICE_SOFTGPU_", "CUDA_", "RUST_BACKTRACE"];
+/// Events taken from the kernel at once.
+const EVENTS: usize = 1024;
+
+/// The launcher's command line.
+#[derive(Debug, clap::Parser)]
+#[command(
+    name = "sluice-launcher",
+    version,
+    about = "Starts device and worker processes for sluiced. Not meant to be run by hand.",
+    long_about = "Starts device and worker processes for sluiced, which is at the other end of the SEQPACKET socket on \
+                  standard input. Not meant to be run by hand."
+)]
+pub struct Arguments {
+    /// The device program
+    #[arg(long, value_name = "PATH")]
+    pub device: PathBuf,
+    /// The worker program
+    #[arg(long, value_name = "PATH")]
+    pub worker: PathBuf,
+    /// Where the sockets of devices are made
+    #[arg(long, value_name = "DIR")]
+    pub socket_dir: PathBuf,
+    /// A VM that may be started; repeatable
+    #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1]")]
+    pub vms: Vec<VmSpec>,
+    /// User ids for workers
+    #[arg(long, value_name = "FIRST:COUNT")]
+    pub worker_uids: Option<UidRange>,
+    /// A delegated cgroup v2 directory
+    #[arg(long, value_name = "DIR")]
+    pub cgroup: Option<PathBuf>,
+    /// Standard output is the lifeline of a supervisor: when it closes, everything ends
+    #[arg(long)]
+    pub supervised: bool,
+}
+
+/// The launcher cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum LauncherError {
+    /// It cannot be set up.
+    #[error("cannot set up the launcher: {0}")]
+    SetUp(#[source] io::Error),
+    /// The kernel refuses to say what happened.
+    #[error("cannot wait for events: {0}")]
+    Wait(#[source] Errno),
+    /// The socket to `sluiced` is broken.
+    #[error("cannot read requests: {0}")]
+    Receive(#[source] Errno),
+}
+
+const CONTROL: u64 = 0;
+const LIFELINE: u64 = 1;
+const FIRST_CHILD: u64 = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Device,
+    Worker,
+}
+
+#[derive(Debug)]
+struct Child {
+    role: Role,
+    vm: u32,
+    pid: u32,
+    pidfd: OwnedFd,
+    uid: Option<u32>,
+    cgroup: Option<PathBuf>,
+}
+
+/// The launcher's state.
+#[derive(Debug)]
+pub struct Launcher {
+    reserved: Reserved,
+    socket_dir: PathBuf,
+    vms: Vec<VmSpec>,
+    device: Program,
+    worker: Program,
+    free_uids: Option<BTreeSet<u32>>,
+    cgroups: Option<Cgroups>,
+    events: OwnedFd,
+    control: Option<OwnedFd>,
+    lifeline: Option<OwnedFd>,
+    children: BTreeMap<u64, Child>,
+    next_key: u64,
+}
+
+impl Launcher {
+    /// Sets up: `control` is the socket to `sluiced`, `lifeline` the supervisor's.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(
+        arguments: Arguments,
+        control: OwnedFd,
+        lifeline: Option<OwnedFd>,
+    ) -> Result<Self, LauncherError> {
+        let set_up = |error: Errno| LauncherError::SetUp(error.into());
+        raise_descriptor_limit().map_err(set_up)?;
+        let events = epoll::create(CreateFlags::CLOEXEC).map_err(set_up)?;
+        epoll::add(&events, &control, EventData::new_u64(CONTROL), EventFlags::IN).map_err(set_up)?;
+        if let Some(lifeline) = &lifeline {
+            epoll::add(&events, lifeline, EventData::new_u64(LIFELINE), EventFlags::RDHUP).map_err(set_up)?;
+        }
+        let environment: Vec<_> = std::env::vars_os().filter(|(name, _)| passes(name)).collect();
+        let program = |path, descriptors| Program {
+            path,
+            arguments: vec!["--control-fd".into(), spawn::FIRST.to_string().into()],
+            environment: environment.clone(),
+            descriptors,
+            end_with_launcher: lifeline.is_some(),
+        };
+        Ok(Self {
+            reserved: Reserved::take().map_err(LauncherError::SetUp)?,
+            device: program(arguments.device, DEVICE_DESCRIPTORS),
+            worker: program(arguments.worker, WORKER_DESCRIPTORS),
+            socket_dir: arguments.socket_dir,
+            vms: arguments.vms,
+            free_uids: arguments.worker_uids.map(|range| range.ids().collect()),
+            cgroups: cgroups(arguments.cgroup),
+            events,
+            control: Some(control),
+            lifeline,
+            children: BTreeMap::new(),
+            next_key: FIRST_CHILD,
+        })
+    }
+
+    /// Serves until `sluiced` is gone, and under a supervisor until that is gone too; then ends every child.
+    ///
+    /// # Errors
+    /// When events or requests cannot be read any more.
+    pub fn run(mut self) -> Result<(), LauncherError> {
+        let mut ready: Vec<Event> = Vec::with_capacity(EVENTS);
+        while self.control.is_some() || self.lifeline.is_some() {
+            match epoll::wait(&self.events, spare_capacity(&mut ready), None) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(LauncherError::Wait(error)),
+            }
+            // Children first: whoever asks after it saw one end finds its place free.
+            let mut asked = false;
+            for event in ready.drain(..) {
+                match event.data.u64() {
+                    CONTROL => asked = true,
+                    LIFELINE => self.end_lifeline(),
+                    key => self.reap(key),
+                }
+            }
+            if asked {
+                self.serve()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers one request.
+    fn serve(&mut self) -> Result<(), LauncherError> {
+        let Some(control) = &self.control else { return Ok(()) };
+        let mut bytes = [0; control::BYTES];
+        let request = match socket::receive(control, &mut bytes) {
+            Ok(None) | Err(Errno::CONNRESET) => {
+                self.leave(control.as_fd());
+                self.control = None;
+                return Ok(());
+            }
+            // Nothing of a message is used unless it is exactly one of ours, without descriptors.
+            Ok(Some((message, descriptors))) if descriptors.is_empty() => ToLauncher::decode(message).ok(),
+            Ok(Some(_)) | Err(Errno::MSGSIZE) => None,
+            Err(Errno::INTR | Errno::AGAIN) => return Ok(()),
+            Err(error) => return Err(LauncherError::Receive(error)),
+        };
+        let started = match request {
+            Some(ToLauncher::StartDevice { vm }) => self.start(Role::Device, vm),
+            Some(ToLauncher::StartWorker { vm, session: _ }) => self.start(Role::Worker, vm),
+            None => {
+                tracing::error!("sluiced sent a message that is none");
+                Err(Errno::BADMSG.into())
+            }
+        };
+        let sent = match (&started, &self.control) {
+            (Ok((socket, key)), Some(control)) => {
+                let child = &self.children[key];
+                let answer = FromLauncher::Started { process: child.pid };
+                socket::send(control, &answer.encode(), &[socket.as_fd(), child.pidfd.as_fd()])
+            }
+            (Err(error), Some(control)) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO).unsigned_abs();
+                socket::send(control, &FromLauncher::Failed { error: errno }.encode(), &[])
+            }
+            (_, None) => return Ok(()),
+        };
+        if let Err(error) = sent {
+            // Nobody has the new process: it would wait for ever on a socket that is about to close.
+            tracing::error!("cannot answer sluiced: {error}");
+            if let Some(child) = started.ok().and_then(|(_, key)| self.children.get(&key)) {
+                kill(child.pidfd.as_fd());
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a process and enters it among the children. Returns the other end of its control socket, and its key.
+    fn start(&mut self, role: Role, vm: u32) -> io::Result<(OwnedFd, u64)> {
+        let spec = *self.vms.iter().find(|spec| spec.id == vm).ok_or(Errno::INVAL)?;
+        let running = self.children.values().filter(|child| child.vm == vm && child.role == role).count();
+        let bound = match role {
+            Role::Device => 1,
+            Role::Worker => limits::SESSIONS,
+        };
+        if running >= bound {
+            return Err(Errno::AGAIN.into());
+        }
+        let (ours, theirs) = socket::pair()?;
+        let mut uid = None;
+        let started = match role {
+            Role::Device => {
+                let listener = self.listen(vm)?;
+                let mut arguments: Vec<OsString> = vec!["--fd".into(), (spawn::FIRST + 1).to_string().into()];
+                arguments.extend(["--scanouts".into(), spec.scanouts.to_string().into()]);
+                if spec.direct {
+                    arguments.push("--direct".into());
+                }
+                let descriptors = [theirs.as_fd(), listener.as_fd()];
+                spawn::start(&self.reserved, &self.device, &arguments, None, &descriptors)
+            }
+            Role::Worker => {
+                if let Some(free) = &mut self.free_uids {
+                    uid = Some(free.pop_first().ok_or(Errno::AGAIN)?);
+                }
+                spawn::start(&self.reserved, &self.worker, &[], uid, &[theirs.as_fd()])
+            }
+        };
+        let started = match started {
+            Ok(started) => started,
+            Err(error) => {
+                self.return_uid(uid);
+                let program = if role == Role::Device { &self.device } else { &self.worker };
+                tracing::error!("cannot start {}: {error}", program.path.display());
+                return Err(error);
+            }
+        };
+        let key = self.next_key;
+        self.next_key += 1;
+        let mut child = Child { role, vm, pid: started.pid, pidfd: started.pidfd, uid, cgroup: None };
+        // Nothing of a guest reaches the worker before `sluiced` has the answer, so it is in its group in time.
+        if role == Role::Worker
+            && let Some(cgroups) = &mut self.cgroups
+        {
+            match cgroups.place(vm, child.pid) {
+                Ok(group) => child.cgroup = Some(group),
+                Err(error) => {
+                    end(&child);
+                    self.return_uid(uid);
+                    return Err(error);
+                }
+            }
+        }
+        if let Err(error) = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), EventFlags::IN) {
+            end(&child);
+            self.forget(child);
+            return Err(error.into());
+        }
+        tracing::debug!("started {role:?} of VM {vm}: process {}", child.pid);
+        self.children.insert(key, child);
+        Ok((ours, key))
+    }
+
+    /// The socket a device serves. It is bound and listening before the device runs, so a front-end that connects early
+    /// waits in the queue, and the device needs no access to the directory.
+    fn listen(&self, vm: u32) -> io::Result<OwnedFd> {
+        let path = device_socket(&self.socket_dir, vm);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let before = rustix::process::umask(Mode::from_raw_mode(0o117));
+        let listener = UnixListener::bind(&path);
+        rustix::process::umask(before);
+        listener.map(OwnedFd::from).inspect_err(|error| {
+            tracing::error!("cannot listen on {}: {error}", path.display());
+        })
+    }
+
+    /// A child has ended: nothing of it stays.
+    fn reap(&mut self, key: u64) {
+        let Some(child) = self.children.get(&key) else { return };
+        let status = rustix::process::waitid(
+            WaitId::PidFd(child.pidfd.as_fd()),
+            WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+        );
+        match status {
+            // Not yet, against what the event said: it will come again.
+            Ok(None) => return,
+            Ok(Some(status)) => {
+                let (role, vm, pid) = (child.role, child.vm, child.pid);
+                match (status.exit_status(), status.terminating_signal()) {
+                    (Some(0), _) | (_, Some(libc::SIGKILL | libc::SIGTERM)) => {
+                        tracing::debug!("{role:?} of VM {vm} has ended: process {pid}");
+                    }
+                    (Some(code), _) => {
+                        tracing::warn!("{role:?} of VM {vm} ended with status {code}: process {pid}");
+                    }
+                    (_, signal) => tracing::error!(
+                        "{role:?} of VM {vm} was killed by signal {}: process {pid}",
+                        signal.unwrap_or(0)
+                    ),
+                }
+            }
+            Err(error) => tracing::error!("cannot wait for process {}: {error}", child.pid),
+        }
+        if let Some(child) = self.children.remove(&key) {
+            self.leave(child.pidfd.as_fd());
+            self.forget(child);
+        }
+    }
+
+    /// Gives back what a child held.
+    fn forget(&mut self, child: Child) {
+        self.return_uid(child.uid);
+        if let (Some(cgroups), Some(group)) = (&mut self.cgroups, child.cgroup) {
+            cgroups.end(group);
+        }
+    }
+
+    fn return_uid(&mut self, uid: Option<u32>) {
+        if let (Some(free), Some(uid)) = (&mut self.free_uids, uid) {
+            free.insert(uid);
+        }
+    }
+
+    /// The supervisor is gone or wants everything to end. While `sluiced` lives it does that, in order; when its socket
+    /// closes as well, the loop ends.
+    fn end_lifeline(&mut self) {
+        if let Some(lifeline) = self.lifeline.take() {
+            self.leave(lifeline.as_fd());
+        }
+    }
+
+    /// Takes a descriptor out of the epoll set. Closing ours would not do: all of them are open elsewhere too.
+    fn leave(&self, descriptor: BorrowedFd<'_>) {
+        if let Err(error) = epoll::delete(&self.events, descriptor) {
+            tracing::error!("cannot leave the epoll set: {error}");
+        }
+    }
+}
+
+impl Drop for Launcher {
+    /// Under a supervisor nothing may stay; else everything does.
+    fn drop(&mut self) {
+        if !self.device.end_with_launcher {
+            return;
+        }
+        for child in self.children.values() {
+            kill(child.pidfd.as_fd());
+        }
+        while let Some((_, child)) = self.children.pop_first() {
+            end(&child);
+            self.forget(child);
+        }
+        if let Some(cgroups) = &mut self.cgroups {
+            cgroups.finish();
+        }
+    }
+}
+
+/// Kills a process; one that has ended already is fine.
+fn kill(pidfd: BorrowedFd<'_>) {
+    match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(error) => tracing::error!("cannot kill a process: {error}"),
+    }
+}
+
+/// Kills a child and waits until it is gone.
+fn end(child: &Child) {
+    kill(child.pidfd.as_fd());
+    let wait = || rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
+    if let Err(error) = rustix::io::retry_on_intr(wait) {
+        tracing::error!("cannot wait for process {}: {error}", child.pid);
+    }
+}
+
+fn passes(name: &std::ffi::OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    ENVIRONMENT.iter().any(|pass| {
+        if pass.ends_with('_') { name.starts_with(pass.as_bytes()) } else { name == pass.as_bytes() }
+    })
+}
+
+/// Says once how workers are ended.
+fn cgroups(directory: Option<PathBuf>) -> Option<Cgroups> {
+    let Some(directory) = directory else {
+        tracing::info!("no cgroup directory is configured: workers are ended by pidfd only");
+        return None;
+    };
+    match Cgroups::open(&directory) {
+        Ok(cgroups) => {
+            tracing::info!("each worker gets a cgroup in {}", directory.display());
+            Some(cgroups)
+        }
+        Err(error) => {
+            let directory = directory.display();
+            tracing::warn!("cannot use cgroup v2 at {directory} ({error}): workers are ended by pidfd only");
+            None
+        }
+    }
+}
+
+/// One descriptor per child: the soft limit of a login shell would be too low for a full host.
+fn raise_descriptor_limit() -> Result<(), Errno> {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_driver_needs_is_inherited() {
+        for name in ["SLUICE_LOG", "SLUICE_SOFTGPU_MEMORY", "CUDA_CACHE_DISABLE"] {
+            assert!(passes(name.as_ref()), "{name}");
+        }
+        for name in [
+            "PATH",
+            "HOME",
+            "LD_PRELOAD",
+            "LD_LIBRARY_PATH",
+            "SLUICE_LOGS",
+            "SLUICE_SOCKET",
+            "CUDA",
+            "XCUDA_",
+        ] {
+            assert!(!passes(name.as_ref()), "{name}");
+        }
+    }
+}

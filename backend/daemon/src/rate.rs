@@ -1,0 +1,74 @@
+//! Token buckets: how often something may happen.
+
+use std::time::{Duration, Instant};
+
+/// Lets `burst` events through at once and `per_second` in the long run.
+#[derive(Debug)]
+pub struct TokenBucket {
+    per_second: f64,
+    burst: f64,
+    tokens: f64,
+    refilled: Instant,
+}
+
+impl TokenBucket {
+    /// A full bucket.
+    #[must_use]
+    pub fn new(per_second: f64, burst: u32, now: Instant) -> Self {
+        Self { per_second, burst: f64::from(burst), tokens: f64::from(burst), refilled: now }
+    }
+
+    /// Takes a token; when there is none, how long until there will be one.
+    ///
+    /// # Errors
+    /// The time to wait.
+    pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        let passed = now.saturating_duration_since(self.refilled).as_secs_f64();
+        self.tokens = self.per_second.mul_add(passed, self.tokens).min(self.burst);
+        self.refilled = self.refilled.max(now);
+        if self.tokens >= 1.0 {
+            self.tokens -= 1.0;
+            return Ok(());
+        }
+        // Never zero, or a caller that sleeps for it would spin; never so long that the addition of an Instant overflows.
+        let seconds = ((1.0 - self.tokens) / self.per_second).clamp(0.001, 3600.0);
+        Err(Duration::from_secs_f64(seconds))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_and_then_the_rate_holds() {
+        let start = Instant::now();
+        let mut bucket = TokenBucket::new(10.0, 3, start);
+        for _ in 0..3 {
+            assert_eq!(bucket.take(start), Ok(()));
+        }
+        let wait = bucket.take(start).expect_err("the bucket is empty");
+        assert!((wait.as_secs_f64() - 0.1).abs() < 1e-6, "{wait:?}");
+        assert_eq!(bucket.take(start + Duration::from_millis(101)), Ok(()));
+        assert!(bucket.take(start + Duration::from_millis(102)).is_err());
+    }
+
+    #[test]
+    fn idle_time_is_not_hoarded_beyond_the_burst() {
+        let start = Instant::now();
+        let mut bucket = TokenBucket::new(10.0, 2, start);
+        let later = start + Duration::from_secs(3600);
+        assert_eq!(bucket.take(later), Ok(()));
+        assert_eq!(bucket.take(later), Ok(()));
+        assert!(bucket.take(later).is_err());
+    }
+
+    #[test]
+    fn a_clock_that_does_not_advance_gives_nothing() {
+        let start = Instant::now() + Duration::from_secs(10);
+        let mut bucket = TokenBucket::new(1.0, 1, start);
+        assert_eq!(bucket.take(start), Ok(()));
+        assert!(bucket.take(start - Duration::from_secs(5)).is_err());
+        assert!(bucket.take(start).is_err());
+    }
+}

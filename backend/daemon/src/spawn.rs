@@ -1,0 +1,166 @@
+#![expect(unsafe_code, reason = "what a new process does between fork and exec, in its own copy of this one")]
+
+//! Starting one program with nothing but what it is meant to have.
+//!
+//! A child gets the descriptors it is given, at [`FIRST`] and up, and standard error; a fixed environment; a process group
+//! of its own; no way to gain privileges, no core dumps, a bound on descriptors. It must never get anything else of the
+//! launcher's: every other descriptor closes at exec, whatever its flags were.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::{
+        fd::{AsRawFd, RawFd},
+        unix::process::CommandExt,
+    },
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use rustix::{
+    fd::{BorrowedFd, OwnedFd},
+    fs::{Mode, OFlags},
+    process::{Pid, PidfdFlags, Resource, Rlimit, Signal},
+};
+
+/// Number of the first descriptor a child is given: its control socket.
+pub(crate) const FIRST: RawFd = 3;
+
+/// Descriptors a child can be given.
+const GIVEN: usize = 2;
+
+/// The number after the last one a child can be given.
+const BEYOND: RawFd = FIRST + 2;
+
+/// A program the launcher may start, all from its own command line and environment.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// Absolute path.
+    pub(crate) path: PathBuf,
+    /// Arguments, without the name.
+    pub(crate) arguments: Vec<OsString>,
+    /// The whole environment.
+    pub(crate) environment: Vec<(OsString, OsString)>,
+    /// Descriptors it may have.
+    pub(crate) descriptors: u64,
+    /// Whether the kernel kills it when the launcher dies.
+    pub(crate) end_with_launcher: bool,
+}
+
+/// A child just started.
+#[derive(Debug)]
+pub(crate) struct Started {
+    /// Its process id.
+    pub(crate) pid: u32,
+    /// The process itself.
+    pub(crate) pidfd: OwnedFd,
+}
+
+/// Keeps the numbers that children are given taken in this process, so that no descriptor a start depends on (the pipe
+/// through which the standard library learns of a failed exec, above all) gets one of them and is overwritten.
+#[derive(Debug)]
+pub(crate) struct Reserved(#[expect(dead_code, reason = "held open")] Vec<OwnedFd>);
+
+impl Reserved {
+    /// Takes the numbers.
+    pub(crate) fn take() -> io::Result<Self> {
+        let mut held = Vec::with_capacity(GIVEN);
+        loop {
+            let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+            if null.as_raw_fd() >= BEYOND {
+                return Ok(Self(held));
+            }
+            held.push(null);
+        }
+    }
+}
+
+/// Starts a program, as `uid` if given, with `descriptors` from [`FIRST`] on. Returns when it has been executed.
+///
+/// Takes [`Reserved`] because it is wrong without. The caller is the only one who waits for children, so the process id
+/// cannot be another's by the time the pidfd is opened.
+pub(crate) fn start(
+    _reserved: &Reserved,
+    program: &Program,
+    extra_arguments: &[OsString],
+    uid: Option<u32>,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<Started> {
+    let mut sources: [RawFd; GIVEN] = [-1; GIVEN];
+    for (slot, descriptor) in sources.iter_mut().zip(descriptors) {
+        *slot = descriptor.as_raw_fd();
+    }
+    let count = descriptors.len().min(GIVEN);
+    let launcher = rustix::process::getpid();
+    let (limit, end_with_launcher) = (program.descriptors, program.end_with_launcher);
+
+    let mut command = Command::new(&program.path);
+    command.args(&program.arguments).args(extra_arguments);
+    command.env_clear().envs(program.environment.iter().map(|(name, value)| (name, value)));
+    command.stdin(Stdio::null()).stdout(Stdio::from(io::stderr())).process_group(0);
+    if let Some(uid) = uid {
+        // Set before the hook runs; supplementary groups are dropped with it.
+        command.uid(uid).gid(uid);
+    }
+    let prepare = move || prepare(&sources[..count], limit, end_with_launcher.then_some(launcher));
+    // SAFETY: the hook makes system calls on copied values only; it neither allocates nor locks.
+    unsafe { command.pre_exec(prepare) };
+    let mut child = command.spawn()?;
+    let pid = child.id();
+    let pidfd = Pid::from_raw(pid.cast_signed())
+        .ok_or(rustix::io::Errno::SRCH)
+        .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()));
+    match pidfd {
+        Ok(pidfd) => Ok(Started { pid, pidfd }),
+        Err(error) => {
+            child.kill()?;
+            child.wait()?;
+            Err(error.into())
+        }
+    }
+}
+
+/// Runs in the child. Async-signal-safe.
+fn prepare(sources: &[RawFd], limit: u64, end_with: Option<Pid>) -> io::Result<()> {
+    // Marks everything to close at exec, the standard library's pipe included, which must stay open until then.
+    // SAFETY: no pointers; descriptors keep working until exec.
+    let closed =
+        unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if closed != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    for (&source, target) in sources.iter().zip(FIRST..) {
+        // The copy does not close at exec. What it replaces is a placeholder of `Reserved`.
+        // SAFETY: no pointers; both are this child's own numbers.
+        if unsafe { libc::dup2(source, target) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    unblock_signals()?;
+    let bound = |resource, limit: u64| {
+        let hard = rustix::process::getrlimit(resource).maximum.map_or(limit, |hard| hard.min(limit));
+        rustix::process::setrlimit(resource, Rlimit { current: Some(hard), maximum: Some(hard) })
+    };
+    bound(Resource::Nofile, limit)?;
+    bound(Resource::Core, 0)?;
+    rustix::thread::set_no_new_privs(true)?;
+    if let Some(launcher) = end_with {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // It may have died before the line above.
+        if rustix::process::getppid() != Some(launcher) {
+            return Err(io::Error::from(rustix::io::Errno::SRCH));
+        }
+    }
+    Ok(())
+}
+
+fn unblock_signals() -> io::Result<()> {
+    let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the pointer is to a signal set, which the call fills.
+    unsafe { libc::sigemptyset(none.as_mut_ptr()) };
+    // SAFETY: the set was filled by the call above; the old one is not asked for.
+    match unsafe { libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

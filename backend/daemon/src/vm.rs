@@ -1,0 +1,464 @@
+//! One VM: its device and the workers of its sessions.
+//!
+//! Owns who is alive. It must never trust what a device says: a device may have been taken over by its guest, and can
+//! at worst spend its own VM's share of workers. Sessions are counted by processes that run, never by messages.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::BorrowedFd,
+    io::Errno,
+    process::Signal,
+};
+use sluice_protocol::{
+    control::{FromDevice, ToDevice, ToLauncher, WorkerSetup, codec},
+    limits,
+};
+use sluice_shared_memory::socket;
+use tokio::{
+    io::unix::AsyncFd,
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    channel::Channel,
+    configuration::{Configuration, VmSpec},
+    launching::{Launching, Started},
+    rate::TokenBucket,
+    watched::watch,
+};
+
+/// CUDA_ERROR_DEVICE_UNAVAILABLE: what a guest is told when it cannot have a worker.
+pub const DEVICE_UNAVAILABLE: u32 = 46;
+/// How long a session may wait for its turn to start, beyond which it is refused.
+const TURN: Duration = Duration::from_secs(5);
+/// How long a device may take to end when asked to.
+const DEVICE_END: Duration = Duration::from_secs(2);
+/// How long killed processes may take to go away; a driver that frees much memory takes its time.
+const KILLED: Duration = Duration::from_secs(5);
+/// Devices of one VM that may end in a row before it is given up.
+const RESTARTS: u32 = 3;
+/// Restarts per second in the long run.
+const RESTART_RATE: f64 = 0.1;
+
+/// A VM.
+#[derive(Debug)]
+pub struct Vm {
+    spec: VmSpec,
+    configuration: Rc<Configuration>,
+    launching: Rc<Launching>,
+    starts: RefCell<TokenBucket>,
+    complaints: RefCell<TokenBucket>,
+    life: RefCell<Option<Rc<Life>>>,
+}
+
+/// One device process, and everything that exists because of it.
+#[derive(Debug)]
+struct Life {
+    process: u32,
+    pidfd: AsyncFd<OwnedFd>,
+    channel: Channel,
+    /// Whether the device ended or is to end: nothing new is given to it.
+    over: Cell<bool>,
+    /// By a number of ours: the device may use its number of a session that ended again while the worker is still dying.
+    sessions: RefCell<BTreeMap<u64, Session>>,
+    next_serial: Cell<u64>,
+}
+
+/// One session of a device, from the request until its worker is seen to be gone.
+#[derive(Debug)]
+struct Session {
+    /// The device's number.
+    number: u32,
+    /// Whether the device said that it ended.
+    ended: bool,
+    worker: Option<Worker>,
+}
+
+#[derive(Clone, Debug)]
+struct Worker {
+    process: u32,
+    pidfd: Rc<AsyncFd<OwnedFd>>,
+}
+
+/// A VM cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// Its device cannot be started.
+    #[error("cannot start the device of VM {vm}: {reason}")]
+    Device {
+        /// The VM.
+        vm: u32,
+        /// Why.
+        reason: String,
+    },
+    /// Its device ends again and again.
+    #[error("the device of VM {vm} keeps ending")]
+    Ending {
+        /// The VM.
+        vm: u32,
+    },
+}
+
+/// What is known of a VM, for people.
+#[derive(Debug, serde::Serialize)]
+pub struct VmStatus {
+    id: u32,
+    socket: PathBuf,
+    device: Option<u32>,
+    sessions: Vec<SessionStatus>,
+}
+
+#[derive(Debug, serde::Serialize)]
+struct SessionStatus {
+    session: u32,
+    worker: Option<u32>,
+}
+
+impl Vm {
+    pub(crate) fn new(spec: VmSpec, configuration: Rc<Configuration>, launching: Rc<Launching>) -> Rc<Self> {
+        let now = Instant::now();
+        let rate = configuration.starts_per_second;
+        Rc::new(Self {
+            spec,
+            configuration,
+            launching,
+            starts: RefCell::new(TokenBucket::new(f64::from(rate), rate.saturating_mul(2), now)),
+            complaints: RefCell::new(TokenBucket::new(0.1, 10, now)),
+            life: RefCell::new(None),
+        })
+    }
+
+    /// What is known of it.
+    #[must_use]
+    pub fn status(&self) -> VmStatus {
+        let life = self.life.borrow();
+        let sessions = life.as_ref().map_or_else(Vec::new, |life| {
+            let sessions = life.sessions.borrow();
+            let describe = |session: &Session| SessionStatus {
+                session: session.number,
+                worker: session.worker.as_ref().map(|worker| worker.process),
+            };
+            sessions.values().map(describe).collect()
+        });
+        VmStatus {
+            id: self.spec.id,
+            socket: self.configuration.device_socket(self.spec.id),
+            device: life.as_ref().map(|life| life.process),
+            sessions,
+        }
+    }
+
+    /// Serves the VM until `stop` says so: starts its device, again should it end, and answers it. Calls `ready` when
+    /// the device has been started for the first time.
+    ///
+    /// # Errors
+    /// When there can be no device; everything of the VM has ended then.
+    pub async fn serve(
+        self: Rc<Self>,
+        mut stop: watch::Receiver<bool>,
+        ready: impl FnOnce(),
+    ) -> Result<(), VmError> {
+        let vm = self.spec.id;
+        let mut ready = Some(ready);
+        let mut restarts = TokenBucket::new(RESTART_RATE, RESTARTS, Instant::now());
+        let result = loop {
+            let life = match self.start_device().await {
+                Ok(life) => life,
+                Err(reason) => break Err(VmError::Device { vm, reason }),
+            };
+            if let Some(ready) = ready.take() {
+                ready();
+            }
+            let mut sessions = JoinSet::new();
+            let stopped = tokio::select! {
+                () = self.converse(&life, &mut sessions) => false,
+                _ = stop.wait_for(|stop| *stop) => true,
+            };
+            self.end(&life, sessions, stopped).await;
+            if stopped {
+                break Ok(());
+            }
+            if restarts.take(Instant::now()).is_err() {
+                break Err(VmError::Ending { vm });
+            }
+            tracing::warn!("the device of VM {vm} has ended and is started again");
+        };
+        match std::fs::remove_file(self.configuration.device_socket(vm)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("the socket of VM {vm} stays behind: {error}");
+            }
+            _ => {}
+        }
+        result
+    }
+
+    async fn start_device(&self) -> Result<Rc<Life>, String> {
+        let request = ToLauncher::StartDevice { vm: self.spec.id };
+        let started = self.launching.start(request).await.map_err(|error| error.to_string())?;
+        tracing::info!("VM {}: device is process {}", self.spec.id, started.process);
+        let life = Life::new(started).map_err(|error| error.to_string())?;
+        *self.life.borrow_mut() = Some(Rc::clone(&life));
+        Ok(life)
+    }
+
+    /// Answers the device until it ends. A device that breaks the protocol is not listened to any more, but lives: the
+    /// sessions it has are its guest's.
+    async fn converse(self: &Rc<Self>, life: &Rc<Life>, sessions: &mut JoinSet<()>) {
+        let mut listening = true;
+        loop {
+            tokio::select! {
+                message = life.channel.receive(), if listening => {
+                    listening = match message {
+                        Ok(Some((bytes, descriptors))) if descriptors.is_empty() => self.heed(life, sessions, &bytes),
+                        Ok(None) => false,
+                        Ok(Some(_)) => self.complain("its message has descriptors"),
+                        Err(error) => self.complain(&error.to_string()),
+                    };
+                }
+                Some(_) = sessions.join_next() => {}
+                _ = life.pidfd.readable() => return,
+            }
+        }
+    }
+
+    /// Acts on a message; false when it is none.
+    fn heed(self: &Rc<Self>, life: &Rc<Life>, sessions: &mut JoinSet<()>, bytes: &[u8]) -> bool {
+        match FromDevice::decode(bytes) {
+            Ok(FromDevice::WorkerWanted { session }) => {
+                let admitted = life.admit(session);
+                if admitted.is_none() {
+                    self.log_limited(&format!(
+                        "session {session} is refused: it exists, or there are too many"
+                    ));
+                }
+                // Refusals are answered by tasks too, so their number needs the same bound: those that wait for a slow
+                // device keep it from being read.
+                if sessions.len() >= limits::SESSIONS.saturating_mul(2) {
+                    return self.complain("it asks for more sessions than there can be");
+                }
+                let (vm, life) = (Rc::clone(self), Rc::clone(life));
+                sessions.spawn_local(async move {
+                    match admitted {
+                        Some(serial) => {
+                            vm.session(&life, serial, session).await;
+                            life.sessions.borrow_mut().remove(&serial);
+                        }
+                        None => vm.refuse(&life, session).await,
+                    }
+                });
+                true
+            }
+            Ok(FromDevice::SessionEnded { session }) => {
+                life.session_ended(session);
+                true
+            }
+            Err(error) => self.complain(&error.to_string()),
+        }
+    }
+
+    /// One session: starts its worker, hands it to the device, and sees it end.
+    async fn session(&self, life: &Life, serial: u64, session: u32) {
+        let worker = match self.start_worker(session).await {
+            Ok(started) => Worker::new(started),
+            Err(reason) => Err(reason),
+        };
+        let (worker, socket) = match worker {
+            Ok(worker) => worker,
+            Err(reason) => {
+                self.log_limited(&format!("session {session} gets no worker: {reason}"));
+                self.refuse(life, session).await;
+                return;
+            }
+        };
+        if life.run(serial, &worker) {
+            tracing::debug!("VM {}: session {session} has worker {}", self.spec.id, worker.process);
+            if let Err(error) = self.hand_over(life, session, &socket, worker.pidfd.get_ref()).await {
+                self.log_limited(&format!("cannot hand over the worker of session {session}: {error}"));
+                kill(worker.pidfd.as_fd());
+            }
+        } else {
+            kill(worker.pidfd.as_fd());
+        }
+        // From here on the worker's only socket is the device's.
+        drop(socket);
+        if let Err(error) = worker.pidfd.readable().await {
+            tracing::error!("cannot watch worker {}: {error}", worker.process);
+        }
+    }
+
+    async fn start_worker(&self, session: u32) -> Result<Started, String> {
+        let turn = async {
+            loop {
+                let wait = self.starts.borrow_mut().take(Instant::now());
+                match wait {
+                    Ok(()) => return,
+                    Err(wait) => sleep(wait).await,
+                }
+            }
+        };
+        timeout(TURN, turn).await.map_err(|_| "sessions are started too often".to_owned())?;
+        let request = ToLauncher::StartWorker { vm: self.spec.id, session };
+        self.launching.start(request).await.map_err(|error| error.to_string())
+    }
+
+    async fn hand_over(
+        &self,
+        life: &Life,
+        session: u32,
+        socket: &OwnedFd,
+        pidfd: &OwnedFd,
+    ) -> Result<(), String> {
+        let setup = WorkerSetup {
+            vm: self.spec.id,
+            session,
+            driver: self.configuration.driver.clone(),
+            memory: self.configuration.memory,
+        };
+        let setup = codec::encode(&setup).map_err(|error| error.to_string())?;
+        // The first message in an empty socket: it cannot block.
+        socket::send(socket, &setup, &[]).map_err(|error| error.to_string())?;
+        let message = ToDevice::Worker { session }.encode();
+        life.channel.send(&message, &[socket.as_fd(), pidfd.as_fd()]).await.map_err(|error| error.to_string())
+    }
+
+    async fn refuse(&self, life: &Life, session: u32) {
+        let message = ToDevice::NoWorker { session, error: DEVICE_UNAVAILABLE }.encode();
+        match life.channel.send(&message, &[]).await {
+            // The device is gone, and the session with it.
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            Err(error) => self.log_limited(&format!("cannot refuse session {session}: {error}")),
+        }
+    }
+
+    /// Ends a device, if it still runs, and all its workers; waits until they are gone.
+    async fn end(&self, life: &Rc<Life>, mut sessions: JoinSet<()>, running: bool) {
+        life.over.set(true);
+        if running {
+            signal(life.pidfd.as_fd(), Signal::TERM);
+            if timeout(DEVICE_END, life.pidfd.readable()).await.is_err() {
+                tracing::warn!("the device of VM {} does not end: it is killed", self.spec.id);
+                kill(life.pidfd.as_fd());
+            }
+        }
+        for worker in life.sessions.borrow().values().filter_map(|session| session.worker.as_ref()) {
+            kill(worker.pidfd.as_fd());
+        }
+        let gone = async {
+            if let Err(error) = life.pidfd.readable().await {
+                tracing::error!("cannot watch the device of VM {}: {error}", self.spec.id);
+            }
+            // Tasks that still start a worker see that the life is over, and kill it.
+            while sessions.join_next().await.is_some() {}
+        };
+        if timeout(KILLED, gone).await.is_err() {
+            tracing::error!("processes of VM {} were killed and are still there", self.spec.id);
+        }
+        *self.life.borrow_mut() = None;
+    }
+
+    /// Notes that the device broke the protocol. Returns false: it is not listened to any more.
+    fn complain(&self, what: &str) -> bool {
+        tracing::error!("the device of VM {} is not listened to any more: {what}", self.spec.id);
+        false
+    }
+
+    /// Logs what a guest can bring about, as often as is useful.
+    fn log_limited(&self, what: &str) {
+        if self.complaints.borrow_mut().take(Instant::now()).is_ok() {
+            tracing::warn!("VM {}: {what}", self.spec.id);
+        }
+    }
+}
+
+impl Life {
+    fn new(started: Started) -> io::Result<Rc<Self>> {
+        Ok(Rc::new(Self {
+            process: started.process,
+            pidfd: watch(started.pidfd)?,
+            channel: Channel::new(started.socket)?,
+            over: Cell::new(false),
+            sessions: RefCell::new(BTreeMap::new()),
+            next_serial: Cell::new(0),
+        }))
+    }
+
+    /// Enters a session, if there is room and it does not exist. Returns our number of it.
+    fn admit(&self, number: u32) -> Option<u64> {
+        let mut sessions = self.sessions.borrow_mut();
+        let exists = |session: &Session| session.number == number && !session.is_over();
+        if sessions.len() >= limits::SESSIONS || sessions.values().any(exists) {
+            return None;
+        }
+        let serial = self.next_serial.get();
+        self.next_serial.set(serial + 1);
+        sessions.insert(serial, Session { number, ended: false, worker: None });
+        Some(serial)
+    }
+
+    /// Notes the worker of a session. False when it is not wanted any more.
+    fn run(&self, serial: u64, worker: &Worker) -> bool {
+        let mut sessions = self.sessions.borrow_mut();
+        let Some(session) = sessions.get_mut(&serial) else { return false };
+        session.worker = Some(worker.clone());
+        !session.ended && !self.over.get()
+    }
+
+    /// The device says that a session's worker is gone. It is believed when the process is, and until then it counts.
+    fn session_ended(&self, number: u32) {
+        let mut sessions = self.sessions.borrow_mut();
+        for session in sessions.values_mut().filter(|session| session.number == number && !session.ended) {
+            session.ended = true;
+            if let Some(worker) = &session.worker {
+                kill(worker.pidfd.as_fd());
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Whether the device may use its number again.
+    fn is_over(&self) -> bool {
+        self.ended || self.worker.as_ref().is_some_and(Worker::is_gone)
+    }
+}
+
+impl Worker {
+    /// Watches a worker just started; returns its control socket with it.
+    fn new(started: Started) -> Result<(Self, OwnedFd), String> {
+        let Started { process, socket, pidfd } = started;
+        // Should it fail, the worker is known to nobody and ends with its socket, which closes here.
+        let pidfd = watch(pidfd).map_err(|error| error.to_string())?;
+        Ok((Self { process, pidfd: Rc::new(pidfd) }, socket))
+    }
+
+    /// Whether the process has ended, seen by the kernel and not by the event loop, which may be a turn behind.
+    fn is_gone(&self) -> bool {
+        let mut polled = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
+        matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+    }
+}
+
+fn kill(pidfd: BorrowedFd<'_>) {
+    signal(pidfd, Signal::KILL);
+}
+
+fn signal(pidfd: BorrowedFd<'_>, which: Signal) {
+    match rustix::process::pidfd_send_signal(pidfd, which) {
+        // Ended already.
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(error) => tracing::error!("cannot signal a process: {error}"),
+    }
+}

@@ -1,0 +1,13 @@
+#![expect(unsafe_code, reason = "the event loop takes a descriptor's number on trust")]
+
+//! Descriptors in the daemon's event loop.
+
+use std::{io, os::fd::OwnedFd};
+
+use tokio::io::unix::AsyncFd;
+
+/// Watches a descriptor.
+pub(crate) fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd names one open descriptor, the same for as long as it lives, and AsyncFd owns it.
+    unsafe { AsyncFd::register(descriptor) }.map_err(Into::into)
+}

@@ -1,0 +1,87 @@
+//! Where Sluice's programs and libraries are.
+
+use std::{
+    env, io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+
+/// Where packages put programs.
+const PROGRAMS: &str = "/usr/libexec/sluice";
+/// Where packages put libraries.
+const LIBRARIES: &str = "/usr/lib/sluice";
+
+/// The shim programs load instead of the driver.
+pub(crate) const SHIM: Part = Part { file: "libsluice_guest.so", package: "sluice-guest", folder: LIBRARIES };
+/// The software GPU.
+const SOFTGPU: Part = Part { file: "libsoftgpu_cuda.so", package: "softgpu-cuda", folder: LIBRARIES };
+/// The daemon.
+pub(crate) const SLUICED: Part = Part { file: "sluiced", package: "sluice-daemon", folder: PROGRAMS };
+/// What the daemon starts, found beside it.
+const STARTED: [Part; 3] = [
+    Part { file: "sluice-launcher", package: "sluice-daemon", folder: PROGRAMS },
+    Part { file: "sluice-device", package: "sluice-device", folder: PROGRAMS },
+    Part { file: "sluice-worker", package: "sluice-worker", folder: PROGRAMS },
+];
+
+/// A file of Sluice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    file: &'static str,
+    /// The cargo package it is built from.
+    package: &'static str,
+    /// Where it is installed.
+    folder: &'static str,
+}
+
+impl Part {
+    /// Finds the file.
+    pub(crate) fn find(self) -> Result<PathBuf> {
+        let folders = match env::var_os("SLUICE_LIBEXEC") {
+            Some(folder) => vec![std::path::absolute(folder).context("SLUICE_LIBEXEC")?],
+            None => {
+                let program = env::current_exe().context("cannot tell where sluice itself is")?;
+                let own = program.parent().unwrap_or(Path::new("/")).to_owned();
+                vec![own, self.folder.into()]
+            }
+        };
+        let candidates = folders.iter().map(|folder| folder.join(self.file));
+        candidates.clone().find(|path| path.exists()).with_context(|| {
+            let tried: Vec<String> = candidates.map(|path| path.display().to_string()).collect();
+            self.missing(&tried.join(" or "))
+        })
+    }
+
+    fn missing(self, tried: &str) -> String {
+        format!(
+            "{} is missing: there is no {tried}\n  build it with `cargo build -p {}` (with --release, if sluice is), \
+             or name the directory it is in with SLUICE_LIBEXEC",
+            self.file, self.package
+        )
+    }
+}
+
+/// The daemon, with everything it needs in its directory.
+pub(crate) fn daemon() -> Result<PathBuf> {
+    let daemon = SLUICED.find()?;
+    for part in STARTED {
+        let path = daemon.with_file_name(part.file);
+        anyhow::ensure!(path.exists(), part.missing(&path.display().to_string()));
+    }
+    Ok(daemon)
+}
+
+/// The driver library: what was asked for, or the software GPU.
+pub(crate) fn driver(asked: Option<&Path>) -> Result<PathBuf> {
+    let Some(path) = asked else {
+        return SOFTGPU.find().context("no driver to compute on (--driver names one)");
+    };
+    match path.canonicalize() {
+        Ok(path) => Ok(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            anyhow::bail!("there is no driver library {} (--driver)", path.display())
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot use the driver library {}", path.display())),
+    }
+}

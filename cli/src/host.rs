@@ -1,0 +1,83 @@
+//! `sluice host`.
+
+use std::{io::Write as _, path::PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::{
+    BackendOptions,
+    backend::{Backend, Wanted},
+    files,
+    signals::Signals,
+};
+
+/// The number of the only VM.
+const VM: u32 = 1;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Where the sockets go; made if it is not there
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    #[command(flatten)]
+    options: BackendOptions,
+    /// Displays of the graphics device, 0 or 1
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    scanouts: u8,
+}
+
+/// Serves a VM until a signal asks to end.
+pub(crate) fn host(arguments: Arguments) -> Result<()> {
+    let driver = files::driver(arguments.options.driver.as_deref())?;
+    let directory = std::path::absolute(&arguments.dir).context("--dir")?;
+    let made = !directory.exists();
+    let signals = Signals::take().context("cannot take signals over")?;
+    let wanted = Wanted {
+        directory: &directory,
+        driver: &driver,
+        vm: &format!("{VM},scanouts={}", arguments.scanouts),
+        ephemeral: false,
+        log: arguments.options.log.as_deref(),
+    };
+    let Some(backend) = Backend::start(&wanted, &signals)? else { return Ok(()) };
+    let socket = directory.join(format!("vm-{VM}.sock"));
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "vhost-user socket: {}", socket.display())
+        .and_then(|()| output.flush())
+        .context("cannot say where the socket is")?;
+    let result = wait(&backend, &signals);
+    drop(backend);
+    if made {
+        // Ours unless somebody has put something there.
+        match std::fs::remove_dir(&directory) {
+            Err(error) if error.kind() != std::io::ErrorKind::DirectoryNotEmpty => {
+                eprintln!("sluice: {} stays behind: {error}", directory.display());
+            }
+            _ => {}
+        }
+    }
+    result
+}
+
+fn wait(backend: &Backend, signals: &Signals) -> Result<()> {
+    loop {
+        let mut polled =
+            [PollFd::new(signals, PollFlags::IN), PollFd::from_borrowed_fd(backend.process(), PollFlags::IN)];
+        match poll(&mut polled, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for events"),
+        }
+        let [signalled, ended] = polled.map(|polled| !polled.revents().is_empty());
+        if signalled {
+            while let Some(signal) = signals.next().context("cannot read signals")? {
+                if signal.ends() {
+                    return Ok(());
+                }
+            }
+        }
+        if ended {
+            bail!("sluiced has ended");
+        }
+    }
+}

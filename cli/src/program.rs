@@ -1,0 +1,120 @@
+//! Running the user's program: it gets what it would get without Sluice, and its end is ours.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+    process::{Child, Command},
+};
+
+use anyhow::{Context as _, Result};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{Pid, PidfdFlags},
+};
+
+use crate::{Ended, backend::Backend, signals::Signals};
+
+/// The program cannot be started.
+#[derive(Debug)]
+pub(crate) struct StartError {
+    program: OsString,
+    error: io::Error,
+}
+
+impl StartError {
+    /// What a shell would return.
+    pub(crate) fn code(&self) -> u8 {
+        if self.error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+    }
+}
+
+impl std::fmt::Display for StartError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "cannot run {}: {}", self.program.to_string_lossy(), self.error)
+    }
+}
+
+impl std::error::Error for StartError {}
+
+/// Puts `libcuda.so.1`, a link to `library`, into a directory that is for nothing else.
+pub(crate) fn offer_driver(directory: &Path, library: &Path) -> Result<()> {
+    std::fs::create_dir(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        std::os::unix::fs::symlink(library, directory.join(name))
+            .with_context(|| format!("cannot link {name} in {}", directory.display()))?;
+    }
+    Ok(())
+}
+
+/// A library search path with `directory` before what there was.
+pub(crate) fn search_first(directory: &Path) -> OsString {
+    let mut path = directory.as_os_str().to_owned();
+    if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
+        path.push(":");
+        path.push(before);
+    }
+    path
+}
+
+/// Runs a program to its end. Signals sent to this process go to it; those of the terminal have reached it already.
+pub(crate) fn run(mut command: Command, signals: &Signals, backend: Option<&Backend>) -> Result<Ended> {
+    signals.spare(&mut command);
+    let child = command
+        .spawn()
+        .map_err(|error| StartError { program: OsStr::to_owned(command.get_program()), error })?;
+    let process = descriptor(&child)?;
+    let mut backend = backend;
+    supervise(child, &process, signals, &mut backend)
+}
+
+fn supervise(
+    mut child: Child,
+    process: &OwnedFd,
+    signals: &Signals,
+    backend: &mut Option<&Backend>,
+) -> Result<Ended> {
+    loop {
+        let mut polled = vec![PollFd::new(process, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
+        if let Some(backend) = backend {
+            polled.push(PollFd::from_borrowed_fd(backend.process(), PollFlags::IN));
+        }
+        match poll(&mut polled, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for the program"),
+        }
+        let ready = |index: usize| polled.get(index).is_some_and(|polled| !polled.revents().is_empty());
+        let (ended, signalled, backend_ended) = (ready(0), ready(1), ready(2));
+        if ended {
+            return Ok(child.wait().context("cannot wait for the program")?.into());
+        }
+        if signalled {
+            while let Some(signal) = signals.next().context("cannot read signals")? {
+                if !signal.is_from_terminal() {
+                    forward(process, signal.number());
+                }
+            }
+        }
+        if backend_ended {
+            // What runs goes on without it, and only the program knows whether it needs more.
+            eprintln!("sluice: sluiced has ended; running sessions go on, new ones cannot start");
+            *backend = None;
+        }
+    }
+}
+
+fn forward(process: &OwnedFd, signal: libc::c_int) {
+    let Some(signal) = rustix::process::Signal::from_named_raw(signal) else { return };
+    match rustix::process::pidfd_send_signal(process.as_fd(), signal) {
+        // Ended meanwhile, which the next turn sees.
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(error) => eprintln!("sluice: cannot pass on a signal: {error}"),
+    }
+}
+
+/// A descriptor of a child that has not been waited for.
+pub(crate) fn descriptor(child: &Child) -> Result<OwnedFd> {
+    let process = Pid::from_raw(child.id().cast_signed()).context("a process without a number")?;
+    rustix::process::pidfd_open(process, PidfdFlags::empty()).context("cannot watch a process")
+}

@@ -1,0 +1,67 @@
+//! `sluice run`.
+
+use std::{ffi::OsString, process::Command};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    BackendOptions, Ended,
+    backend::{Backend, Wanted},
+    files, program,
+    signals::Signals,
+};
+
+/// The number of the only VM, which is none.
+const VM: u32 = 1;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    options: BackendOptions,
+    /// Run the program straight on the driver, without Sluice in between
+    #[arg(long)]
+    native: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Runs a program; returns how it ended, with everything cleaned up.
+pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
+    let driver = files::driver(arguments.options.driver.as_deref())?;
+    let shim = (!arguments.native).then(|| files::SHIM.find()).transpose()?;
+    let directory = tempfile::Builder::new()
+        .prefix("sluice-run-")
+        .tempdir()
+        .context("cannot make a temporary directory")?;
+    let libraries = directory.path().join("lib");
+    program::offer_driver(&libraries, shim.as_ref().unwrap_or(&driver))?;
+    // From here on no signal ends this process behind its own back.
+    let signals = Signals::take().context("cannot take signals over")?;
+
+    let mut words = arguments.program.into_iter();
+    let mut command = Command::new(words.next().context("no program")?);
+    command.args(words).env("LD_LIBRARY_PATH", program::search_first(&libraries));
+    if let Some(log) = &arguments.options.log {
+        command.env("SLUICE_LOG", log);
+    }
+    if arguments.native {
+        return program::run(command, &signals, None);
+    }
+
+    let wanted = Wanted {
+        directory: directory.path(),
+        driver: &driver,
+        vm: &format!("{VM},direct"),
+        ephemeral: true,
+        log: arguments.options.log.as_deref(),
+    };
+    let Some(backend) = Backend::start(&wanted, &signals)? else {
+        return Ok(Ended::Killed(libc::SIGTERM));
+    };
+    command.env("SLUICE_TRANSPORT", "direct");
+    command.env("SLUICE_SOCKET", directory.path().join(format!("vm-{VM}.sock")));
+    let ended = program::run(command, &signals, Some(&backend));
+    drop(backend);
+    ended
+}

@@ -1,0 +1,134 @@
+#![expect(unsafe_code, reason = "signal masks, a signalfd and their undoing in a child")]
+
+//! Signals as events: a supervisor takes them from a descriptor, and the programs it starts never notice.
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd},
+        unix::process::CommandExt as _,
+    },
+    process::Command,
+};
+
+/// Those a supervisor acts upon.
+const TAKEN: [libc::c_int; 6] =
+    [libc::SIGTERM, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+
+/// Blocked signals, to be read.
+pub(crate) struct Signals {
+    descriptor: OwnedFd,
+    before: libc::sigset_t,
+}
+
+impl Signals {
+    /// Blocks the signals of this thread, which must be the only one, and has them delivered as events.
+    pub(crate) fn take() -> io::Result<Self> {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: the call fills the set it is given.
+        unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+        for signal in TAKEN {
+            // SAFETY: the set is filled, and the signal exists.
+            unsafe { libc::sigaddset(set.as_mut_ptr(), signal) };
+        }
+        let mut before = MaybeUninit::uninit();
+        // SAFETY: both are sets; the call reads the first and fills the second.
+        if unsafe { libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the set is filled; -1 asks for a new descriptor.
+        let descriptor = unsafe { libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            // SAFETY: just made, and nobody else's.
+            descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) },
+            // SAFETY: filled by the successful call above.
+            before: unsafe { before.assume_init() },
+        })
+    }
+
+    /// Gives a program to be started the signal mask this process had.
+    pub(crate) fn spare(&self, command: &mut Command) {
+        let before = self.before;
+        let restore = move || {
+            // SAFETY: reads a filled set; the old one is not asked for.
+            match unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        };
+        // SAFETY: the hook makes one system call on a copied value; it neither allocates nor locks.
+        unsafe { command.pre_exec(restore) };
+    }
+
+    /// The next signal that has arrived.
+    pub(crate) fn next(&self) -> io::Result<Option<Signal>> {
+        let mut bytes = [0; size_of::<libc::signalfd_siginfo>()];
+        match rustix::io::read(&self.descriptor, &mut bytes) {
+            Ok(read) if read == bytes.len() => {}
+            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        // SAFETY: the kernel has filled as many bytes as the structure has, and any bytes are one.
+        let information: libc::signalfd_siginfo = unsafe { std::mem::transmute(bytes) };
+        Ok(Some(Signal {
+            number: information.ssi_signo.cast_signed(),
+            by_kernel: information.ssi_code == libc::SI_KERNEL,
+        }))
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// A signal that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Signal {
+    number: libc::c_int,
+    by_kernel: bool,
+}
+
+impl Signal {
+    /// Its number.
+    pub(crate) fn number(self) -> libc::c_int {
+        self.number
+    }
+
+    /// Whether it came from the terminal, which has sent it to the whole foreground group, the program included.
+    pub(crate) fn is_from_terminal(self) -> bool {
+        self.by_kernel
+    }
+
+    /// Whether a service manager or a person wants this to end.
+    pub(crate) fn ends(self) -> bool {
+        matches!(self.number, libc::SIGTERM | libc::SIGHUP | libc::SIGINT | libc::SIGQUIT)
+    }
+}
+
+/// Ends this process by a signal, as its program was ended. Returns if the signal does not end a process.
+pub(crate) fn die_of(signal: libc::c_int) {
+    // The program has left its core where one was wanted; one of this process would hide it.
+    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    if rustix::process::setrlimit(rustix::process::Resource::Core, none).is_err() {
+        return;
+    }
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the call fills the set it is given.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: the set is filled; a number that is none is refused.
+    unsafe { libc::sigaddset(set.as_mut_ptr(), signal) };
+    // SAFETY: the default action touches no memory of ours.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+    // Raised while possibly blocked, it is delivered when unblocked.
+    // SAFETY: no pointers.
+    unsafe { libc::raise(signal) };
+    // SAFETY: reads a filled set; the old one is not asked for.
+    unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut()) };
+}
