@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 use sluice_tests::{paths, process};
 
@@ -77,6 +77,9 @@ pub(crate) struct Options {
     /// Only tests whose full name (`binary::path::test`) contains this.
     #[arg(long, default_value = "")]
     filter: String,
+    /// Only tests of these packages, instead of the whole workspace.
+    #[arg(long, short)]
+    package: Vec<String>,
     /// Do not install or download anything first.
     #[arg(long)]
     skip_setup: bool,
@@ -85,13 +88,23 @@ pub(crate) struct Options {
     verbose: bool,
 }
 
+impl Options {
+    /// As cargo's options.
+    fn packages(&self) -> Vec<String> {
+        if self.package.is_empty() {
+            return vec!["--workspace".to_owned()];
+        }
+        self.package.iter().map(|package| format!("--package={package}")).collect()
+    }
+}
+
 /// Runs the chosen stages; true when nothing failed.
 pub(crate) fn run(options: &Options) -> Result<bool> {
     let started = Instant::now();
     let mut record = Record {
         commit: commit()?,
         tier: options.tier.name().to_owned(),
-        partial: !options.only.is_empty() || !options.filter.is_empty(),
+        partial: !(options.only.is_empty() && options.filter.is_empty() && options.package.is_empty()),
         started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         machine: Machine::this(),
         ..Record::default()
@@ -156,18 +169,27 @@ fn summarise(results: &[TestResult], elapsed: Duration) {
 
 fn run_stage(stage: Stage, options: &Options, record: &Record) -> Result<Vec<TestResult>> {
     match stage {
-        Stage::Fmt => Ok(vec![runner::check("stage::fmt", CHECK, cargo().args(["fmt", "--all", "--check"]))]),
+        Stage::Fmt => {
+            let mut fmt = cargo();
+            // Here alone the whole workspace has another name.
+            let packages =
+                if options.package.is_empty() { vec!["--all".to_owned()] } else { options.packages() };
+            fmt.arg("fmt").args(packages).args(["--check", "--", "--color", "never"]);
+            Ok(vec![runner::check("stage::fmt", CHECK, &mut fmt)])
+        }
         Stage::Clippy => Ok(vec![runner::check(
             "stage::clippy",
             CHECK,
-            cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+            cargo().args(["clippy", "--all-targets"]).args(options.packages()).args(["--", "-D", "warnings"]),
         )]),
         Stage::Tests => tests(options),
         Stage::Doctests => {
-            runner::documentation_tests(cargo().args(["test", "--release", "--workspace", "--doc"]), CHECK)
+            let mut test = cargo();
+            test.args(["test", "--release", "--doc", "--no-fail-fast"]).args(options.packages());
+            runner::documentation_tests(&mut test, CHECK)
         }
         Stage::Loom => loom(options),
-        Stage::Docs => documentation(),
+        Stage::Docs => documentation(options),
         Stage::Deny => deny(),
         Stage::Miri => Ok(vec![miri(options.tier)]),
         Stage::Asan => asan(options),
@@ -201,9 +223,10 @@ fn tests(options: &Options) -> Result<Vec<TestResult>> {
     if !options.skip_setup {
         setup::prepare().context("setting up")?;
     }
-    run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
-    let binaries =
-        build_tests(cargo().args(["test", "--release", "--workspace", "--lib", "--bins", "--tests"]))?;
+    run_visibly(cargo().args(["build", "--release"]).args(options.packages()))?;
+    let mut build = cargo();
+    build.args(["test", "--release"]).args(options.packages());
+    let binaries = build_tests(&mut build)?;
     let mut results = Vec::new();
     for binary in &binaries {
         let name = binary.name.as_str();
@@ -254,12 +277,14 @@ fn loom(options: &Options) -> Result<Vec<TestResult>> {
         };
         results.extend(run_binary(&binary, &plan)?);
     }
+    // A run without one would prove nothing, silently.
+    ensure!(!results.is_empty(), "no test of sluice-protocol has loom_ in its name");
     Ok(results)
 }
 
-fn documentation() -> Result<Vec<TestResult>> {
+fn documentation(options: &Options) -> Result<Vec<TestResult>> {
     let mut doc = cargo();
-    doc.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+    doc.args(["doc", "--no-deps"]).args(options.packages()).env("RUSTDOCFLAGS", "-D warnings");
     let built = runner::check("stage::docs", CHECK, &mut doc);
     let stale = docs::stale()?;
     let reason = stale.iter().map(|page| format!("{page} is out of date; `cargo xtask docs` writes it"));
