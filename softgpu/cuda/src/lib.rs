@@ -1,1 +1,32 @@
 //! A CUDA driver in software behind the vendor's C ABI.
+//!
+//! Built as a shared library it is `libcuda.so.1`: programs, the CUDA runtime and Sluice's worker load it as they load
+//! the vendor's driver. Kernels are PTX, executed by the engine; device memory is the soft device's shared file.
+//!
+//! From the outside in: [`api`] holds the C entry points, thin and free of decisions; below it `context`, `module`,
+//! `launch`, `copy`, `event` and `memory` say what a call means; `schedule` orders the work of streams; `gpu` and
+//! `process` hold what lives as long as the process.
+//!
+//! The driver opens its files in `cuInit` and, except to export memory or to load a module from a file, never again.
+//! Its threads start when the first work arrives, with all signals blocked. Nothing is torn down at exit: the device
+//! takes back what a process held when the process is gone.
+
+pub mod api;
+mod attributes;
+mod context;
+mod copy;
+mod error;
+mod event;
+mod ffi;
+mod gpu;
+mod handles;
+mod jit;
+mod launch;
+mod log;
+mod memory;
+mod module;
+mod occupancy;
+mod process;
+mod schedule;
+mod stream;
+mod tables;

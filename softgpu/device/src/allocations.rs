@@ -75,7 +75,7 @@ impl PageEntry {
         (self.0 >> 28 & 0xffff) as usize
     }
     fn generation(self) -> u32 {
-        (self.0 & u64::from(GENERATIONS - 1)) as u32
+        u32::try_from(self.0 & u64::from(GENERATIONS - 1)).unwrap_or(0)
     }
 }
 
@@ -185,13 +185,15 @@ impl Owner {
         let taken = device.take_pages(record, generation, pages).and_then(|runs| {
             for run in &runs {
                 let to_i64 = |value: u64| i64::try_from(value * PAGE_BYTES).unwrap_or(i64::MAX);
-                sys::back(&device.hbm, to_i64(run.first), to_i64(run.count)).map_err(AllocationError::Storage)?;
+                sys::back(&device.hbm, to_i64(run.first), to_i64(run.count))
+                    .map_err(AllocationError::Storage)?;
             }
             Ok(runs)
         });
         match taken {
             Ok(runs) => {
-                let allocation = Arc::new(Allocation { owner: Arc::clone(self), record, generation, runs, pages });
+                let allocation =
+                    Arc::new(Allocation { owner: Arc::clone(self), record, generation, runs, pages });
                 held.insert((record, generation), Arc::downgrade(&allocation));
                 Ok(allocation)
             }
@@ -282,7 +284,8 @@ impl Device {
                 let entry = &self.header.pages()[usize::try_from(page).unwrap_or(usize::MAX)];
                 let old = entry.load(Acquire);
                 let new = PageEntry::new(ordinal, record, generation).0;
-                if !self.is_free(PageEntry(old)) || entry.compare_exchange(old, new, AcqRel, Relaxed).is_err() {
+                if !self.is_free(PageEntry(old)) || entry.compare_exchange(old, new, AcqRel, Relaxed).is_err()
+                {
                     break; // Somebody else took it: look again.
                 }
                 push(&mut taken, page);

@@ -216,7 +216,8 @@ mod tests {
     fn variables_win_over_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("softgpu.toml");
-        std::fs::write(&path, "state = \"/a\"\n[device]\nmodel = \"A100-40\"\nscale = 8\nfill = 0xA5\n").unwrap();
+        std::fs::write(&path, "state = \"/a\"\n[device]\nmodel = \"A100-40\"\nscale = 8\nfill = 0xA5\n")
+            .unwrap();
         let path = path.to_str().unwrap();
         let config = with(&[("SLUICE_SOFTGPU_CONFIG", path), ("SLUICE_SOFTGPU_SCALE", "16")]).unwrap();
         assert_eq!(config.state, Path::new("/a"));

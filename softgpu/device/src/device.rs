@@ -97,7 +97,9 @@ impl Device {
             _ => {}
         }
         let metadata = state.symlink_metadata().map_err(failed(state))?;
-        if config.private && !(metadata.is_dir() && metadata.uid() == sys::user() && metadata.mode() & 0o077 == 0) {
+        if config.private
+            && !(metadata.is_dir() && metadata.uid() == sys::user() && metadata.mode() & 0o077 == 0)
+        {
             return Err(OpenError::NotPrivate(state.clone()));
         }
         // Whoever may use the directory may use the device.
@@ -107,7 +109,9 @@ impl Device {
         let exports = directory.join("exports");
         for path in [&directory, &exports] {
             match DirBuilder::new().mode(metadata.mode() & 0o777).create(path) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(path)(error)),
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed(path)(error));
+                }
                 _ => {}
             }
         }

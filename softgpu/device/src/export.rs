@@ -71,7 +71,7 @@ impl Owner {
         }
         // Another device's export lives in another directory, but on the same file system.
         let same_system = file.metadata().ok().zip(self.device.hbm.metadata().ok());
-        if !same_system.is_some_and(|(file, hbm)| file.dev() == hbm.dev()) {
+        if same_system.is_none_or(|(file, hbm)| file.dev() != hbm.dev()) {
             return Err(ImportError::Foreign);
         }
         let (record, generation) =

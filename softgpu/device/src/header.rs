@@ -130,9 +130,10 @@ impl Header {
 
     fn at<T>(&self, offset: usize, count: usize) -> &[T] {
         assert!(offset + count * size_of::<T>() <= self.length);
+        let start = self.base.as_ptr().wrapping_add(offset).cast::<T>();
         // SAFETY: the range lies in the mapping, which lives as long as `self`; each T used here is made of atomics,
         // for which any bit pattern is valid, and the offsets are multiples of their alignment.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast::<T>(), count) }
+        unsafe { std::slice::from_raw_parts(start, count) }
     }
 
     pub(crate) fn identity(&self) -> &Identity {

@@ -2,12 +2,15 @@
 //!
 //! None of it is inherited by a forked child, which has no device.
 #![expect(unsafe_code, reason = "maps memory at fixed addresses")]
+#![expect(clippy::cast_possible_truncation, reason = "addresses of the device are those of a 64-bit host")]
 
 use std::io;
 use std::os::fd::AsRawFd;
 
 use crate::PAGE_BYTES;
 use crate::allocations::Allocation;
+
+const _: () = assert!(usize::BITS == 64);
 
 /// A range of addresses that belongs to the device: no access, no memory, until pages are mapped into it.
 #[derive(Debug)]
@@ -37,8 +40,9 @@ impl Reservation {
     pub fn at(address: u64, bytes: u64) -> io::Result<Reservation> {
         let hint = std::ptr::without_provenance_mut(size(address)?);
         // SAFETY: MAP_FIXED_NOREPLACE never replaces a mapping; kernels without it treat the address as a hint.
-        let got =
-            unsafe { libc::mmap(hint, size(bytes)?, libc::PROT_NONE, NO_ACCESS | libc::MAP_FIXED_NOREPLACE, -1, 0) };
+        let got = unsafe {
+            libc::mmap(hint, size(bytes)?, libc::PROT_NONE, NO_ACCESS | libc::MAP_FIXED_NOREPLACE, -1, 0)
+        };
         if got == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -67,7 +71,9 @@ impl Reservation {
         let cut = |from: u64, to: u64| {
             if from < to {
                 // SAFETY: both ends are parts of the mapping made above that nobody has seen.
-                unsafe { libc::munmap(std::ptr::without_provenance_mut(from as usize), (to - from) as usize) };
+                unsafe {
+                    libc::munmap(std::ptr::without_provenance_mut(from as usize), (to - from) as usize)
+                };
             }
         };
         cut(start, address);
@@ -161,7 +167,8 @@ pub unsafe fn unmap_pages(address: u64, bytes: u64) -> io::Result<()> {
     }
     let start = std::ptr::without_provenance_mut(address as usize);
     // SAFETY: the caller owns the range.
-    let got = unsafe { libc::mmap(start, bytes as usize, libc::PROT_NONE, NO_ACCESS | libc::MAP_FIXED, -1, 0) };
+    let got =
+        unsafe { libc::mmap(start, bytes as usize, libc::PROT_NONE, NO_ACCESS | libc::MAP_FIXED, -1, 0) };
     if got == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }

@@ -1,0 +1,144 @@
+//! Contexts and the stack of each thread.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::devices::valid_context_flags;
+use crate::context::{self, CONTEXTS, Context, current_core, lock};
+use crate::error::{Error, Result};
+use crate::ffi::Out;
+use crate::process::driver;
+use crate::stream::{self, PRIORITIES};
+
+fn create(place: Out<u64>, flags: u32, device: i32, version: u32) -> Result {
+    place.required()?;
+    let gpu = driver()?.gpu(device)?;
+    let context = Context::register(gpu, valid_context_flags(flags)?, version)?;
+    gpu.adopt(context.activate());
+    place.set(context.handle)?;
+    context::push(context)
+}
+
+/// A context argument, where null is the current one.
+fn named(handle: u64) -> Result<Arc<Context>> {
+    match handle {
+        0 => context::current()?.ok_or(Error::INVALID_CONTEXT),
+        handle => CONTEXTS.get(handle),
+    }
+}
+
+fn current() -> Result<Arc<Context>> {
+    context::current()?.ok_or(Error::INVALID_CONTEXT)
+}
+
+/// Limits that can be set, and the largest values that make sense on this device.
+fn limit_bound(limit: i32) -> Option<u64> {
+    match limit {
+        0 => Some(512 << 10), // stack of a thread
+        1 => Some(1 << 30),   // output of kernels
+        2 => Some(1 << 40),   // heap of kernels
+        3 => Some(24),        // depth of launches from kernels
+        4 => Some(1 << 31),   // such launches pending
+        5 => Some(128),       // fetch granularity, a hint
+        6 => Some(0),         // persisting cache: none
+        _ => None,
+    }
+}
+
+calls! {
+    fn cuCtxCreate_v2(place: Out<u64>, flags: u32, device: i32) { create(place, flags, device, 3020) }
+
+    fn cuCtxCreate_v3(place: Out<u64>, affinity: *const c_void, count: i32, flags: u32, device: i32) {
+        if count != 0 || !affinity.is_null() {
+            return Err(Error(sluice_cuda_abi::sys::CUresult::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY as u32));
+        }
+        create(place, flags, device, 3021)
+    }
+
+    fn cuCtxCreate_v4(place: Out<u64>, parameters: *const c_void, flags: u32, device: i32) {
+        if !parameters.is_null() {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        create(place, flags, device, 3020)
+    }
+
+    fn cuCtxDestroy_v2(handle: u64) { context::destroy(handle) }
+
+    fn cuCtxPushCurrent_v2(handle: u64) { context::push(CONTEXTS.get(handle)?) }
+
+    fn cuCtxPopCurrent_v2(place: Out<u64>) {
+        let context = context::pop()?;
+        place.offer(context.handle);
+        Ok(())
+    }
+
+    fn cuCtxSetCurrent(handle: u64) {
+        let context = if handle == 0 { None } else { Some(CONTEXTS.get(handle)?) };
+        context::set_current(context)
+    }
+
+    fn cuCtxGetCurrent(place: Out<u64>) { place.set(context::current()?.map_or(0, |context| context.handle)) }
+
+    fn cuCtxGetDevice(device: Out<i32>) { device.set(current()?.gpu.ordinal) }
+
+    fn cuCtxGetDevice_v2(device: Out<i32>, handle: u64) { device.set(named(handle)?.gpu.ordinal) }
+
+    fn cuCtxGetFlags(flags: Out<u32>) { flags.set(current()?.flags.load(Relaxed)) }
+
+    fn cuCtxSetFlags(flags: u32) {
+        current()?.flags.store(valid_context_flags(flags)?, Relaxed);
+        Ok(())
+    }
+
+    fn cuCtxGetId(handle: u64, id: Out<u64>) { id.set(named(handle)?.core()?.id) }
+
+    fn cuCtxGetApiVersion(handle: u64, version: Out<u32>) { version.set(named(handle)?.version) }
+
+    fn cuCtxSynchronize() { stream::synchronize_context(&*current()?) }
+
+    fn cuCtxSynchronize_v2(handle: u64) { stream::synchronize_context(&*named(handle)?) }
+
+    fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
+        current_core()?;
+        least.offer(*PRIORITIES.end());
+        greatest.offer(*PRIORITIES.start());
+        Ok(())
+    }
+
+    fn cuCtxGetLimit(value: Out<u64>, limit: i32) {
+        limit_bound(limit).ok_or(Error::UNSUPPORTED_LIMIT)?;
+        value.set(current_core()?.limit(limit)?)
+    }
+
+    fn cuCtxSetLimit(limit: i32, value: u64) {
+        let bound = limit_bound(limit).ok_or(Error::UNSUPPORTED_LIMIT)?;
+        let core = current_core()?;
+        if value > bound {
+            return Err(Error::INVALID_VALUE);
+        }
+        if limit == 2 && lock(&core.heap).is_some() {
+            return Err(Error::INVALID_VALUE); // The heap is in use.
+        }
+        let index = usize::try_from(limit).map_err(|_| Error::UNSUPPORTED_LIMIT)?;
+        lock(&core.limits)[index] = value;
+        Ok(())
+    }
+
+    // A preference between caches that this device does not have.
+    fn cuCtxGetCacheConfig(config: Out<u32>) { current_core()?; config.set(0) }
+
+    fn cuCtxSetCacheConfig(config: u32) {
+        current_core()?;
+        if config > 3 { Err(Error::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    fn cuCtxGetSharedMemConfig(config: Out<u32>) { current_core()?; config.set(1) }
+
+    fn cuCtxSetSharedMemConfig(config: u32) {
+        current_core()?;
+        if config > 2 { Err(Error::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    fn cuCtxResetPersistingL2Cache() { current_core()?; Ok(()) }
+}

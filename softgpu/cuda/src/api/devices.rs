@@ -1,0 +1,140 @@
+//! Devices and primary contexts.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::attributes::{self, CONSTANT_BYTES, MAX_PITCH};
+use crate::error::{Error, Result};
+use crate::ffi::{Out, Text};
+use crate::gpu::{CAPABILITY, Gpu, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK, WARP};
+use crate::launch::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
+use crate::process::driver;
+
+fn gpu(device: i32) -> Result<&'static Gpu> {
+    driver()?.gpu(device)
+}
+
+fn pci_text(gpu: &Gpu) -> String {
+    format!("0000:{:02X}:00.0", gpu.pci_bus())
+}
+
+/// Scheduling (3 bits), mapped host memory, resize of local memory, core dumps, synchronous memory operations.
+const CONTEXT_FLAGS: u32 = 0xff;
+
+pub(super) fn valid_context_flags(flags: u32) -> Result<u32> {
+    let schedule = flags & 7;
+    if flags & !CONTEXT_FLAGS != 0 || !matches!(schedule, 0 | 1 | 2 | 4) {
+        return Err(Error::INVALID_VALUE);
+    }
+    Ok(flags)
+}
+
+calls! {
+    fn cuDeviceGetCount(count: Out<i32>) {
+        count.set(i32::try_from(driver()?.gpus().len()).map_err(|_| Error::UNKNOWN)?)
+    }
+
+    fn cuDeviceGet(device: Out<i32>, ordinal: i32) { device.set(gpu(ordinal)?.ordinal) }
+
+    fn cuDeviceGetName(name: Out<u8>, room: i32, device: i32) {
+        let gpu = gpu(device)?;
+        name.text(gpu.identity.model.name.as_bytes(), usize::try_from(room).map_err(|_| Error::INVALID_VALUE)?)
+    }
+
+    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu(device)?.identity.uuid) }
+
+    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu(device)?.identity.uuid) }
+
+    fn cuDeviceTotalMem_v2(bytes: Out<u64>, device: i32) { bytes.set(gpu(device)?.space.information().1) }
+
+    fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) {
+        value.set(attributes::attribute(gpu(device)?, attribute)?)
+    }
+
+    fn cuDeviceComputeCapability(major: Out<u32>, minor: Out<u32>, device: i32) {
+        gpu(device)?;
+        minor.required()?;
+        major.set(CAPABILITY / 10)?;
+        minor.set(CAPABILITY % 10)
+    }
+
+    fn cuDeviceGetProperties(properties: Out<[u32; 14]>, device: i32) {
+        let gpu = gpu(device)?;
+        let ([bx, by, bz], [gx, gy, gz]) = (MAX_BLOCK, MAX_GRID);
+        properties.set([
+            MAX_THREADS, bx, by, bz, gx, gy, gz, SHARED_PER_BLOCK, CONSTANT_BYTES, WARP, MAX_PITCH,
+            REGISTERS_PER_MULTIPROCESSOR, gpu.identity.model.clock_khz, 512,
+        ])
+    }
+
+    fn cuDeviceGetPCIBusId(text: Out<u8>, room: i32, device: i32) {
+        let room = usize::try_from(room).map_err(|_| Error::INVALID_VALUE)?;
+        text.text(pci_text(gpu(device)?).as_bytes(), room)
+    }
+
+    fn cuDeviceGetByPCIBusId(device: Out<i32>, text: Text<'_>) {
+        let text = text.get()?.to_ascii_uppercase();
+        let matches = |gpu: &&&Gpu| {
+            let full = pci_text(gpu);
+            // The domain and the function may be left out.
+            [&full[..], &full[5..], &full[..10], &full[5..10]].iter().any(|form| form.as_bytes() == text)
+        };
+        let found = driver()?.gpus().iter().find(matches).ok_or(Error::INVALID_DEVICE)?;
+        device.set(found.ordinal)
+    }
+
+    fn cuDeviceCanAccessPeer(answer: Out<i32>, device: i32, peer: i32) {
+        gpu(device)?;
+        gpu(peer)?;
+        answer.set(0)
+    }
+
+    fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: i32, device: i32, peer: i32) {
+        gpu(device)?;
+        gpu(peer)?;
+        if device == peer {
+            return Err(Error::INVALID_DEVICE);
+        }
+        if !(1..=7).contains(&attribute) {
+            return Err(Error::INVALID_VALUE);
+        }
+        value.set(0)
+    }
+
+    fn cuDeviceGetExecAffinitySupport(value: Out<i32>, _kind: i32, device: i32) {
+        gpu(device)?;
+        value.set(0)
+    }
+
+    fn cuDevicePrimaryCtxRetain(context: Out<u64>, device: i32) {
+        context.required()?;
+        context.set(gpu(device)?.retain_primary().handle)
+    }
+
+    fn cuDevicePrimaryCtxRelease(device: i32) { gpu(device)?.release_primary() }
+
+    fn cuDevicePrimaryCtxRelease_v2(device: i32) { gpu(device)?.release_primary() }
+
+    fn cuDevicePrimaryCtxReset(device: i32) { gpu(device)?.reset_primary(); Ok(()) }
+
+    fn cuDevicePrimaryCtxReset_v2(device: i32) { gpu(device)?.reset_primary(); Ok(()) }
+
+    fn cuDevicePrimaryCtxSetFlags(device: i32, flags: u32) { set_primary_flags(device, flags) }
+
+    fn cuDevicePrimaryCtxSetFlags_v2(device: i32, flags: u32) { set_primary_flags(device, flags) }
+
+    fn cuDevicePrimaryCtxGetState(device: i32, flags: Out<u32>, active: Out<i32>) {
+        let gpu = gpu(device)?;
+        active.required()?;
+        flags.set(gpu.primary_flags.load(Relaxed))?;
+        active.set(i32::from(gpu.primary().is_active()))
+    }
+}
+
+fn set_primary_flags(device: i32, flags: u32) -> Result {
+    let gpu = gpu(device)?;
+    let flags = valid_context_flags(flags)?;
+    gpu.primary_flags.store(flags, Relaxed);
+    // Since 11.0 a living context takes them, too.
+    gpu.primary().flags.store(flags, Relaxed);
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! Events.
+
+use crate::error::Error;
+use crate::event;
+use crate::ffi::Out;
+use crate::stream::target;
+
+calls! {
+    fn cuEventCreate(place: Out<u64>, flags: u32) {
+        place.required()?;
+        place.set(event::create(flags)?)
+    }
+
+    fn cuEventDestroy_v2(event: u64) { event::destroy(event) }
+
+    fn cuEventQuery(event: u64) { event::query(event) }
+
+    fn cuEventSynchronize(event: u64) { event::synchronize(event) }
+
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) {
+        milliseconds.set(event::elapsed(start, end)?)
+    }
+
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: u64, end: u64) {
+        milliseconds.set(event::elapsed(start, end)?)
+    }
+}
+
+twins! {
+    fn cuEventRecord, cuEventRecord_ptsz(implicit; event: u64, stream: u64) {
+        event::record(event, &target(stream, implicit)?)
+    }
+
+    fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(implicit; event: u64, stream: u64, flags: u32) {
+        // 1: an external node while capturing, which never happens here.
+        if flags & !1 != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        event::record(event, &target(stream, implicit)?)
+    }
+}

@@ -1,0 +1,118 @@
+//! Start, versions, names, look-up.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_void};
+
+use sluice_cuda_abi::symbols::{self, CUDA_VERSION, Lookup};
+use sluice_cuda_abi::{status, tables};
+
+use super::refused::FUNCTIONS;
+use crate::error::{Error, Result};
+use crate::ffi::{In, Out, Text};
+use crate::process;
+
+/// Words of `CUdriverProcAddressQueryResult`.
+const FOUND: u32 = 0;
+const NOT_FOUND: u32 = 1;
+const VERSION_TOO_LOW: u32 = 2;
+
+fn look_up(name: Text<'_>, place: Out<u64>, version: i32, flags: u64, status: Out<u32>) -> Result {
+    let name = name.get()?;
+    place.required()?;
+    let version = u32::try_from(version).map_err(|_| Error::INVALID_VALUE)?;
+    if version > CUDA_VERSION || !symbols::valid_flags(flags) {
+        return Err(Error::INVALID_VALUE);
+    }
+    let word = match symbols::lookup(name, version, flags) {
+        Lookup::Found(index) => {
+            status.offer(FOUND);
+            return place.set(FUNCTIONS[index].address());
+        }
+        Lookup::NotFound => NOT_FOUND,
+        Lookup::VersionTooLow => VERSION_TOO_LOW,
+    };
+    place.set(0)?;
+    if !status.is_wanted() {
+        return Err(Error::NOT_FOUND);
+    }
+    status.set(word)
+}
+
+always! {
+    fn cuInit(flags: u32) { process::start(flags) }
+
+    fn cuDriverGetVersion(version: Out<i32>) {
+        version.set(i32::try_from(CUDA_VERSION).map_err(|_| Error::UNKNOWN)?)
+    }
+
+    fn cuGetErrorName(error: u32, text: Out<*const c_char>) {
+        let name = status::name(error);
+        text.set(name.map_or(std::ptr::null(), std::ffi::CStr::as_ptr))?;
+        name.map(|_| ()).ok_or(Error::INVALID_VALUE)
+    }
+
+    fn cuGetErrorString(error: u32, text: Out<*const c_char>) {
+        let known = status::text(error);
+        text.set(known.map_or(std::ptr::null(), std::ffi::CStr::as_ptr))?;
+        known.map(|_| ()).ok_or(Error::INVALID_VALUE)
+    }
+
+    fn cuGetProcAddress(name: Text<'_>, place: Out<u64>, version: i32, flags: u64) {
+        look_up(name, place, version, flags, Out::missing())
+    }
+
+    fn cuGetProcAddress_v2(name: Text<'_>, place: Out<u64>, version: i32, flags: u64, status: Out<u32>) {
+        look_up(name, place, version, flags, status)
+    }
+
+    fn cuGetExportTable(table: Out<*const c_void>, id: In<[u8; 16]>) {
+        let found = tables::get(id.get()?);
+        table.set(found.unwrap_or(std::ptr::null()))?;
+        found.map(|_| ()).ok_or(Error::INVALID_VALUE)
+    }
+}
+
+thread_local! {
+    /// `cuThreadExchangeStreamCaptureMode`: kept for the program, which never captures here.
+    static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
+}
+
+calls! {
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
+        let new = mode.current()?;
+        if new > 2 {
+            return Err(Error::INVALID_VALUE);
+        }
+        mode.set(CAPTURE_MODE.replace(new))
+    }
+
+    fn cuProfilerStart() { Ok(()) }
+
+    fn cuProfilerStop() { Ok(()) }
+
+    // There are no messages but those on standard error, so a callback is never called.
+    fn cuLogsRegisterCallback(callback: *const c_void, _data: *const c_void, handle: Out<u64>) {
+        if callback.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        handle.offer(callback.addr() as u64);
+        Ok(())
+    }
+
+    fn cuLogsUnregisterCallback(_handle: u64) { Ok(()) }
+
+    fn cuLogsCurrent(iterator: Out<u32>, flags: u32) {
+        if flags != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        iterator.set(0)
+    }
+
+    fn cuLogsDumpToMemory(_iterator: Out<u32>, buffer: Out<u8>, size: Out<usize>, flags: u32) {
+        if flags != 0 || size.current()? == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        buffer.set(0)?;
+        size.set(0)
+    }
+}

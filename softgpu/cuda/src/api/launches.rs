@@ -1,0 +1,112 @@
+//! Launches.
+
+use crate::context::Implicit;
+use crate::error::{Error, Result};
+use crate::ffi::In;
+use crate::launch::{self, Request};
+use crate::stream::target;
+
+/// `CUlaunchConfig`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    pub(super) dynamic_shared: u32,
+    stream: u64,
+    attributes: *const Attribute,
+    count: u32,
+}
+
+/// `CUlaunchAttribute`.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Attribute {
+    key: u32,
+    padding: u32,
+    value: [u32; 16],
+}
+
+const _: () = assert!(size_of::<Config>() == size_of::<sluice_cuda_abi::sys::CUlaunchConfig>());
+const _: () = assert!(size_of::<Attribute>() == size_of::<sluice_cuda_abi::sys::CUlaunchAttribute>());
+
+impl Config {
+    fn attributes(&self) -> Result<Vec<Attribute>> {
+        In::from_address(self.attributes.addr() as u64).list(self.count as usize)
+    }
+
+    /// Threads of a block.
+    pub(super) fn threads(&self) -> Result<u32> {
+        let product = self.block.iter().try_fold(1u32, |product, size| product.checked_mul(*size));
+        product.filter(|threads| *threads > 0).ok_or(Error::INVALID_VALUE)
+    }
+
+    /// Clusters have one block.
+    pub(super) fn check_cluster(&self) -> Result {
+        self.attributes()?.iter().filter(|attribute| attribute.key == 4).try_for_each(check_cluster)
+    }
+}
+
+fn check_cluster(attribute: &Attribute) -> Result {
+    if attribute.value[..3] == [1, 1, 1] { Ok(()) } else { Err(Error::INVALID_CLUSTER_SIZE) }
+}
+
+/// Reads the attributes of a launch: whether it is cooperative, and an error for what cannot be done.
+fn cooperative(attributes: &[Attribute]) -> Result<bool> {
+    let mut cooperative = false;
+    for attribute in attributes {
+        match attribute.key {
+            2 => cooperative = attribute.value[0] != 0,
+            4 => check_cluster(attribute)?,
+            // Nothing, and hints that change no result: access policy, cluster scheduling, serialisation (this device
+            // always serialises), priority, synchronisation domains, preferred cluster, carve-out, portability and
+            // shared-memory mode of clusters that have one block.
+            0 | 1 | 5 | 6 | 8 | 9 | 10 | 11 | 14 | 16 | 17 | 18 => {}
+            // Events within the launch, updates by the device.
+            7 | 12 | 13 => return Err(Error::NOT_SUPPORTED),
+            _ => return Err(Error::INVALID_VALUE),
+        }
+    }
+    Ok(cooperative)
+}
+
+fn launch_config(
+    implicit: Implicit,
+    config: In<Config>,
+    function: u64,
+    parameters: In<u64>,
+    extra: In<u64>,
+) -> Result {
+    let config = config.get()?;
+    let cooperative = cooperative(&config.attributes()?)?;
+    let Config { grid, block, dynamic_shared, stream, .. } = config;
+    let request = Request { function, grid, block, dynamic_shared, parameters, extra, cooperative };
+    launch::launch(&target(stream, implicit)?, &request)
+}
+
+twins! {
+    fn cuLaunchKernel, cuLaunchKernel_ptsz(
+        implicit; function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+        dynamic_shared: u32, stream: u64, parameters: In<u64>, extra: In<u64>,
+    ) {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let request = Request { function, grid, block, dynamic_shared, parameters, extra, cooperative: false };
+        launch::launch(&target(stream, implicit)?, &request)
+    }
+
+    fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(
+        implicit; config: In<Config>, function: u64, parameters: In<u64>, extra: In<u64>,
+    ) {
+        launch_config(implicit, config, function, parameters, extra)
+    }
+
+    fn cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz(
+        implicit; function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+        dynamic_shared: u32, stream: u64, parameters: In<u64>,
+    ) {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let extra = In::from_address(0);
+        let request = Request { function, grid, block, dynamic_shared, parameters, extra, cooperative: true };
+        launch::launch(&target(stream, implicit)?, &request)
+    }
+}

@@ -1,0 +1,109 @@
+//! Libraries and kernels: images without a context.
+
+use std::ffi::c_char;
+
+use super::functions::{attribute, parameter, set_attribute};
+use super::modules::parse_file;
+use crate::error::{Error, Result};
+use crate::ffi::{In, Out, Text};
+use crate::jit::Options;
+use crate::module;
+use crate::process::driver;
+
+/// Options of a library: host functions to register (refused), and the promise that the image stays.
+fn check_options(keys: In<u32>, count: u32) -> Result {
+    for key in keys.list(count as usize)? {
+        match key {
+            1 => {}
+            0 => return Err(Error::NOT_SUPPORTED),
+            _ => return Err(Error::INVALID_VALUE),
+        }
+    }
+    Ok(())
+}
+
+calls! {
+    fn cuLibraryLoadData(
+        place: Out<u64>, image: In<u8>, jit_keys: In<u32>, jit_values: In<u64>, jit_count: u32, keys: In<u32>,
+        _values: In<u64>, count: u32,
+    ) {
+        place.required()?;
+        check_options(keys, count)?;
+        let options = Options::read(jit_count, jit_keys, jit_values)?;
+        place.set(module::load_library(options.finish(module::parse(image))?)?)
+    }
+
+    fn cuLibraryLoadFromFile(
+        place: Out<u64>, name: Text<'_>, jit_keys: In<u32>, jit_values: In<u64>, jit_count: u32, keys: In<u32>,
+        _values: In<u64>, count: u32,
+    ) {
+        place.required()?;
+        check_options(keys, count)?;
+        let options = Options::read(jit_count, jit_keys, jit_values)?;
+        place.set(module::load_library(parse_file(name, options)?)?)
+    }
+
+    fn cuLibraryUnload(library: u64) { module::unload_library(library) }
+
+    fn cuLibraryGetKernel(place: Out<u64>, library: u64, name: Text<'_>) {
+        place.set(module::library_kernel(library, name.get()?)?)
+    }
+
+    fn cuLibraryGetKernelCount(count: Out<u32>, library: u64) {
+        count.set(u32::try_from(module::library_kernels(library)?.len()).map_err(|_| Error::UNKNOWN)?)
+    }
+
+    fn cuLibraryEnumerateKernels(places: Out<u64>, count: u32, library: u64) {
+        for (index, kernel) in module::library_kernels(library)?.into_iter().take(count as usize).enumerate() {
+            places.set_at(index, kernel)?;
+        }
+        Ok(())
+    }
+
+    fn cuLibraryGetModule(place: Out<u64>, library: u64) {
+        place.required()?;
+        place.set(module::library_module(library)?)
+    }
+
+    fn cuLibraryGetGlobal(address: Out<u64>, bytes: Out<u64>, library: u64, name: Text<'_>) {
+        let (start, size) = module::library_global(library, name.get()?)?;
+        address.offer(start);
+        bytes.offer(size);
+        Ok(())
+    }
+
+    fn cuKernelGetFunction(place: Out<u64>, kernel: u64) {
+        place.required()?;
+        place.set(module::kernel(kernel)?.function()?)
+    }
+
+    fn cuKernelGetLibrary(place: Out<u64>, kernel: u64) { place.set(module::kernel(kernel)?.library) }
+
+    fn cuKernelGetAttribute(value: Out<i32>, number: i32, kernel: u64, device: i32) {
+        driver()?.gpu(device)?;
+        let kernel = module::kernel(kernel)?;
+        value.set(attribute(kernel.entry(), kernel.settings(), number)?)
+    }
+
+    fn cuKernelSetAttribute(number: i32, value: i32, kernel: u64, device: i32) {
+        driver()?.gpu(device)?;
+        let kernel = module::kernel(kernel)?;
+        set_attribute(kernel.entry(), kernel.settings(), number, value)
+    }
+
+    fn cuKernelSetCacheConfig(kernel: u64, config: u32, device: i32) {
+        driver()?.gpu(device)?;
+        module::kernel(kernel)?;
+        if config > 3 { Err(Error::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    fn cuKernelGetName(name: Out<*const c_char>, kernel: u64) { name.set(module::kernel(kernel)?.name()?.as_ptr()) }
+
+    fn cuKernelGetParamInfo(kernel: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
+        parameter(module::kernel(kernel)?.entry(), index, offset, size)
+    }
+
+    fn cuKernelGetParamCount(kernel: u64, count: Out<usize>) {
+        count.set(module::kernel(kernel)?.entry().params.len())
+    }
+}

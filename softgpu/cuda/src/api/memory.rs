@@ -1,0 +1,97 @@
+//! Device memory and pinned host memory.
+
+use crate::attributes::{MAX_PITCH, PITCH_ALIGNMENT};
+use crate::context::current_core;
+use crate::error::{Error, Result};
+use crate::ffi::Out;
+use crate::memory::{BlockKind, HostFlags};
+use crate::process::driver;
+
+/// Portable, device map, write combined.
+const HOST_FLAGS: u32 = 7;
+/// Portable, device map, memory-mapped I/O, read only.
+const REGISTER_FLAGS: u32 = 15;
+const IO_MEMORY: u32 = 4;
+
+fn allocate_host(place: Out<u64>, bytes: u64, flags: u32) -> Result {
+    place.required()?;
+    if flags & !HOST_FLAGS != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let core = current_core()?;
+    place.set(core.gpu.space.allocate_host(&core, bytes, HostFlags(flags))?)
+}
+
+/// Ends a block on whichever GPU has it.
+fn free(address: u64, kind: BlockKind, missing: Error) -> Result {
+    let core = current_core()?;
+    let gpus = driver()?.gpus().iter();
+    let holder = gpus.copied().find(|gpu| gpu.block_at(address).is_some_and(|block| block.start == address));
+    let gpu = holder.ok_or(missing)?;
+    gpu.free(address, kind).map_err(|_| missing)?;
+    core.health.check()
+}
+
+calls! {
+    fn cuMemAlloc_v2(place: Out<u64>, bytes: u64) {
+        place.required()?;
+        let core = current_core()?;
+        place.set(core.gpu.space.allocate(&core, bytes, BlockKind::Device)?)
+    }
+
+    fn cuMemAllocPitch_v2(place: Out<u64>, pitch: Out<u64>, width: u64, height: u64, element: u32) {
+        place.required()?;
+        pitch.required()?;
+        let core = current_core()?;
+        if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let row = width.checked_next_multiple_of(PITCH_ALIGNMENT).filter(|row| *row <= u64::from(MAX_PITCH));
+        let row = row.ok_or(Error::INVALID_VALUE)?;
+        let bytes = row.checked_mul(height).ok_or(Error::OUT_OF_MEMORY)?;
+        place.set(core.gpu.space.allocate(&core, bytes, BlockKind::Device)?)?;
+        pitch.set(row)
+    }
+
+    fn cuMemFree_v2(address: u64) {
+        if address == 0 {
+            current_core()?;
+            return Ok(());
+        }
+        free(address, BlockKind::Device, Error::INVALID_VALUE)
+    }
+
+    fn cuMemGetInfo_v2(free: Out<u64>, total: Out<u64>) {
+        let (unused, all) = current_core()?.gpu.space.information();
+        free.offer(unused);
+        total.offer(all);
+        Ok(())
+    }
+
+    fn cuMemAllocHost_v2(place: Out<u64>, bytes: u64) { allocate_host(place, bytes, 0) }
+
+    fn cuMemHostAlloc(place: Out<u64>, bytes: u64, flags: u32) { allocate_host(place, bytes, flags) }
+
+    fn cuMemFreeHost(address: u64) {
+        if address == 0 {
+            current_core()?;
+            return Ok(());
+        }
+        free(address, BlockKind::Host, Error::INVALID_VALUE)
+    }
+
+    fn cuMemHostRegister_v2(address: u64, bytes: u64, flags: u32) {
+        if flags & !REGISTER_FLAGS != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        if flags & IO_MEMORY != 0 {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        let core = current_core()?;
+        core.gpu.space.register_host(&core, address, bytes, HostFlags(flags))
+    }
+
+    fn cuMemHostUnregister(address: u64) {
+        free(address, BlockKind::Registered, Error::HOST_MEMORY_NOT_REGISTERED)
+    }
+}

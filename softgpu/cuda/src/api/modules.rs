@@ -1,0 +1,74 @@
+//! Modules: images in the current context.
+
+use crate::context::current_core;
+use crate::error::{Error, Result};
+use crate::ffi::{In, Out, Text};
+use crate::jit::Options;
+use crate::module;
+
+fn load_file(name: Text<'_>) -> Result<Vec<u8>> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let path = std::path::Path::new(std::ffi::OsStr::from_bytes(name.get()?));
+    std::fs::read(path).map_err(|_| Error::FILE_NOT_FOUND)
+}
+
+pub(super) fn parse_file(name: Text<'_>, options: Options) -> Result<std::sync::Arc<module::Image>> {
+    let bytes = load_file(name)?;
+    options.finish(module::parse_bytes(&bytes))
+}
+
+calls! {
+    fn cuModuleLoad(place: Out<u64>, name: Text<'_>) {
+        place.required()?;
+        current_core()?;
+        let image = parse_file(name, Options::none())?;
+        place.set(module::load(&image)?)
+    }
+
+    fn cuModuleLoadData(place: Out<u64>, image: In<u8>) {
+        place.required()?;
+        current_core()?;
+        place.set(module::load(&Options::none().finish(module::parse(image))?)?)
+    }
+
+    fn cuModuleLoadDataEx(place: Out<u64>, image: In<u8>, count: u32, keys: In<u32>, values: In<u64>) {
+        place.required()?;
+        current_core()?;
+        let options = Options::read(count, keys, values)?;
+        place.set(module::load(&options.finish(module::parse(image))?)?)
+    }
+
+    fn cuModuleLoadFatBinary(place: Out<u64>, image: In<u8>) {
+        place.required()?;
+        current_core()?;
+        place.set(module::load(&Options::none().finish(module::parse(image))?)?)
+    }
+
+    fn cuModuleUnload(handle: u64) { module::unload(handle) }
+
+    fn cuModuleGetFunction(place: Out<u64>, handle: u64, name: Text<'_>) {
+        place.required()?;
+        place.set(module::function(handle, name.get()?)?)
+    }
+
+    fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<u64>, handle: u64, name: Text<'_>) {
+        let (start, size) = module::global(handle, name.get()?)?;
+        address.offer(start);
+        bytes.offer(size);
+        Ok(())
+    }
+
+    // Lazy, as the vendor's default.
+    fn cuModuleGetLoadingMode(mode: Out<u32>) { mode.set(2) }
+
+    fn cuModuleGetFunctionCount(count: Out<u32>, handle: u64) {
+        count.set(u32::try_from(module::functions(handle)?.len()).map_err(|_| Error::UNKNOWN)?)
+    }
+
+    fn cuModuleEnumerateFunctions(places: Out<u64>, count: u32, handle: u64) {
+        for (index, function) in module::functions(handle)?.into_iter().take(count as usize).enumerate() {
+            places.set_at(index, function)?;
+        }
+        Ok(())
+    }
+}

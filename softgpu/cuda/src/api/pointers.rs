@@ -1,0 +1,142 @@
+//! What is known of an address.
+
+use std::ffi::c_void;
+
+use crate::context::current_core;
+use crate::error::{Error, Result};
+use crate::ffi::{In, Out};
+use crate::gpu::Gpu;
+use crate::memory::{Block, MappingInfo};
+use crate::process::driver;
+
+const HOST: u32 = 1;
+const DEVICE: u32 = 2;
+
+/// What an address points into.
+enum Found {
+    Block(Block),
+    Mapping(MappingInfo),
+    Reserved,
+}
+
+fn find(address: u64) -> Result<(&'static Gpu, Found)> {
+    for gpu in driver()?.gpus() {
+        if let Some(block) = gpu.block_at(address) {
+            return Ok((gpu, Found::Block(block)));
+        }
+        if let Some(mapping) = gpu.space.mapping_at(address) {
+            return Ok((gpu, Found::Mapping(mapping)));
+        }
+        if gpu.space.reservation_at(address).is_some() {
+            return Ok((gpu, Found::Reserved));
+        }
+    }
+    Err(Error::INVALID_VALUE)
+}
+
+/// One attribute of a pointer, by the numbers of the header. Nothing is written unless it is known.
+fn attribute(data: Out<c_void>, number: i32, address: u64) -> Result {
+    let (gpu, found) = find(address)?;
+    let (start, bytes, id) = match &found {
+        Found::Block(block) => (block.start, block.bytes, block.id),
+        Found::Mapping(mapping) => (mapping.start, mapping.bytes, mapping.id),
+        Found::Reserved => {
+            let (start, bytes) = gpu.space.reservation_at(address).ok_or(Error::INVALID_VALUE)?;
+            (start, bytes, 0)
+        }
+    };
+    let host = matches!(&found, Found::Block(block) if block.is_host());
+    let mapped = !matches!(found, Found::Reserved);
+    match number {
+        1 => match found {
+            Found::Block(block) => data.cast().set(block.context),
+            // Physical memory belongs to no context.
+            _ => Err(Error::INVALID_VALUE),
+        },
+        2 if mapped => data.cast().set(if host { HOST } else { DEVICE }),
+        3 if mapped => data.cast().set(address),
+        4 if host => data.cast().set(address),
+        6 => data.cast().set(0u32),
+        7 if mapped => data.cast().set(id),
+        8 | 10 | 15 | 21 => data.cast().set(0u32), // managed, IPC, RDMA, decompression
+        9 => data.cast().set(gpu.ordinal),
+        11 => data.cast().set(start),
+        12 => data.cast().set(bytes),
+        13 => data.cast().set(u32::from(mapped)),
+        14 => data.cast().set(match &found {
+            Found::Mapping(mapping) => u64::from(mapping.shareable),
+            _ => 0,
+        }),
+        16 => data.cast().set(match &found {
+            Found::Block(_) => 3u64,
+            Found::Mapping(mapping) => u64::from(mapping.access),
+            Found::Reserved => 0,
+        }),
+        17 => data.cast().set(0u64),
+        18 if mapped => data.cast().set(bytes),
+        19 if mapped => data.cast().set(start),
+        20 if mapped => data.cast().set(id),
+        22 => data.cast().set(-1i32),
+        _ => Err(Error::INVALID_VALUE),
+    }
+}
+
+/// What `cuPointerGetAttributes` writes for an address that is not known.
+fn unknown(data: Out<c_void>, number: i32) -> Result {
+    match number {
+        9 => data.cast().set(-2i32),
+        2 | 6 | 8 | 10 | 13 | 15 | 21 => data.cast().set(0u32),
+        22 => data.cast().set(-1i32),
+        1..=22 => data.cast().set(0u64),
+        _ => Err(Error::INVALID_VALUE),
+    }
+}
+
+calls! {
+    fn cuPointerGetAttribute(data: Out<c_void>, number: i32, address: u64) {
+        data.cast::<u8>().required()?;
+        attribute(data, number, address)
+    }
+
+    fn cuPointerGetAttributes(count: u32, numbers: In<i32>, places: In<u64>, address: u64) {
+        for index in 0..count as usize {
+            let (number, place) = (numbers.at(index)?, Out::from_address(places.at(index)?));
+            if attribute(place, number, address).is_err() {
+                unknown(place, number)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<u64>, address: u64) {
+        current_core()?;
+        let (start, size) = match find(address) {
+            Ok((_, Found::Block(block))) => (block.start, block.bytes),
+            Ok((_, Found::Mapping(mapping))) => (mapping.start, mapping.bytes),
+            _ => return Err(Error::NOT_FOUND),
+        };
+        base.offer(start);
+        bytes.offer(size);
+        Ok(())
+    }
+
+    fn cuMemHostGetDevicePointer_v2(place: Out<u64>, address: u64, flags: u32) {
+        current_core()?;
+        if flags != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        match find(address) {
+            Ok((_, Found::Block(block))) if block.is_host() => place.set(address),
+            _ => Err(Error::INVALID_VALUE),
+        }
+    }
+
+    fn cuMemHostGetFlags(flags: Out<u32>, address: u64) {
+        current_core()?;
+        match find(address) {
+            // Everything is mapped for the device, whether it was asked for or not.
+            Ok((_, Found::Block(block))) if block.is_host() => flags.set(block.flags | 2),
+            _ => Err(Error::INVALID_VALUE),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Exports that are not served, and the table of all of them.
+
+use sluice_cuda_abi::symbols;
+
+use crate::error::{Error, code};
+use crate::log::log;
+use std::sync::Mutex;
+
+use crate::context::lock;
+
+/// The address of an entry point.
+#[repr(transparent)]
+pub(super) struct Entry(*const ());
+
+// SAFETY: an address of code.
+unsafe impl Sync for Entry {}
+
+impl Entry {
+    const fn new(function: *const ()) -> Entry {
+        Entry(function)
+    }
+
+    /// The address.
+    pub(super) fn address(&self) -> u64 {
+        self.0.addr() as u64
+    }
+}
+
+static LOGGED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+
+/// Says that a call is not served, once per call and process.
+fn refuse(name: &'static str) -> u32 {
+    if crate::log::enabled() {
+        let mut logged = lock(&LOGGED);
+        if !logged.contains(&name) {
+            logged.push(name);
+            log!("{name} is not served");
+        }
+    }
+    code(Err(Error::NOT_SUPPORTED))
+}
+
+// A function without parameters: in the C convention the caller takes the arguments away, and none is looked at.
+macro_rules! refuse {
+    ($name:ident) => {
+        #[unsafe(no_mangle)]
+        extern "C" fn $name() -> u32 {
+            refuse(stringify!($name))
+        }
+    };
+}
+
+include!(concat!(env!("OUT_DIR"), "/exports.rs"));
+
+const _: () = assert!(FUNCTIONS.len() == symbols::EXPORTS.len());

@@ -1,0 +1,141 @@
+//! Streams.
+
+use std::ffi::c_void;
+
+use crate::context::Implicit;
+use crate::error::{Error, Result};
+use crate::event;
+use crate::ffi::Out;
+use crate::process;
+use crate::schedule::Work;
+use crate::stream::{self, Target, target};
+
+type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
+type Callback = Option<unsafe extern "C" fn(u64, u32, *mut c_void)>;
+
+/// A pointer of the program that comes back to the program.
+struct Opaque(*mut c_void);
+
+// SAFETY: never followed here; the program knows that its function runs on another thread.
+unsafe impl Send for Opaque {}
+
+fn launch_host(target: &Target, function: HostFunction, data: *mut c_void) -> Result {
+    let function = function.ok_or(Error::INVALID_VALUE)?;
+    let data = Opaque(data);
+    let task = Box::new(move || {
+        let data = data;
+        // SAFETY: the program asked for exactly this call.
+        unsafe { function(data.0) };
+        Ok(())
+    });
+    process::scheduler().submit(target.queue, Vec::new(), Work::Task(task));
+    Ok(())
+}
+
+fn add_callback(target: &Target, stream: u64, function: Callback, data: *mut c_void) -> Result {
+    let function = function.ok_or(Error::INVALID_VALUE)?;
+    let data = Opaque(data);
+    let call = Box::new(move |code: u32| {
+        let data = data;
+        // SAFETY: the program asked for exactly this call.
+        unsafe { function(stream, code, data.0) };
+    });
+    process::scheduler().submit(target.queue, Vec::new(), Work::Callback(call));
+    Ok(())
+}
+
+/// Nothing is ever captured here.
+const NOT_CAPTURING: u32 = 0;
+
+fn capture_status(stream: u64, implicit: Implicit, status: Out<u32>) -> Result {
+    target(stream, implicit)?;
+    status.set(NOT_CAPTURING)
+}
+
+calls! {
+    fn cuStreamCreate(place: Out<u64>, flags: u32) {
+        place.required()?;
+        place.set(stream::create(flags, 0)?)
+    }
+
+    fn cuStreamCreateWithPriority(place: Out<u64>, flags: u32, priority: i32) {
+        place.required()?;
+        place.set(stream::create(flags, priority)?)
+    }
+
+    fn cuStreamDestroy_v2(stream: u64) { stream::destroy(stream) }
+}
+
+twins! {
+    fn cuStreamQuery, cuStreamQuery_ptsz(implicit; stream: u64) { stream::query(&target(stream, implicit)?) }
+
+    fn cuStreamSynchronize, cuStreamSynchronize_ptsz(implicit; stream: u64) {
+        stream::synchronize(&target(stream, implicit)?)
+    }
+
+    fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(implicit; stream: u64, event: u64, flags: u32) {
+        if flags & !1 != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        event::wait(event, &target(stream, implicit)?)
+    }
+
+    fn cuStreamGetFlags, cuStreamGetFlags_ptsz(implicit; stream: u64, flags: Out<u32>) {
+        flags.set(target(stream, implicit)?.flags)
+    }
+
+    fn cuStreamGetPriority, cuStreamGetPriority_ptsz(implicit; stream: u64, priority: Out<i32>) {
+        priority.set(target(stream, implicit)?.priority)
+    }
+
+    fn cuStreamGetId, cuStreamGetId_ptsz(implicit; stream: u64, id: Out<u64>) { id.set(target(stream, implicit)?.id) }
+
+    fn cuStreamGetCtx, cuStreamGetCtx_ptsz(implicit; stream: u64, context: Out<u64>) {
+        context.set(target(stream, implicit)?.core.handle)
+    }
+
+    fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(implicit; stream: u64, context: Out<u64>, green: Out<u64>) {
+        let target = target(stream, implicit)?;
+        context.set(target.core.handle)?;
+        green.offer(0);
+        Ok(())
+    }
+
+    fn cuStreamGetDevice, cuStreamGetDevice_ptsz(implicit; stream: u64, device: Out<i32>) {
+        device.set(target(stream, implicit)?.core.gpu.ordinal)
+    }
+
+    fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(implicit; stream: u64, function: HostFunction, data: *mut c_void) {
+        launch_host(&target(stream, implicit)?, function, data)
+    }
+
+    fn cuStreamAddCallback, cuStreamAddCallback_ptsz(
+        implicit; stream: u64, function: Callback, data: *mut c_void, flags: u32,
+    ) {
+        if flags != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        add_callback(&target(stream, implicit)?, stream, function, data)
+    }
+
+    fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(implicit; stream: u64, status: Out<u32>) {
+        capture_status(stream, implicit, status)
+    }
+
+    fn cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_ptsz(implicit; stream: u64, status: Out<u32>, _id: Out<u64>) {
+        capture_status(stream, implicit, status)
+    }
+
+    fn cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2_ptsz(
+        implicit; stream: u64, status: Out<u32>, _id: Out<u64>, _graph: Out<u64>, _nodes: Out<u64>, _count: Out<usize>,
+    ) {
+        capture_status(stream, implicit, status)
+    }
+
+    fn cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3_ptsz(
+        implicit; stream: u64, status: Out<u32>, _id: Out<u64>, _graph: Out<u64>, _nodes: Out<u64>, _edges: Out<u64>,
+        _count: Out<usize>,
+    ) {
+        capture_status(stream, implicit, status)
+    }
+}

@@ -1,0 +1,182 @@
+//! The virtual-memory API.
+
+use std::ffi::c_void;
+
+use softgpu_device::PAGE_BYTES;
+
+use crate::error::{Error, Result};
+use crate::ffi::{In, Out};
+use crate::gpu::Gpu;
+use crate::memory::{MEMORY, POSIX_FD, export, release};
+use crate::process::driver;
+
+/// `CUmemLocation`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct Location {
+    kind: u32,
+    id: i32,
+}
+
+/// `CUmemAllocationProp`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct Properties {
+    kind: u32,
+    shareable: u32,
+    location: Location,
+    win32: u64,
+    compression: u8,
+    rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+/// `CUmemAccessDesc`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct Access {
+    location: Location,
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<Properties>() == size_of::<sluice_cuda_abi::sys::CUmemAllocationProp>());
+const _: () = assert!(size_of::<Access>() == size_of::<sluice_cuda_abi::sys::CUmemAccessDesc>());
+
+const PINNED: u32 = 1;
+const ON_DEVICE: u32 = 1;
+
+impl Location {
+    fn gpu(self) -> Result<&'static Gpu> {
+        match self.kind {
+            ON_DEVICE => driver()?.gpu(self.id),
+            // Host memory and its NUMA nodes: the attributes say that there is none.
+            2..=4 => Err(Error::NOT_SUPPORTED),
+            _ => Err(Error::INVALID_VALUE),
+        }
+    }
+}
+
+impl Properties {
+    fn check(self) -> Result<&'static Gpu> {
+        if self.kind != PINNED {
+            return Err(Error::INVALID_VALUE);
+        }
+        let gpu = self.location.gpu()?;
+        if self.shareable & !POSIX_FD != 0 || self.compression != 0 || self.rdma != 0 || self.usage != 0 {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        Ok(gpu)
+    }
+}
+
+/// The GPU in whose reservations an address lies.
+fn gpu_of(address: u64) -> Result<&'static Gpu> {
+    let mut gpus = driver()?.gpus().iter().copied();
+    gpus.find(|gpu| gpu.space.reservation_at(address).is_some()).ok_or(Error::INVALID_VALUE)
+}
+
+fn first_gpu() -> Result<&'static Gpu> {
+    driver()?.gpus().first().copied().ok_or(Error::NO_DEVICE)
+}
+
+calls! {
+    fn cuMemGetAllocationGranularity(bytes: Out<u64>, properties: In<Properties>, option: u32) {
+        properties.get()?.check()?;
+        if option > 1 {
+            return Err(Error::INVALID_VALUE);
+        }
+        bytes.set(PAGE_BYTES)
+    }
+
+    fn cuMemAddressReserve(place: Out<u64>, bytes: u64, alignment: u64, hint: u64, flags: u64) {
+        place.required()?;
+        if flags != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        place.set(first_gpu()?.space.reserve(bytes, alignment, hint)?)
+    }
+
+    fn cuMemAddressFree(address: u64, bytes: u64) { gpu_of(address)?.space.unreserve(address, bytes) }
+
+    fn cuMemCreate(place: Out<u64>, bytes: u64, properties: In<Properties>, flags: u64) {
+        place.required()?;
+        if flags != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let properties = properties.get()?;
+        let gpu = properties.check()?;
+        place.set(gpu.space.create(gpu.ordinal, bytes, properties.shareable)?)
+    }
+
+    fn cuMemRelease(handle: u64) { release(handle) }
+
+    fn cuMemMap(address: u64, bytes: u64, offset: u64, handle: u64, flags: u64) {
+        if flags != 0 || offset != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        gpu_of(address)?.space.map(address, bytes, offset, handle)
+    }
+
+    fn cuMemUnmap(address: u64, bytes: u64) { gpu_of(address)?.space.unmap(address, bytes) }
+
+    fn cuMemSetAccess(address: u64, bytes: u64, descriptions: In<Access>, count: usize) {
+        if count == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let space = &gpu_of(address)?.space;
+        for description in descriptions.list(count)? {
+            description.location.gpu()?;
+            space.set_access(address, bytes, description.flags)?;
+        }
+        Ok(())
+    }
+
+    fn cuMemGetAccess(flags: Out<u64>, location: In<Location>, address: u64) {
+        location.get()?.gpu()?;
+        let mapping = gpu_of(address)?.space.mapping_at(address).ok_or(Error::INVALID_VALUE)?;
+        flags.set(u64::from(mapping.access))
+    }
+
+    fn cuMemGetAllocationPropertiesFromHandle(place: Out<Properties>, handle: u64) {
+        let memory = MEMORY.get(handle)?;
+        place.set(Properties {
+            kind: PINNED,
+            shareable: memory.shareable,
+            location: Location { kind: ON_DEVICE, id: memory.device },
+            win32: 0,
+            compression: 0,
+            rdma: 0,
+            usage: 0,
+            reserved: [0; 4],
+        })
+    }
+
+    fn cuMemRetainAllocationHandle(place: Out<u64>, address: u64) {
+        place.required()?;
+        place.set(gpu_of(address)?.space.retain_at(address)?)
+    }
+
+    fn cuMemExportToShareableHandle(place: Out<c_void>, handle: u64, kind: u32, flags: u64) {
+        place.cast::<i32>().required()?;
+        if flags != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        if kind != POSIX_FD {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        place.cast::<i32>().set(export(handle)?)
+    }
+
+    fn cuMemImportFromShareableHandle(place: Out<u64>, descriptor: u64, kind: u32) {
+        place.required()?;
+        if kind != POSIX_FD {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        // The descriptor itself stands where a pointer is declared.
+        let descriptor = i32::try_from(descriptor & 0xffff_ffff).map_err(|_| Error::INVALID_VALUE)?;
+        let gpus = driver()?.gpus().iter();
+        let imported = gpus.copied().find_map(|gpu| gpu.space.import(gpu.ordinal, descriptor).ok());
+        place.set(imported.ok_or(Error::INVALID_VALUE)?)
+    }
+}

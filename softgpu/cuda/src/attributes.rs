@@ -1,0 +1,88 @@
+//! Device attributes: what this device is and can do. An attribute never claims what a call refuses.
+
+use crate::error::{Error, Result};
+use crate::gpu::{
+    BLOCKS_PER_MULTIPROCESSOR, CAPABILITY, Gpu, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK,
+    SHARED_PER_BLOCK_OPTIN, SHARED_PER_MULTIPROCESSOR, SHARED_RESERVED, THREADS_PER_MULTIPROCESSOR, WARP,
+};
+use crate::launch::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
+
+/// Largest pitch of a two-dimensional copy.
+pub(crate) const MAX_PITCH: u32 = 0x7fff_ffff;
+/// Alignment that `cuMemAllocPitch` gives its rows.
+pub(crate) const PITCH_ALIGNMENT: u64 = 512;
+/// Constant memory of a module.
+pub(crate) const CONSTANT_BYTES: u32 = 64 << 10;
+
+/// `cuDeviceGetAttribute`, by the numbers of the header.
+pub(crate) fn attribute(gpu: &Gpu, number: i32) -> Result<i32> {
+    let model = gpu.identity.model;
+    let value: u32 = match number {
+        1 => MAX_THREADS,
+        2..=4 => MAX_BLOCK[index(number - 2)],
+        5..=7 => MAX_GRID[index(number - 5)],
+        8 => SHARED_PER_BLOCK,
+        9 => CONSTANT_BYTES,
+        10 => WARP,
+        11 => MAX_PITCH,
+        12 | 82 => REGISTERS_PER_MULTIPROCESSOR,
+        13 => model.clock_khz,
+        14 => 512, // texture alignment
+        15 => 1,   // copies overlap kernels
+        16 => gpu.multiprocessors(),
+        17 => 0, // no time limit
+        18 => 0, // not integrated
+        19 => 1, // maps host memory
+        20 => 0, // compute mode: default
+        // Sizes of textures and surfaces, as the capability has them.
+        21 | 42 | 53 | 55 | 61 | 66 | 67 => 32_768,
+        22 | 56 => 131_072,
+        23 => 65_536,
+        57 => 65_536,
+        24..=26 | 47..=49 => 16_384,
+        27 | 28 | 45 | 46 | 52 | 58..=60 | 63 | 64 | 73 | 74 | 77 => 16_384 * 2,
+        29 | 43 | 62 | 65 => 2048,
+        54 | 68 => 2046,
+        69 => 268_435_456,
+        70 => 131_072,
+        71 => 65_000,
+        72 => 2_097_120,
+        44 => 1,   // gather
+        30 => 512, // surface alignment
+        51 => 32,  // texture pitch alignment
+        31 => 1,   // concurrent kernels
+        32 => 0,   // ECC: memory of the host, not ours to claim
+        33 => gpu.pci_bus(),
+        34 | 50 => 0, // PCI device and domain
+        35 => 0,      // driver model of another system
+        36 => model.memory_clock_khz,
+        37 => model.bus_bits,
+        38 => model.l2_bytes,
+        39 => THREADS_PER_MULTIPROCESSOR,
+        40 => 3, // copy engines
+        41 => 1, // unified addresses
+        75 => CAPABILITY / 10,
+        76 => CAPABILITY % 10,
+        78..=80 => 1, // stream priorities, caches for global and local memory
+        81 => SHARED_PER_MULTIPROCESSOR,
+        87 => 2, // single to double precision
+        90 => 1, // pre-emption
+        91 => 1, // registered memory has the host's address
+        95 => 1, // cooperative launches
+        97 => SHARED_PER_BLOCK_OPTIN,
+        99 => 1,        // registers host memory
+        102 | 103 => 1, // virtual memory, shared by descriptor
+        106 => BLOCKS_PER_MULTIPROCESSOR,
+        111 => SHARED_RESERVED,
+        126 => 1,                   // one domain of memory synchronisation
+        131 | 134 => return Ok(-1), // no NUMA node
+        // Everything else is not there: managed memory, pools, peers, graphics, clusters, tensor maps and so on.
+        83..=161 => 0,
+        _ => return Err(Error::INVALID_VALUE),
+    };
+    i32::try_from(value).map_err(|_| Error::UNKNOWN)
+}
+
+fn index(number: i32) -> usize {
+    usize::try_from(number).unwrap_or(0)
+}

@@ -1,0 +1,249 @@
+//! Copies and fills.
+//!
+//! A copy is checked against the mapping table twice: when it is submitted, so that a bad argument is an error of the
+//! call (1), and when it runs, for then the mapping may be gone: that is an error of the device (700).
+//!
+//! Host memory that the device does not know is pageable: what a copy reads of it is gathered at the call, and a copy
+//! into it is over when the call returns.
+#![expect(unsafe_code, reason = "copies between addresses that the table or the caller vouches for")]
+
+use std::ops::Range;
+
+use crate::context::Core;
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::process;
+use crate::schedule::Work;
+use crate::stream::Target;
+
+/// One side of a copy: rows in slices.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Side {
+    pub(crate) start: u64,
+    /// Bytes from row to row, and from slice to slice.
+    pub(crate) pitch: u64,
+    pub(crate) slice: u64,
+    pub(crate) place: Place,
+}
+
+/// What the caller says of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It is the device's, or host memory that the device knows.
+    Device,
+    /// It is the host's; the device may know it.
+    Host,
+    /// Find out.
+    Either,
+}
+
+/// How much is copied.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) width: u64,
+    pub(crate) height: u64,
+    pub(crate) depth: u64,
+}
+
+/// When a copy is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
+    /// When the call returns.
+    Returned,
+    /// In the order of its stream.
+    Queued,
+}
+
+impl Side {
+    /// A side without rows.
+    pub(crate) fn flat(start: u64, place: Place) -> Side {
+        Side { start, pitch: 0, slice: 0, place }
+    }
+
+    /// First to last byte.
+    fn bounds(&self, extent: Extent) -> Result<Range<u64>> {
+        let last = extent.depth.saturating_sub(1).checked_mul(self.slice).and_then(|slices| {
+            slices
+                .checked_add(extent.height.saturating_sub(1).checked_mul(self.pitch)?)?
+                .checked_add(extent.width)
+        });
+        let end = last.and_then(|length| self.start.checked_add(length)).ok_or(Error::INVALID_VALUE)?;
+        Ok(self.start..end)
+    }
+
+    /// Whether the device knows the range; an error if it should and does not.
+    fn is_known(&self, gpu: &Gpu, extent: Extent, write: bool) -> Result<bool> {
+        let bounds = self.bounds(extent)?;
+        if gpu.space.table.spans().covers(&bounds, write) {
+            return Ok(true);
+        }
+        // An address of the device that is not mapped, or not so far, must never be touched as if it were the host's.
+        if self.place == Place::Device || bounds.start == 0 || gpu.space.is_device_range(&bounds) {
+            return Err(Error::INVALID_VALUE);
+        }
+        Ok(false)
+    }
+}
+
+/// Copies, in the order of a stream.
+pub(crate) fn copy(target: &Target, to: Side, from: Side, extent: Extent, when: When) -> Result {
+    if extent.width == 0 || extent.height == 0 || extent.depth == 0 {
+        return Ok(());
+    }
+    let gpu = target.core.gpu;
+    let to_known = to.is_known(gpu, extent, true)?;
+    let from_known = from.is_known(gpu, extent, false)?;
+    // Between device memory nobody waits.
+    let on_device =
+        |side: &Side, known: bool| known && !gpu.block_at(side.start).is_some_and(|block| block.is_host());
+    let between = on_device(&to, to_known) && on_device(&from, from_known);
+    let scheduler = process::scheduler();
+    if when == When::Returned && !between || !to_known {
+        let task = Box::new(move || run(gpu, Sides { to, to_known, from, from_known }, extent));
+        scheduler.submit_and_wait(target.queue, Work::Task(task));
+        return target.core.health.check();
+    }
+    if from_known {
+        let task = Box::new(move || run(gpu, Sides { to, to_known, from, from_known }, extent));
+        scheduler.submit(target.queue, Vec::new(), Work::Task(task));
+        return Ok(());
+    }
+    // What the program does with its memory after the call must not matter.
+    let total = extent.width.checked_mul(extent.height).and_then(|plane| plane.checked_mul(extent.depth));
+    let total = total.and_then(|total| usize::try_from(total).ok()).ok_or(Error::INVALID_VALUE)?;
+    let mut staged: Vec<u8> = Vec::new();
+    staged.try_reserve_exact(total).map_err(|_| Error::OUT_OF_MEMORY)?;
+    let packed = move |start: u64| {
+        let slice = extent.width * extent.height;
+        Side { start, pitch: extent.width, slice, place: Place::Host }
+    };
+    move_rows(packed(staged.as_mut_ptr().expose_provenance() as u64), from, extent);
+    // SAFETY: exactly the reserved bytes were written.
+    unsafe { staged.set_len(total) };
+    let task = Box::new(move || {
+        let from = packed(staged.as_ptr().expose_provenance() as u64);
+        run(gpu, Sides { to, to_known, from, from_known: false }, extent)
+    });
+    scheduler.submit(target.queue, Vec::new(), Work::Task(task));
+    Ok(())
+}
+
+struct Sides {
+    to: Side,
+    to_known: bool,
+    from: Side,
+    from_known: bool,
+}
+
+/// Executes a copy.
+fn run(gpu: &Gpu, sides: Sides, extent: Extent) -> Result {
+    let _running = gpu.space.running.enter();
+    let spans = gpu.space.table.spans();
+    let reachable = |side: &Side, known: bool, write: bool| -> Result<bool> {
+        Ok(!known || spans.covers(&side.bounds(extent)?, write))
+    };
+    if !reachable(&sides.to, sides.to_known, true)? || !reachable(&sides.from, sides.from_known, false)? {
+        return Err(Error::ILLEGAL_ADDRESS);
+    }
+    move_rows(sides.to, sides.from, extent);
+    Ok(())
+}
+
+/// Moves bytes. Both sides are in the table while a ticket is held, or memory for which the caller vouches.
+fn move_rows(to: Side, from: Side, extent: Extent) {
+    let contiguous = (extent.height == 1 || to.pitch == extent.width && from.pitch == extent.width)
+        && (extent.depth == 1 || to.slice == from.slice && to.slice == extent.width * extent.height);
+    if contiguous {
+        return move_bytes(to.start, from.start, extent.width * extent.height * extent.depth);
+    }
+    for slice in 0..extent.depth {
+        for row in 0..extent.height {
+            let offset = |side: &Side| side.start + slice * side.slice + row * side.pitch;
+            move_bytes(offset(&to), offset(&from), extent.width);
+        }
+    }
+}
+
+fn move_bytes(to: u64, from: u64, bytes: u64) {
+    let (Ok(to), Ok(from), Ok(bytes)) = (usize::try_from(to), usize::try_from(from), usize::try_from(bytes))
+    else {
+        return;
+    };
+    let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
+    // SAFETY: see `move_rows`; `copy` allows overlap.
+    unsafe { std::ptr::copy(std::ptr::with_exposed_provenance::<u8>(from), to, bytes) };
+}
+
+/// A pattern of 1, 2 or 4 bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pattern {
+    pub(crate) value: u32,
+    pub(crate) bytes: u64,
+}
+
+/// Fills rows with a pattern, in the order of a stream.
+pub(crate) fn fill(target: &Target, to: Side, pattern: Pattern, extent: Extent, when: When) -> Result {
+    if extent.width == 0 || extent.height == 0 {
+        return Ok(());
+    }
+    let width = extent.width.checked_mul(pattern.bytes).ok_or(Error::INVALID_VALUE)?;
+    let rows = Extent { width, ..extent };
+    let misaligned = !to.start.is_multiple_of(pattern.bytes)
+        || extent.height > 1 && (!to.pitch.is_multiple_of(pattern.bytes) || to.pitch < width);
+    if misaligned {
+        return Err(Error::INVALID_VALUE);
+    }
+    let gpu = target.core.gpu;
+    to.is_known(gpu, rows, true)?;
+    let bounds = to.bounds(rows)?;
+    // Filling host memory is over when the call returns; filling the device's is not.
+    let on_host = gpu.block_at(bounds.start).is_some_and(|block| block.is_host());
+    let task = Box::new(move || {
+        let _running = gpu.space.running.enter();
+        if !gpu.space.table.spans().covers(&bounds, true) {
+            return Err(Error::ILLEGAL_ADDRESS);
+        }
+        for row in 0..rows.height {
+            fill_row(to.start + row * to.pitch, pattern, extent.width);
+        }
+        Ok(())
+    });
+    if on_host && when == When::Returned {
+        process::scheduler().submit_and_wait(target.queue, Work::Task(task));
+        return target.core.health.check();
+    }
+    process::scheduler().submit(target.queue, Vec::new(), Work::Task(task));
+    Ok(())
+}
+
+fn fill_row(start: u64, pattern: Pattern, count: u64) {
+    let (Ok(start), Ok(count)) = (usize::try_from(start), usize::try_from(count)) else { return };
+    let start = std::ptr::with_exposed_provenance_mut::<u8>(start);
+    let bytes = pattern.value.to_le_bytes();
+    match pattern.bytes {
+        // SAFETY: the caller found the row in the table and holds a ticket; alignment was checked at the call.
+        1 => unsafe { std::ptr::write_bytes(start, bytes[0], count) },
+        2 => {
+            // SAFETY: as above.
+            let row = unsafe { std::slice::from_raw_parts_mut(start.cast::<[u8; 2]>(), count) };
+            row.fill([bytes[0], bytes[1]]);
+        }
+        _ => {
+            // SAFETY: as above.
+            let row = unsafe { std::slice::from_raw_parts_mut(start.cast::<[u8; 4]>(), count) };
+            row.fill(bytes);
+        }
+    }
+}
+
+/// Writes bytes to device memory at once: for initial values of variables.
+pub(crate) fn write_bytes(gpu: &Gpu, to: u64, bytes: &[u8]) -> Result {
+    let extent = Extent { width: bytes.len() as u64, height: 1, depth: 1 };
+    let from = Side::flat(bytes.as_ptr().expose_provenance() as u64, Place::Host);
+    run(gpu, Sides { to: Side::flat(to, Place::Device), to_known: true, from, from_known: false }, extent)
+}
+
+/// Clears a workspace of the driver's own: never memory of the program.
+pub(crate) fn clear(core: &Core, to: u64, bytes: u64) -> Result {
+    write_bytes(core.gpu, to, &vec![0; usize::try_from(bytes).map_err(|_| Error::INVALID_VALUE)?])
+}

@@ -1,0 +1,119 @@
+//! Events: a point in a queue that was captured when the event was recorded.
+
+use std::sync::{Arc, Mutex};
+
+use crate::context::{Core, current_core, lock};
+use crate::error::{Error, Result};
+use crate::handles::{Kind, Registry};
+use crate::process;
+use crate::schedule::{Point, Stamp, Work};
+use crate::stream::Target;
+
+/// All events.
+pub(crate) static EVENTS: Registry<Event> = Registry::new(Kind::Event, Error::INVALID_HANDLE);
+
+const BLOCKING_SYNC: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
+
+/// An event; before it is recorded it counts as complete.
+pub(crate) struct Event {
+    core: Arc<Core>,
+    flags: u32,
+    recorded: Mutex<Option<Recorded>>,
+}
+
+#[derive(Clone)]
+struct Recorded {
+    point: Point,
+    stamp: Arc<Stamp>,
+}
+
+/// `cuEventCreate`.
+pub(crate) fn create(flags: u32) -> Result<u64> {
+    if flags & !(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    if flags & INTERPROCESS != 0 {
+        // An event of several processes must not measure time; this device has none at all.
+        return Err(if flags & DISABLE_TIMING == 0 { Error::INVALID_VALUE } else { Error::NOT_SUPPORTED });
+    }
+    let core = current_core()?;
+    let (handle, event) = EVENTS.insert_with(|_| Event { core, flags, recorded: Mutex::new(None) })?;
+    lock(&event.core.events).push(handle);
+    Ok(handle)
+}
+
+/// `cuEventDestroy`: what waits for it goes on waiting for the point.
+pub(crate) fn destroy(handle: u64) -> Result {
+    let event = EVENTS.remove(handle)?;
+    lock(&event.core.events).retain(|other| *other != handle);
+    Ok(())
+}
+
+/// `cuEventRecord`: both must be of one context.
+pub(crate) fn record(handle: u64, target: &Target) -> Result {
+    let event = EVENTS.get(handle)?;
+    if event.core.id != target.core.id {
+        return Err(Error::INVALID_HANDLE);
+    }
+    // Under the event's lock, so that the last record in the queue is the one that stays.
+    let mut recorded = lock(&event.recorded);
+    let stamp = Arc::new(Stamp::default());
+    let point = process::scheduler().submit(target.queue, Vec::new(), Work::Stamp(Arc::clone(&stamp)));
+    *recorded = Some(Recorded { point, stamp });
+    Ok(())
+}
+
+/// `cuStreamWaitEvent`: waits for the record that is the last one now.
+pub(crate) fn wait(handle: u64, target: &Target) -> Result {
+    let event = EVENTS.get(handle)?;
+    let recorded = lock(&event.recorded).clone();
+    if let Some(recorded) = recorded.filter(|recorded| recorded.stamp.nanoseconds().is_none()) {
+        process::scheduler().submit(target.queue, vec![recorded.point], Work::Marker);
+    }
+    Ok(())
+}
+
+/// `cuEventQuery`.
+pub(crate) fn query(handle: u64) -> Result {
+    let event = EVENTS.get(handle)?;
+    event.core.health.check()?;
+    let recorded = lock(&event.recorded).clone();
+    match recorded {
+        Some(recorded) if recorded.stamp.nanoseconds().is_none() => Err(Error::NOT_READY),
+        _ => Ok(()),
+    }
+}
+
+/// `cuEventSynchronize`.
+pub(crate) fn synchronize(handle: u64) -> Result {
+    let event = EVENTS.get(handle)?;
+    let recorded = lock(&event.recorded).clone();
+    if let Some(recorded) = recorded {
+        process::scheduler().wait(recorded.point);
+    }
+    event.core.flush_printed();
+    event.core.health.check()
+}
+
+/// `cuEventElapsedTime` in milliseconds.
+pub(crate) fn elapsed(start: u64, end: u64) -> Result<f32> {
+    let (start, end) = (EVENTS.get(start)?, EVENTS.get(end)?);
+    if start.core.id != end.core.id || (start.flags | end.flags) & DISABLE_TIMING != 0 {
+        return Err(Error::INVALID_HANDLE);
+    }
+    start.core.health.check()?;
+    let times = [&start, &end].map(|event| lock(&event.recorded).clone());
+    let [Some(start), Some(end)] = times else { return Err(Error::INVALID_HANDLE) };
+    let (Some(start), Some(end)) = (start.stamp.nanoseconds(), end.stamp.nanoseconds()) else {
+        return Err(Error::NOT_READY);
+    };
+    let span = i128::from(end) - i128::from(start);
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "the interface is a float"
+    )]
+    Ok((span as f64 / 1e6) as f32)
+}

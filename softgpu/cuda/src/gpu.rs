@@ -1,0 +1,140 @@
+//! A visible GPU: its identity, its primary context, its addresses in this process.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use softgpu_device::Identity;
+
+use crate::context::{Context, Core, lock};
+use crate::error::{Error, Result};
+use crate::memory::{Block, BlockKind, Space};
+use crate::process;
+
+/// The compute capability that every model reports, times 10: what is executed is PTX for it.
+pub(crate) const CAPABILITY: u32 = 80;
+/// Limits of a multiprocessor of that capability.
+pub(crate) const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
+pub(crate) const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
+pub(crate) const REGISTERS_PER_MULTIPROCESSOR: u32 = 65_536;
+pub(crate) const SHARED_PER_MULTIPROCESSOR: u32 = 164 << 10;
+/// Shared memory that the system takes of each block.
+pub(crate) const SHARED_RESERVED: u32 = 1 << 10;
+/// Shared memory of a block that did not ask for more, and the most it may ask for.
+pub(crate) const SHARED_PER_BLOCK: u32 = 48 << 10;
+pub(crate) const SHARED_PER_BLOCK_OPTIN: u32 = 163 << 10;
+pub(crate) const WARP: u32 = 32;
+
+/// See the module. Lives as long as the process.
+pub(crate) struct Gpu {
+    pub(crate) ordinal: i32,
+    pub(crate) identity: Identity,
+    pub(crate) space: Space,
+    primary: OnceLock<Arc<Context>>,
+    /// Flags that the primary context gets when it comes to life.
+    pub(crate) primary_flags: AtomicU32,
+    /// Contexts that are alive, for calls that wait for the whole device.
+    cores: Mutex<Vec<Arc<Core>>>,
+}
+
+impl Gpu {
+    pub(crate) fn new(ordinal: i32, identity: Identity, space: Space) -> Gpu {
+        Gpu {
+            ordinal,
+            identity,
+            space,
+            primary: OnceLock::new(),
+            primary_flags: AtomicU32::new(0),
+            cores: Mutex::default(),
+        }
+    }
+
+    /// Registers the primary context, which is not alive yet. Once, when the driver starts.
+    pub(crate) fn prepare(&'static self) -> Result {
+        let context = Context::register(self, 0, PRIMARY_VERSION)?;
+        // The driver starts once, so there is no other.
+        let _ = self.primary.set(context);
+        Ok(())
+    }
+
+    /// The primary context.
+    pub(crate) fn primary(&self) -> &Arc<Context> {
+        self.primary.get().expect("the driver registers it before it hands out the GPU")
+    }
+
+    /// Takes note of a context that has come to life.
+    pub(crate) fn adopt(&self, core: Arc<Core>) {
+        lock(&self.cores).push(core);
+    }
+
+    /// Waits for all work of this process on the device that was submitted so far.
+    pub(crate) fn drain(&self) {
+        let cores = lock(&self.cores).clone();
+        for core in cores {
+            core.drain(process::scheduler());
+        }
+    }
+
+    /// `cuMemFree` and its like: waits for what may use the block, then ends it.
+    pub(crate) fn free(&self, start: u64, kind: BlockKind) -> Result {
+        let block = self.space.withdraw(start, kind)?;
+        self.drain();
+        self.space.release(&block);
+        Ok(())
+    }
+
+    /// Ends everything that a context allocated; its own work has ended.
+    pub(crate) fn free_all_of(&self, core: u64) {
+        lock(&self.cores).retain(|other| other.id != core);
+        self.space.free_all_of(core);
+    }
+
+    /// The block that a pointer points into.
+    pub(crate) fn block_at(&self, address: u64) -> Option<Block> {
+        self.space.block_at(address)
+    }
+
+    /// Multiprocessors.
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        self.identity.model.multiprocessors
+    }
+
+    /// PCI bus; domain and device are 0.
+    pub(crate) fn pci_bus(&self) -> u32 {
+        self.identity.index + 1
+    }
+
+    /// Retains the primary context; the first retain brings it to life.
+    pub(crate) fn retain_primary(&self) -> Arc<Context> {
+        let context = self.primary();
+        let mut retained = lock(&context.retained);
+        *retained += 1;
+        if !context.is_active() {
+            context.flags.store(self.primary_flags.load(Ordering::Relaxed), Ordering::Relaxed);
+            self.adopt(context.activate());
+        }
+        Arc::clone(context)
+    }
+
+    /// Releases the primary context; the last release ends it.
+    pub(crate) fn release_primary(&self) -> Result {
+        let context = self.primary();
+        let mut retained = lock(&context.retained);
+        *retained = retained.checked_sub(1).ok_or(Error::INVALID_CONTEXT)?;
+        if *retained == 0 {
+            context.deactivate();
+        }
+        Ok(())
+    }
+
+    /// Ends the primary context whoever retains it.
+    pub(crate) fn reset_primary(&self) {
+        let context = self.primary();
+        let mut retained = lock(&context.retained);
+        *retained = 0;
+        context.deactivate();
+        self.primary_flags.store(0, Ordering::Relaxed);
+    }
+}
+
+/// What `cuCtxGetApiVersion` answers for primary contexts.
+const PRIMARY_VERSION: u32 = 3020;

@@ -1,0 +1,261 @@
+//! Launches: what is refused at the call, and what runs.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
+
+use softgpu_engine::{Fault, FaultKind, Launch, Memory, Runtime};
+
+use crate::context::{Core, lock};
+use crate::copy;
+use crate::error::{Error, Result};
+use crate::ffi::In;
+use crate::log::log;
+use crate::memory::{BlockKind, DeviceHeap, Spans, Table};
+use crate::module::{Callable, callable};
+use crate::occupancy;
+use crate::process;
+use crate::schedule::Work;
+use crate::stream::Target;
+
+/// Largest grid and block.
+pub(crate) const MAX_GRID: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
+pub(crate) const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+pub(crate) const MAX_THREADS: u32 = 1024;
+
+/// Bytes that a cooperative launch keeps its barrier in.
+const WORKSPACE: u64 = 32;
+
+static NEXT_GRID: AtomicU64 = AtomicU64::new(1);
+
+/// A launch as it is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Request {
+    pub(crate) function: u64,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) dynamic_shared: u32,
+    pub(crate) parameters: In<u64>,
+    pub(crate) extra: In<u64>,
+    pub(crate) cooperative: bool,
+}
+
+// Keys of `extra`.
+const END: u64 = 0;
+const BUFFER_POINTER: u64 = 1;
+const BUFFER_SIZE: u64 = 2;
+
+/// Checks a launch and puts it into its stream.
+pub(crate) fn launch(target: &Target, request: &Request) -> Result {
+    let callable = callable(request.function, &target.core)?;
+    check(&callable, request)?;
+    let threads = request.block.iter().product::<u32>();
+    let residents = occupancy::blocks(&callable, threads, u64::from(request.dynamic_shared))
+        .saturating_mul(target.core.gpu.multiprocessors());
+    if request.cooperative {
+        let blocks: u64 = request.grid.iter().map(|count| u64::from(*count)).product();
+        if blocks > u64::from(residents) {
+            return Err(Error::COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+    }
+    let parameters = parameters(&callable, request)?;
+    let workspace = if request.cooperative { Some(take_workspace(&target.core)?) } else { None };
+    let core = Arc::clone(&target.core);
+    let (grid, block, dynamic_shared) = (request.grid, request.block, request.dynamic_shared);
+    let task = Box::new(move || {
+        let job = Job { callable, grid, block, dynamic_shared, parameters, workspace, residents };
+        let outcome = run(&core, &job);
+        if let Some(workspace) = workspace {
+            lock(&core.workspaces).push(workspace);
+        }
+        outcome
+    });
+    process::scheduler().submit(target.queue, Vec::new(), Work::Task(task));
+    Ok(())
+}
+
+/// Device memory for a cooperative launch. It is used again and goes back with the context: giving it back here could
+/// mean to wait for other launches.
+fn take_workspace(core: &Core) -> Result<u64> {
+    match lock(&core.workspaces).pop() {
+        Some(workspace) => Ok(workspace),
+        None => core.gpu.space.allocate(core, WORKSPACE, BlockKind::Internal),
+    }
+}
+
+/// What the driver refuses without asking the device; the context stays sound.
+fn check(callable: &Callable, request: &Request) -> Result {
+    let entry = callable.entry();
+    let within = |sizes: &[u32; 3], limits: &[u32; 3]| {
+        sizes.iter().zip(limits).all(|(size, limit)| (1..=*limit).contains(size))
+    };
+    if !within(&request.grid, &MAX_GRID) || !within(&request.block, &MAX_BLOCK) {
+        return Err(Error::INVALID_VALUE);
+    }
+    let threads: u32 = request.block.iter().product();
+    if threads > MAX_THREADS || threads > entry.max_threads {
+        return Err(Error::INVALID_VALUE);
+    }
+    if entry.required_block.is_some_and(|required| required != request.block) {
+        return Err(Error::INVALID_VALUE);
+    }
+    if request.dynamic_shared > callable.settings().dynamic_shared.load(Relaxed) {
+        return Err(Error::INVALID_VALUE);
+    }
+    Ok(())
+}
+
+/// Gathers the parameters into one block.
+fn parameters(callable: &Callable, request: &Request) -> Result<Vec<u8>> {
+    let entry = callable.entry();
+    let size = usize::try_from(entry.param_bytes).map_err(|_| Error::INVALID_VALUE)?;
+    if request.extra.is_given() {
+        if request.parameters.is_given() {
+            return Err(Error::INVALID_VALUE);
+        }
+        let mut buffer = None;
+        let mut length = None;
+        for pair in 0.. {
+            match request.extra.at(2 * pair)? {
+                END => break,
+                BUFFER_POINTER => buffer = Some(In::<u8>::from_address(request.extra.at(2 * pair + 1)?)),
+                BUFFER_SIZE => {
+                    length = Some(In::<usize>::from_address(request.extra.at(2 * pair + 1)?).get()?)
+                }
+                _ => return Err(Error::INVALID_VALUE),
+            }
+        }
+        let length = length.unwrap_or(0);
+        if length < size {
+            return Err(Error::INVALID_VALUE);
+        }
+        return match buffer {
+            Some(buffer) => buffer.bytes(size),
+            None if size == 0 => Ok(Vec::new()),
+            None => Err(Error::INVALID_VALUE),
+        };
+    }
+    let mut block = vec![0; size];
+    for (index, parameter) in entry.params.iter().enumerate() {
+        let value = In::<u8>::from_address(request.parameters.at(index)?);
+        let start = usize::try_from(parameter.offset).map_err(|_| Error::INVALID_VALUE)?;
+        let end = start + usize::try_from(parameter.size).map_err(|_| Error::INVALID_VALUE)?;
+        let place = block.get_mut(start..end).ok_or(Error::INVALID_VALUE)?;
+        if !value.is_given() {
+            return Err(Error::INVALID_VALUE);
+        }
+        value.read(0, place);
+    }
+    Ok(block)
+}
+
+struct Job {
+    callable: Callable,
+    grid: [u32; 3],
+    block: [u32; 3],
+    dynamic_shared: u32,
+    parameters: Vec<u8>,
+    workspace: Option<u64>,
+    residents: u32,
+}
+
+/// Executes a launch on the worker threads.
+fn run(core: &Arc<Core>, job: &Job) -> Result {
+    let space = &core.gpu.space;
+    let running = space.running.enter();
+    if let Some(workspace) = job.workspace {
+        copy::clear(core, workspace, WORKSPACE)?;
+    }
+    let memory = Mapped { table: &space.table, spans: RwLock::new(space.table.spans()) };
+    let runtime = Host { core };
+    let launch = Launch {
+        module: &job.callable.module.linked,
+        kernel: job.callable.index,
+        grid: job.grid,
+        block: job.block,
+        dynamic_shared: job.dynamic_shared,
+        params: &job.parameters,
+        cooperative: job.workspace,
+        resident_ctas: job.residents.max(1),
+        memory: &memory,
+        runtime: &runtime,
+        stop: &core.health.stop,
+        grid_id: NEXT_GRID.fetch_add(1, Relaxed),
+    };
+    let start = Instant::now();
+    let outcome = process::driver()?.pool.run(&launch);
+    space.owner().launched(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    drop(running);
+    outcome.map_err(|fault| {
+        log!("{}: {fault}", job.callable.entry().name);
+        code_of(&fault)
+    })
+}
+
+/// The code by which the driver reports a fault.
+fn code_of(fault: &Fault) -> Error {
+    match fault.kind {
+        FaultKind::IllegalAddress => Error::ILLEGAL_ADDRESS,
+        FaultKind::Misaligned => Error::MISALIGNED_ADDRESS,
+        FaultKind::AddressSpace => Error::INVALID_ADDRESS_SPACE,
+        FaultKind::InvalidPc => Error::INVALID_PC,
+        FaultKind::Assert => Error::ASSERT,
+        FaultKind::Trap => Error::ILLEGAL_INSTRUCTION,
+        FaultKind::LaunchFailed => Error::LAUNCH_FAILED,
+        FaultKind::Timeout => Error::LAUNCH_TIMEOUT,
+        FaultKind::Stopped => Error::CONTEXT_IS_DESTROYED,
+    }
+}
+
+/// The mapping table as a launch sees it: what was mapped when it began stays mapped until it ends, and what is mapped
+/// meanwhile is found when it is first touched.
+struct Mapped<'a> {
+    table: &'a Table,
+    spans: RwLock<Arc<Spans>>,
+}
+
+impl Memory for Mapped<'_> {
+    fn range(&self, address: u64, write: bool) -> Option<Range<u64>> {
+        {
+            let spans = self.spans.read().unwrap_or_else(PoisonError::into_inner);
+            let found = spans.find(address, write);
+            if found.is_some() || !self.table.is_newer_than(&spans) {
+                return found;
+            }
+        }
+        let spans = self.table.spans();
+        let found = spans.find(address, write);
+        *self.spans.write().unwrap_or_else(PoisonError::into_inner) = spans;
+        found
+    }
+}
+
+struct Host<'a> {
+    core: &'a Arc<Core>,
+}
+
+impl Runtime for Host<'_> {
+    fn print(&self, text: &[u8]) {
+        self.core.print(text);
+    }
+
+    fn malloc(&self, bytes: u64) -> u64 {
+        let mut heap = lock(&self.core.heap);
+        if heap.is_none() {
+            let size = self.core.limit(2).unwrap_or(0);
+            let Ok(base) = self.core.gpu.space.allocate(self.core, size, BlockKind::Internal) else {
+                return 0;
+            };
+            *heap = Some(DeviceHeap::new(base, size));
+        }
+        heap.as_mut().map_or(0, |heap| heap.malloc(bytes))
+    }
+
+    fn free(&self, address: u64) {
+        if let Some(heap) = lock(&self.core.heap).as_mut() {
+            heap.free(address);
+        }
+    }
+}

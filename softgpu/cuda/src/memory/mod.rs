@@ -1,0 +1,24 @@
+//! Memory of the process: what is allocated, mapped and accessible.
+//!
+//! [`Table`] is what kernels and copies consult, never the host's page tables: an address that is not in it does not
+//! exist for the device. [`Space`] is the book of a GPU's addresses: blocks of `cuMemAlloc`, reservations, mappings
+//! and pinned host memory. [`Running`] knows what is executing, so that a mapping changes only when nothing uses it.
+
+mod arena;
+mod block;
+mod host;
+mod running;
+mod space;
+mod table;
+mod virtual_memory;
+
+pub(crate) use arena::DeviceHeap;
+pub(crate) use block::{Block, BlockKind};
+pub(crate) use host::HostFlags;
+pub(crate) use running::Running;
+pub(crate) use space::Space;
+pub(crate) use table::{Spans, Table};
+pub(crate) use virtual_memory::{MEMORY, MappingInfo, POSIX_FD, export, release};
+
+/// Alignment of what `cuMemAlloc` hands out.
+pub(crate) const ALIGNMENT: u64 = 512;

@@ -1,0 +1,53 @@
+//! What is executing right now. Whoever takes a mapping away changes the table first, then waits here for what may
+//! still use the old one; what starts later sees the new table and is not waited for.
+
+use std::collections::BTreeSet;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use crate::context::lock;
+
+#[derive(Default)]
+struct Tickets {
+    next: u64,
+    out: BTreeSet<u64>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Running {
+    tickets: Mutex<Tickets>,
+    returned: Condvar,
+}
+
+/// Held while something uses device memory.
+pub(crate) struct Ticket<'a> {
+    running: &'a Running,
+    number: u64,
+}
+
+impl Running {
+    /// Announces an operation, before it looks at the table.
+    pub(crate) fn enter(&self) -> Ticket<'_> {
+        let mut tickets = lock(&self.tickets);
+        let number = tickets.next;
+        tickets.next += 1;
+        tickets.out.insert(number);
+        Ticket { running: self, number }
+    }
+
+    /// Waits until everything that is running now has ended.
+    pub(crate) fn wait(&self) {
+        let mut tickets = lock(&self.tickets);
+        let limit = tickets.next;
+        while tickets.out.first().is_some_and(|first| *first < limit) {
+            tickets = self.returned.wait(tickets).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        lock(&self.running.tickets).out.remove(&self.number);
+        self.running.returned.notify_all();
+    }
+}

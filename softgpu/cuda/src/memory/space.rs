@@ -1,0 +1,296 @@
+//! The book of a GPU's addresses in this process, and the heap behind `cuMemAlloc`.
+//!
+//! Small blocks share 2 MiB chunks; large ones have pages of their own. A chunk goes back to the device with its last
+//! block. Addresses are handed out upwards through one window and not used again until it wraps, so that a stale
+//! pointer does not soon point at something else.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use softgpu_device::{Allocation, MemoryPolicy, Owner, PAGE_BYTES, Reservation, Use};
+
+use super::arena::Arena;
+use super::host;
+use super::virtual_memory::{Mapping, map, unmap};
+use super::{ALIGNMENT, Block, BlockKind, HostFlags, Running, Table};
+use crate::context::{Core, lock};
+use crate::error::{Error, Result};
+use crate::log::log;
+
+/// Blocks up to this size share chunks.
+const SMALL: u64 = PAGE_BYTES / 2;
+
+/// Pages mapped in the window for the heap.
+struct Chunk {
+    /// Its pages; they go back with the chunk.
+    _pages: Arc<Allocation>,
+    bytes: u64,
+    /// How it is carved; `None` for a block of its own.
+    arena: Option<Arena>,
+}
+
+/// Reserved addresses of the program.
+pub(super) struct Reserved {
+    pub(super) reservation: Reservation,
+}
+
+pub(super) struct Book {
+    pub(super) blocks: BTreeMap<u64, Block>,
+    chunks: BTreeMap<u64, Chunk>,
+    window: Reservation,
+    /// Where the next chunk goes, if it is free.
+    next: u64,
+    pub(super) reserved: BTreeMap<u64, Reserved>,
+    pub(super) mappings: BTreeMap<u64, Mapping>,
+}
+
+/// See the module.
+pub(crate) struct Space {
+    pub(super) owner: Arc<Owner>,
+    policy: MemoryPolicy,
+    pub(super) book: Mutex<Book>,
+    pub(crate) table: Table,
+    pub(crate) running: Running,
+    ids: AtomicU64,
+}
+
+impl Space {
+    /// The addresses of one GPU, with a window for its heap.
+    pub(crate) fn new(owner: Arc<Owner>, window: Reservation, policy: MemoryPolicy) -> Space {
+        let next = window.address();
+        let book = Book {
+            blocks: BTreeMap::new(),
+            chunks: BTreeMap::new(),
+            window,
+            next,
+            reserved: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+        };
+        Space {
+            owner,
+            policy,
+            book: Mutex::new(book),
+            table: Table::default(),
+            running: Running::default(),
+            ids: AtomicU64::new(1),
+        }
+    }
+
+    fn next_id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// `cuMemAlloc`: the contents are what somebody left there.
+    pub(crate) fn allocate(&self, core: &Core, bytes: u64, kind: BlockKind) -> Result<u64> {
+        if bytes == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let rounded = bytes.checked_next_multiple_of(ALIGNMENT).ok_or(Error::OUT_OF_MEMORY)?;
+        let mut book = lock(&self.book);
+        let start = if rounded <= SMALL {
+            match book.take_small(rounded) {
+                Some(start) => start,
+                None => {
+                    self.add_chunk(&mut book, PAGE_BYTES, true)?;
+                    book.take_small(rounded).ok_or(Error::OUT_OF_MEMORY)?
+                }
+            }
+        } else {
+            let pages = rounded.checked_next_multiple_of(PAGE_BYTES).ok_or(Error::OUT_OF_MEMORY)?;
+            self.add_chunk(&mut book, pages, false)?
+        };
+        if self.policy == MemoryPolicy::Strict {
+            self.table.insert(start..start + bytes, true, true);
+        }
+        let id = self.next_id();
+        let block = Block { start, bytes, kind, core: core.id, context: core.handle, flags: 0, id };
+        book.blocks.insert(start, block);
+        Ok(start)
+    }
+
+    fn add_chunk(&self, book: &mut Book, bytes: u64, shared: bool) -> Result<u64> {
+        let pages = self.owner.allocate(bytes, Use::Heap).map_err(|error| {
+            log!("{error}");
+            Error::OUT_OF_MEMORY
+        })?;
+        let start = book.free_window(bytes).ok_or(Error::OUT_OF_MEMORY)?;
+        map(start, &pages, 0, bytes)?;
+        book.chunks.insert(start, Chunk { _pages: pages, bytes, arena: shared.then(|| Arena::new(bytes)) });
+        if self.policy == MemoryPolicy::Mmu {
+            self.table.insert(start..start + bytes, true, true);
+        }
+        Ok(start)
+    }
+
+    /// Takes a block of device memory out of the book; its memory stays accessible until [`Space::release`].
+    pub(crate) fn withdraw(&self, start: u64, kind: BlockKind) -> Result<Block> {
+        let mut book = lock(&self.book);
+        match book.blocks.get(&start) {
+            Some(block) if block.kind == kind => {
+                let block = *block;
+                book.blocks.remove(&start);
+                Ok(block)
+            }
+            _ => Err(Error::INVALID_VALUE),
+        }
+    }
+
+    /// Ends a block that was withdrawn, once nothing that runs can use it.
+    pub(crate) fn release(&self, block: &Block) {
+        match block.kind {
+            BlockKind::Device | BlockKind::Internal => self.release_device(block),
+            BlockKind::Host => {
+                self.table.remove(block.start);
+                self.running.wait();
+                host::release(block);
+            }
+            BlockKind::Registered => {
+                self.table.remove(block.start);
+                self.running.wait();
+            }
+        }
+    }
+
+    fn release_device(&self, block: &Block) {
+        let rounded = block.bytes.next_multiple_of(ALIGNMENT);
+        let strict = self.policy == MemoryPolicy::Strict;
+        if strict {
+            self.table.remove(block.start);
+        }
+        let mut book = lock(&self.book);
+        let Some((start, chunk)) = book.chunks.range_mut(..=block.start).next_back() else { return };
+        let start = *start;
+        if let Some(arena) = &mut chunk.arena {
+            arena.give(block.start - start, rounded);
+            if !arena.is_empty() {
+                return;
+            }
+        }
+        let Some(chunk) = book.chunks.remove(&start) else { return };
+        if !strict {
+            self.table.remove(start);
+        }
+        // Nobody can be given these addresses while they are still in the window's way.
+        let bytes = chunk.bytes;
+        book.chunks.insert(start, Chunk { _pages: Arc::clone(&chunk._pages), bytes, arena: None });
+        drop(book);
+        self.running.wait();
+        unmap(start, bytes);
+        lock(&self.book).chunks.remove(&start);
+        drop(chunk);
+    }
+
+    /// Pinned host memory.
+    pub(crate) fn allocate_host(&self, core: &Core, bytes: u64, flags: HostFlags) -> Result<u64> {
+        let start = host::allocate(bytes)?;
+        self.add_host(core, start, bytes, flags.0, BlockKind::Host);
+        Ok(start)
+    }
+
+    /// Host memory of the program becomes accessible for the device.
+    pub(crate) fn register_host(&self, core: &Core, start: u64, bytes: u64, flags: HostFlags) -> Result {
+        let end = start.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
+        if start == 0 || bytes == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        {
+            let book = lock(&self.book);
+            if book.overlaps_block(&(start..end)) {
+                return Err(Error::HOST_MEMORY_ALREADY_REGISTERED);
+            }
+            if book.is_device_range(&(start..end)) {
+                return Err(Error::INVALID_VALUE);
+            }
+        }
+        host::check(start, bytes)?;
+        self.add_host(core, start, bytes, flags.0, BlockKind::Registered);
+        Ok(())
+    }
+
+    fn add_host(&self, core: &Core, start: u64, bytes: u64, flags: u32, kind: BlockKind) {
+        let id = self.next_id();
+        let block = Block { start, bytes, kind, core: core.id, context: core.handle, flags, id };
+        let mut book = lock(&self.book);
+        book.blocks.insert(start, block);
+        self.table.insert(start..start + bytes, true, true);
+    }
+
+    /// The block that an address lies in.
+    pub(crate) fn block_at(&self, address: u64) -> Option<Block> {
+        let book = lock(&self.book);
+        let (_, block) = book.blocks.range(..=address).next_back()?;
+        block.range().contains(&address).then_some(*block)
+    }
+
+    /// Whether anything of a range belongs to the device, accessible or not: then it is not pageable host memory.
+    pub(crate) fn is_device_range(&self, range: &Range<u64>) -> bool {
+        lock(&self.book).is_device_range(range)
+    }
+
+    /// Takes every block of a context out of the book and ends it. Its work has ended before.
+    pub(crate) fn free_all_of(&self, core: u64) {
+        let blocks: Vec<Block> = {
+            let mut book = lock(&self.book);
+            let blocks: Vec<Block> =
+                book.blocks.values().filter(|block| block.core == core).copied().collect();
+            for block in &blocks {
+                book.blocks.remove(&block.start);
+            }
+            blocks
+        };
+        for block in blocks {
+            self.release(&block);
+        }
+    }
+
+    /// Free and total bytes of the device.
+    pub(crate) fn information(&self) -> (u64, u64) {
+        let device = self.owner.device();
+        (device.free_bytes(), device.total_bytes())
+    }
+
+    /// The owner of this process's memory.
+    pub(crate) fn owner(&self) -> &Arc<Owner> {
+        &self.owner
+    }
+}
+
+impl Book {
+    fn take_small(&mut self, bytes: u64) -> Option<u64> {
+        self.chunks.iter_mut().find_map(|(start, chunk)| Some(start + chunk.arena.as_mut()?.take(bytes)?))
+    }
+
+    /// Free addresses in the window, upwards from the last ones.
+    fn free_window(&mut self, bytes: u64) -> Option<u64> {
+        let (first, end) = (self.window.address(), self.window.address() + self.window.bytes());
+        for start in [self.next, first] {
+            let mut at = start;
+            let chunks = self.chunks.range(..start).next_back().into_iter().chain(self.chunks.range(start..));
+            for (other, chunk) in chunks {
+                if at + bytes <= *other {
+                    break;
+                }
+                at = at.max(other + chunk.bytes);
+            }
+            if at + bytes <= end {
+                self.next = at + bytes;
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    fn overlaps_block(&self, range: &Range<u64>) -> bool {
+        let before = self.blocks.range(..range.end).next_back();
+        before.is_some_and(|(_, block)| block.range().end > range.start)
+    }
+
+    fn is_device_range(&self, range: &Range<u64>) -> bool {
+        let overlaps = |start: u64, bytes: u64| start < range.end && range.start < start + bytes;
+        let reserved = self.reserved.range(..range.end).next_back();
+        overlaps(self.window.address(), self.window.bytes())
+            || reserved.is_some_and(|(start, entry)| overlaps(*start, entry.reservation.bytes()))
+    }
+}

@@ -1,0 +1,477 @@
+//! Images, modules, libraries, kernels and functions.
+//!
+//! An [`Image`] is PTX that was parsed once. A [`Module`] is an image in one context: its variables have memory. A
+//! [`Library`] is an image without a context, which becomes a module in each context that uses it; its kernels have
+//! handles of their own that may stand wherever a function may.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::sync::atomic::{AtomicI32, AtomicU32};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use sluice_cuda_abi::image::{self, ImageError, Wrapper};
+use softgpu_engine::{Kernel as Entry, Linked, LoadError, LoadErrorKind};
+
+use crate::context::{Core, current_core, lock};
+use crate::copy;
+use crate::error::{Error, Result};
+use crate::ffi::In;
+use crate::gpu::{CAPABILITY, SHARED_PER_BLOCK};
+use crate::handles::{Kind, Registry, kind_of};
+use crate::memory::BlockKind;
+
+static MODULES: Registry<Module> = Registry::new(Kind::Module, Error::INVALID_HANDLE);
+static FUNCTIONS: Registry<Function> = Registry::new(Kind::Function, Error::INVALID_HANDLE);
+static LIBRARIES: Registry<Library> = Registry::new(Kind::Library, Error::INVALID_HANDLE);
+static KERNELS: Registry<Kernel> = Registry::new(Kind::Kernel, Error::INVALID_HANDLE);
+
+/// No image is larger than this.
+const IMAGE_LIMIT: u64 = 1 << 30;
+
+/// PTX, parsed.
+pub(crate) struct Image {
+    parsed: Arc<softgpu_engine::Module>,
+    /// Names of kernels as C callers get them, valid as long as the process lives.
+    names: Vec<OnceLock<&'static CStr>>,
+}
+
+/// What can be set of a function, in a module or for all contexts of a kernel.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) dynamic_shared: AtomicU32,
+    pub(crate) carveout: AtomicI32,
+}
+
+impl Settings {
+    fn of(entry: &Entry) -> Settings {
+        Settings {
+            dynamic_shared: AtomicU32::new(SHARED_PER_BLOCK.saturating_sub(entry.static_shared)),
+            carveout: AtomicI32::new(-1),
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Module {
+    pub(crate) core: Arc<Core>,
+    pub(crate) image: Arc<Image>,
+    pub(crate) linked: Linked,
+    /// One for each kernel; a library's modules share theirs.
+    settings: Vec<Arc<Settings>>,
+    /// Handles of functions that were asked for, by kernel.
+    functions: Mutex<HashMap<usize, u64>>,
+    /// The library it belongs to.
+    library: Option<Arc<LibraryBody>>,
+}
+
+/// A kernel in a module.
+pub(crate) struct Function {
+    pub(crate) module: Arc<Module>,
+    pub(crate) module_handle: u64,
+    pub(crate) index: usize,
+}
+
+/// What a library and its kernels share.
+pub(crate) struct LibraryBody {
+    image: Arc<Image>,
+    settings: Vec<Arc<Settings>>,
+    /// The library as a module, by core.
+    instances: Mutex<HashMap<u64, (u64, Arc<Module>)>>,
+}
+
+/// See the module.
+pub(crate) struct Library {
+    body: Arc<LibraryBody>,
+    kernels: Vec<u64>,
+}
+
+/// A kernel of a library.
+pub(crate) struct Kernel {
+    pub(crate) library: u64,
+    body: Arc<LibraryBody>,
+    index: usize,
+}
+
+/// What a `CUfunction` argument stands for.
+pub(crate) struct Callable {
+    pub(crate) module: Arc<Module>,
+    pub(crate) index: usize,
+}
+
+impl Callable {
+    pub(crate) fn entry(&self) -> &Entry {
+        &self.module.image.parsed.kernels()[self.index]
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.module.settings[self.index]
+    }
+}
+
+/// Why an image does not load: the code, and what the log says.
+pub(crate) struct Refusal {
+    pub(crate) error: Error,
+    pub(crate) text: String,
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal { error, text: String::new() }
+    }
+}
+
+impl From<ImageError> for Refusal {
+    fn from(error: ImageError) -> Refusal {
+        let code = match error {
+            ImageError::NoBinary => Error::NO_BINARY_FOR_GPU,
+            _ => Error::INVALID_IMAGE,
+        };
+        Refusal { error: code, text: error.to_string() }
+    }
+}
+
+impl From<LoadError> for Refusal {
+    fn from(error: LoadError) -> Refusal {
+        let code = match error.kind {
+            LoadErrorKind::Syntax | LoadErrorKind::Link => Error::INVALID_PTX,
+            LoadErrorKind::Version => Error::UNSUPPORTED_PTX_VERSION,
+            LoadErrorKind::Target => Error::NO_BINARY_FOR_GPU,
+            LoadErrorKind::Unsupported => Error::NOT_SUPPORTED,
+        };
+        Refusal { error: code, text: error.to_string() }
+    }
+}
+
+/// Reads and parses an image: a wrapper, a fatbin or a PTX text.
+pub(crate) fn parse(address: In<u8>) -> std::result::Result<Arc<Image>, Refusal> {
+    if !address.is_given() {
+        return Err(Error::INVALID_VALUE.into());
+    }
+    let mut address = address;
+    // A text may be shorter than a wrapper: the magic number decides whether there is more to read.
+    let mut head = [0; Wrapper::SIZE];
+    let mut magic = [0; 4];
+    address.read(0, &mut magic[..1]);
+    if magic[0] == WRAPPER_FIRST_BYTE {
+        address.read(0, &mut head);
+        if let Some(wrapper) = Wrapper::parse(&head)? {
+            if wrapper.version != 1
+                && wrapper.fatbins != 0
+                && In::<u64>::from_address(wrapper.fatbins).get()? != 0
+            {
+                return Err(Refusal {
+                    error: Error::NOT_SUPPORTED,
+                    text: "an image of several parts that must be linked".to_owned(),
+                });
+            }
+            address = In::from_address(wrapper.data);
+        }
+    }
+    let mut read = |offset: u64, buffer: &mut [u8]| {
+        address.read(offset, buffer);
+        true
+    };
+    let extent = image::size_of(&mut read, IMAGE_LIMIT)?;
+    let bytes = address.bytes(usize::try_from(extent.bytes).map_err(|_| Error::INVALID_IMAGE)?)?;
+    parse_bytes(&bytes)
+}
+
+/// The first byte of a wrapper's magic number; no PTX text begins with it.
+const WRAPPER_FIRST_BYTE: u8 = 0xb1;
+
+/// Parses the bytes of an image.
+pub(crate) fn parse_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, Refusal> {
+    let limit = usize::try_from(IMAGE_LIMIT).unwrap_or(usize::MAX);
+    let ptx = image::select_ptx(bytes, CAPABILITY, limit).map_err(|error| match error {
+        // Not an image of any kind is taken for PTX that is none.
+        ImageError::Invalid(_)
+            if !bytes.starts_with(b"\x50\xed\x55\xba") && !bytes.starts_with(b"\x7fELF") =>
+        {
+            Refusal { error: Error::INVALID_PTX, text: error.to_string() }
+        }
+        other => Refusal::from(other),
+    })?;
+    let parsed = softgpu_engine::Module::load(&ptx, CAPABILITY)?;
+    let names = parsed.kernels().iter().map(|_| OnceLock::new()).collect();
+    Ok(Arc::new(Image { parsed: Arc::new(parsed), names }))
+}
+
+impl Image {
+    fn kernel(&self, name: &[u8]) -> Result<usize> {
+        let kernels = self.parsed.kernels().iter();
+        kernels.into_iter().position(|kernel| kernel.name.as_bytes() == name).ok_or(Error::NOT_FOUND)
+    }
+
+    fn global(&self, name: &[u8]) -> Result<usize> {
+        let mut globals = self.parsed.globals().iter();
+        globals.position(|global| global.visible && global.name.as_bytes() == name).ok_or(Error::NOT_FOUND)
+    }
+
+    fn name(&self, index: usize) -> Result<&'static CStr> {
+        let kernel = &self.parsed.kernels()[index];
+        let name = CString::new(kernel.name.as_bytes()).map_err(|_| Error::UNKNOWN)?;
+        // The API never says when the text may go.
+        Ok(self.names[index].get_or_init(|| Box::leak(name.into_boxed_c_str())))
+    }
+}
+
+/// Gives an image memory in a context. Variables without an initial value keep what the memory held.
+fn instantiate(
+    image: &Arc<Image>,
+    core: &Arc<Core>,
+    settings: Vec<Arc<Settings>>,
+    library: Option<Arc<LibraryBody>>,
+) -> Result<(u64, Arc<Module>)> {
+    let globals = image.parsed.globals();
+    if globals.iter().any(|global| global.managed) {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    let mut addresses: Vec<u64> = Vec::new();
+    let placed = globals.iter().try_for_each(|global| {
+        addresses.push(core.gpu.space.allocate(core, global.size.max(1), BlockKind::Internal)?);
+        Ok(())
+    });
+    let filled = placed.and_then(|()| {
+        for (index, global) in globals.iter().enumerate() {
+            if global.initialised {
+                let bytes = image.parsed.initial_bytes(index, &|other| addresses[other]);
+                copy::write_bytes(core.gpu, addresses[index], &bytes)?;
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = filled {
+        release_globals(core, &addresses);
+        return Err(error);
+    }
+    let linked = image.parsed.link(addresses);
+    let functions = Mutex::default();
+    let (core, image) = (Arc::clone(core), Arc::clone(image));
+    let module = Module { core, image, linked, settings, functions, library };
+    let (handle, module) = MODULES.insert_with(|_| module)?;
+    lock(&module.core.modules).push(handle);
+    Ok((handle, module))
+}
+
+fn release_globals(core: &Core, addresses: &[u64]) {
+    for address in addresses {
+        if let Ok(block) = core.gpu.space.withdraw(*address, BlockKind::Internal) {
+            core.gpu.space.release(&block);
+        }
+    }
+}
+
+fn own_settings(image: &Image) -> Vec<Arc<Settings>> {
+    image.parsed.kernels().iter().map(|entry| Arc::new(Settings::of(entry))).collect()
+}
+
+/// Loads an image into the current context.
+pub(crate) fn load(image: &Arc<Image>) -> Result<u64> {
+    let core = current_core()?;
+    Ok(instantiate(image, &core, own_settings(image), None)?.0)
+}
+
+/// `cuModuleUnload`: waits for what may run in it.
+pub(crate) fn unload(handle: u64) -> Result {
+    let module = MODULES.get(handle)?;
+    if module.library.is_some() {
+        return Err(Error::NOT_PERMITTED);
+    }
+    end(handle)
+}
+
+fn end(handle: u64) -> Result {
+    let module = MODULES.remove(handle)?;
+    module.core.gpu.drain();
+    lock(&module.core.modules).retain(|other| *other != handle);
+    for (_, function) in lock(&module.functions).drain() {
+        // Nobody else removes functions.
+        let _ = FUNCTIONS.remove(function);
+    }
+    release_globals(&module.core, module.linked.addresses());
+    Ok(())
+}
+
+/// Drops a module of a context that has ended; its memory goes with the context's.
+pub(crate) fn forget(handle: u64) {
+    let Ok(module) = MODULES.remove(handle) else { return };
+    for (_, function) in lock(&module.functions).drain() {
+        // Nobody else removes functions.
+        let _ = FUNCTIONS.remove(function);
+    }
+    if let Some(library) = &module.library {
+        lock(&library.instances).remove(&module.core.id);
+    }
+}
+
+/// The handle of a kernel in a module; always the same.
+fn function_of(module: &Arc<Module>, module_handle: u64, index: usize) -> Result<u64> {
+    let mut functions = lock(&module.functions);
+    if let Some(handle) = functions.get(&index) {
+        return Ok(*handle);
+    }
+    let function = Function { module: Arc::clone(module), module_handle, index };
+    let (handle, _) = FUNCTIONS.insert_with(|_| function)?;
+    functions.insert(index, handle);
+    Ok(handle)
+}
+
+/// `cuModuleGetFunction`.
+pub(crate) fn function(handle: u64, name: &[u8]) -> Result<u64> {
+    let module = MODULES.get(handle)?;
+    function_of(&module, handle, module.image.kernel(name)?)
+}
+
+/// `cuModuleEnumerateFunctions`.
+pub(crate) fn functions(handle: u64) -> Result<Vec<u64>> {
+    let module = MODULES.get(handle)?;
+    (0..module.image.parsed.kernels().len()).map(|index| function_of(&module, handle, index)).collect()
+}
+
+/// `cuModuleGetGlobal`: address and size.
+pub(crate) fn global(handle: u64, name: &[u8]) -> Result<(u64, u64)> {
+    let module = MODULES.get(handle)?;
+    module_global(&module, name)
+}
+
+fn module_global(module: &Module, name: &[u8]) -> Result<(u64, u64)> {
+    let index = module.image.global(name)?;
+    Ok((module.linked.addresses()[index], module.image.parsed.globals()[index].size))
+}
+
+/// `cuLibraryLoadData`.
+pub(crate) fn load_library(image: Arc<Image>) -> Result<u64> {
+    let settings = own_settings(&image);
+    let count = settings.len();
+    let body = Arc::new(LibraryBody { image, settings, instances: Mutex::default() });
+    // Kernels name their library and the library its kernels: made in two steps, and seen by nobody in between.
+    let mut kernels = Vec::new();
+    let (handle, _) = LIBRARIES.insert_with(|library| {
+        for index in 0..count {
+            let kernel = Kernel { library, body: Arc::clone(&body), index };
+            kernels.push(KERNELS.insert_with(|_| kernel).map(|(handle, _)| handle));
+        }
+        Library {
+            body: Arc::clone(&body),
+            kernels: kernels.iter().filter_map(|kernel| kernel.ok()).collect(),
+        }
+    })?;
+    if kernels.iter().any(std::result::Result::is_err) {
+        unload_library(handle)?;
+        return Err(Error::OUT_OF_MEMORY);
+    }
+    Ok(handle)
+}
+
+/// `cuLibraryUnload`.
+pub(crate) fn unload_library(handle: u64) -> Result {
+    let library = LIBRARIES.remove(handle)?;
+    for kernel in &library.kernels {
+        // Nobody else removes kernels.
+        let _ = KERNELS.remove(*kernel);
+    }
+    let instances: Vec<_> = lock(&library.body.instances).drain().collect();
+    for (_, (module, _)) in instances {
+        end(module)?;
+    }
+    Ok(())
+}
+
+/// `cuLibraryGetKernel`.
+pub(crate) fn library_kernel(handle: u64, name: &[u8]) -> Result<u64> {
+    let library = LIBRARIES.get(handle)?;
+    let index = library.body.image.kernel(name)?;
+    library.kernels.get(index).copied().ok_or(Error::NOT_FOUND)
+}
+
+/// `cuLibraryEnumerateKernels`.
+pub(crate) fn library_kernels(handle: u64) -> Result<Vec<u64>> {
+    Ok(LIBRARIES.get(handle)?.kernels.clone())
+}
+
+impl LibraryBody {
+    /// The library as a module of a context.
+    fn module(self: &Arc<Self>, core: &Arc<Core>) -> Result<(u64, Arc<Module>)> {
+        let mut instances = lock(&self.instances);
+        if let Some((handle, module)) = instances.get(&core.id) {
+            return Ok((*handle, Arc::clone(module)));
+        }
+        let made = instantiate(&self.image, core, self.settings.clone(), Some(Arc::clone(self)))?;
+        instances.insert(core.id, made.clone());
+        Ok(made)
+    }
+}
+
+/// `cuLibraryGetModule` in the current context.
+pub(crate) fn library_module(handle: u64) -> Result<u64> {
+    let library = LIBRARIES.get(handle)?;
+    Ok(library.body.module(&current_core()?)?.0)
+}
+
+/// `cuLibraryGetGlobal` in the current context.
+pub(crate) fn library_global(handle: u64, name: &[u8]) -> Result<(u64, u64)> {
+    let library = LIBRARIES.get(handle)?;
+    // A name that does not exist is no reason to take memory.
+    library.body.image.global(name)?;
+    let (_, module) = library.body.module(&current_core()?)?;
+    module_global(&module, name)
+}
+
+/// A kernel of a library.
+pub(crate) fn kernel(handle: u64) -> Result<Arc<Kernel>> {
+    KERNELS.get(handle)
+}
+
+impl Kernel {
+    pub(crate) fn entry(&self) -> &Entry {
+        &self.body.image.parsed.kernels()[self.index]
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.body.settings[self.index]
+    }
+
+    pub(crate) fn name(&self) -> Result<&'static CStr> {
+        self.body.image.name(self.index)
+    }
+
+    /// `cuKernelGetFunction` in the current context.
+    pub(crate) fn function(&self) -> Result<u64> {
+        let (handle, module) = self.body.module(&current_core()?)?;
+        function_of(&module, handle, self.index)
+    }
+}
+
+/// A function by its handle.
+pub(crate) fn function_at(handle: u64) -> Result<Arc<Function>> {
+    FUNCTIONS.get(handle)
+}
+
+impl Function {
+    pub(crate) fn name(&self) -> Result<&'static CStr> {
+        self.module.image.name(self.index)
+    }
+}
+
+/// What a function argument stands for: a function, or a kernel in the given context.
+pub(crate) fn callable(handle: u64, core: &Arc<Core>) -> Result<Callable> {
+    if kind_of(handle) == Kind::Kernel as u64 {
+        let kernel = KERNELS.get(handle)?;
+        let (_, module) = kernel.body.module(core)?;
+        return Ok(Callable { module, index: kernel.index });
+    }
+    let function = FUNCTIONS.get(handle)?;
+    if function.module.core.id != core.id {
+        return Err(Error::INVALID_HANDLE);
+    }
+    Ok(Callable { module: Arc::clone(&function.module), index: function.index })
+}
+
+/// As [`callable`], for questions: a function answers wherever it lives, a kernel in the current context.
+pub(crate) fn described(handle: u64) -> Result<Callable> {
+    if kind_of(handle) == Kind::Kernel as u64 {
+        return callable(handle, &current_core()?);
+    }
+    let function = FUNCTIONS.get(handle)?;
+    Ok(Callable { module: Arc::clone(&function.module), index: function.index })
+}

@@ -1,0 +1,318 @@
+//! What lives as long as the process: the driver itself, from `cuInit` on.
+//!
+//! Nothing of it is ever torn down. A forked child finds the driver not initialised, whatever its parent did; after
+//! the program began to exit every call answers that the driver is gone.
+#![expect(unsafe_code, reason = "threads, fork and exit need the C library")]
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use sluice_cuda_abi::tables::DeviceIdentity;
+use softgpu_device::{Client, Config, Device, Reservation};
+use softgpu_engine::{LOCAL_WINDOW, Pool, SHARED_WINDOW};
+
+use crate::context::lock;
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::log::log;
+use crate::memory::Space;
+use crate::schedule::Scheduler;
+
+/// The driver after `cuInit`.
+pub(crate) struct Driver {
+    gpus: Vec<&'static Gpu>,
+    pub(crate) identities: Vec<DeviceIdentity>,
+    pub(crate) pool: Pool,
+    /// Address windows of shared and local memory: reserved, never mapped.
+    _windows: [Reservation; 2],
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+static STARTING: Mutex<()> = Mutex::new(());
+static SCHEDULER: OnceLock<Scheduler> = OnceLock::new();
+static EXITING: AtomicBool = AtomicBool::new(false);
+/// A word that reads 0 in a forked child: the kernel wipes its page.
+static PARENT: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+/// Descriptors whose locks witness that this process lives: a forked child closes its copies.
+static WITNESSES: [AtomicI32; 16] = [const { AtomicI32::new(-1) }; 16];
+
+/// Where windows of device memory may lie: clear of the engine's windows below, and of the addresses above that
+/// Sluice's sessions and the system itself use. One for each GPU, each of this size.
+const WINDOWS: std::ops::Range<u64> = 0x7d00_0000_0000..0x7e00_0000_0000;
+const WINDOW_BYTES: u64 = 64 << 30;
+
+/// The driver, if it may be used.
+pub(crate) fn driver() -> Result<&'static Driver> {
+    if EXITING.load(Relaxed) {
+        return Err(Error::DEINITIALIZED);
+    }
+    let driver = DRIVER.get().ok_or(Error::NOT_INITIALIZED)?;
+    if is_child() { Err(Error::NOT_INITIALIZED) } else { Ok(driver) }
+}
+
+/// Whether the driver may be touched at all: for destructors.
+pub(crate) fn is_usable() -> bool {
+    driver().is_ok()
+}
+
+fn is_child() -> bool {
+    let word = PARENT.load(Acquire);
+    // SAFETY: once set, the pointer names a page that is never unmapped.
+    !word.is_null() && unsafe { &*word }.load(Relaxed) == 0
+}
+
+/// The order of work. Exists from `cuInit` on, and whoever has a context has seen `cuInit`.
+pub(crate) fn scheduler() -> &'static Scheduler {
+    SCHEDULER.get_or_init(Scheduler::new)
+}
+
+/// `cuInit`. A failed start may be tried again; a second start does nothing.
+pub(crate) fn start(flags: u32) -> Result {
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    if EXITING.load(Relaxed) {
+        return Err(Error::DEINITIALIZED);
+    }
+    if is_child() {
+        return Err(Error::NOT_INITIALIZED);
+    }
+    let _guard = lock(&STARTING);
+    if DRIVER.get().is_some() {
+        return Ok(());
+    }
+    let config = Config::from_environment().map_err(|error| {
+        failed(&error);
+        Error::UNKNOWN
+    })?;
+    let windows = [SHARED_WINDOW, LOCAL_WINDOW].map(|window| {
+        Reservation::at(window.start, window.end - window.start).map_err(|error| {
+            failed(&format_args!("cannot reserve addresses at {:#x}: {error}", window.start));
+            Error::OPERATING_SYSTEM
+        })
+    });
+    let [Ok(shared), Ok(local)] = windows else { return Err(Error::OPERATING_SYSTEM) };
+
+    let mut opened = Vec::new();
+    for index in 0..config.devices {
+        opened.push(Arc::new(Device::open(&config, index).map_err(|error| {
+            failed(&error);
+            Error::OPERATING_SYSTEM
+        })?));
+    }
+    let visible = visible(&opened, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+    if visible.is_empty() {
+        return Err(Error::NO_DEVICE);
+    }
+    watch_fork_and_exit()?;
+
+    let mut gpus: Vec<&'static Gpu> = Vec::new();
+    let mut identities = Vec::new();
+    let mut at = WINDOWS.start;
+    for (ordinal, device) in visible.into_iter().enumerate() {
+        let owner = device.attach(Client::Cuda).map_err(|error| {
+            failed(&error);
+            Error::OPERATING_SYSTEM
+        })?;
+        WITNESSES[ordinal % WITNESSES.len()].store(owner.witness(), Release);
+        let window = reserve_window(&mut at)?;
+        let identity = *device.identity();
+        let space = Space::new(owner, window, config.memory);
+        let ordinal = i32::try_from(ordinal).map_err(|_| Error::UNKNOWN)?;
+        let gpu: &'static Gpu = Box::leak(Box::new(Gpu::new(ordinal, identity, space)));
+        gpu.prepare()?;
+        identities.push(DeviceIdentity {
+            uuid: identity.uuid,
+            pci_domain: 0,
+            pci_bus: i32::try_from(gpu.pci_bus()).map_err(|_| Error::UNKNOWN)?,
+            pci_device: 0,
+        });
+        gpus.push(gpu);
+    }
+    let threads = match config.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    let _ = scheduler();
+    let driver = Driver { gpus, identities, pool: Pool::new(threads), _windows: [shared, local] };
+    // The lock is held, so nobody else has set it.
+    let _ = DRIVER.set(driver);
+    crate::tables::install();
+    Ok(())
+}
+
+/// Says why the driver does not start, log or no log: no code can tell a person enough.
+fn failed(reason: &dyn std::fmt::Display) {
+    crate::log::line(format_args!("cannot start: {reason}"));
+}
+
+fn reserve_window(at: &mut u64) -> Result<Reservation> {
+    while *at + WINDOW_BYTES <= WINDOWS.end {
+        let candidate = *at;
+        *at += WINDOW_BYTES;
+        if let Ok(window) = Reservation::at(candidate, WINDOW_BYTES) {
+            return Ok(window);
+        }
+    }
+    failed(&"no free addresses for device memory");
+    Err(Error::OPERATING_SYSTEM)
+}
+
+/// The devices that `CUDA_VISIBLE_DEVICES` names, in its order; the first entry that names none ends the list.
+fn visible(devices: &[Arc<Device>], variable: Option<&str>) -> Vec<Arc<Device>> {
+    let Some(list) = variable else { return devices.to_vec() };
+    let mut chosen: Vec<usize> = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        let found = if entry.starts_with("GPU-") {
+            let mut matches = devices
+                .iter()
+                .enumerate()
+                .filter(|(_, device)| uuid_text(&device.identity().uuid).starts_with(entry));
+            let first = matches.next();
+            if matches.next().is_some() { None } else { first.map(|(index, _)| index) }
+        } else {
+            entry.parse::<usize>().ok().filter(|index| *index < devices.len())
+        };
+        match found {
+            Some(index) if chosen.contains(&index) => return Vec::new(), // A device named twice: none at all.
+            Some(index) => chosen.push(index),
+            None => break,
+        }
+    }
+    chosen.into_iter().map(|index| Arc::clone(&devices[index])).collect()
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = String::from("GPU-");
+    for (index, byte) in uuid.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+impl Driver {
+    /// The visible GPUs.
+    pub(crate) fn gpus(&self) -> &[&'static Gpu] {
+        &self.gpus
+    }
+
+    /// The GPU of an ordinal.
+    pub(crate) fn gpu(&self, ordinal: i32) -> Result<&'static Gpu> {
+        let index = usize::try_from(ordinal).map_err(|_| Error::INVALID_DEVICE)?;
+        self.gpus.get(index).copied().ok_or(Error::INVALID_DEVICE)
+    }
+}
+
+extern "C" fn at_exit() {
+    EXITING.store(true, Release);
+}
+
+extern "C" fn in_child() {
+    for witness in &WITNESSES {
+        let descriptor = witness.swap(-1, Relaxed);
+        if descriptor >= 0 {
+            // SAFETY: the descriptor is the child's copy; the child never uses the device, whose lock it would keep.
+            unsafe { libc::close(descriptor) };
+        }
+    }
+}
+
+fn watch_fork_and_exit() -> Result {
+    if !PARENT.load(Acquire).is_null() {
+        return Ok(());
+    }
+    let bytes = 4096;
+    let address = softgpu_device::anonymous(bytes).map_err(|_| Error::OUT_OF_MEMORY)?;
+    let page = ptr::with_exposed_provenance_mut::<AtomicU32>(usize::try_from(address).unwrap_or(0));
+    // SAFETY: the page was just mapped and nobody else knows it.
+    if unsafe { libc::madvise(page.cast::<c_void>(), bytes, libc::MADV_WIPEONFORK) } != 0 {
+        return Err(Error::OPERATING_SYSTEM);
+    }
+    // SAFETY: as above; all zeroes are a valid value.
+    unsafe { &*page }.store(1, Relaxed);
+    PARENT.store(page, Release);
+    // SAFETY: both handlers only touch atomics and close descriptors. The library is never unloaded.
+    let registered = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    // SAFETY: as above.
+    let registered = registered | unsafe { libc::atexit(at_exit) };
+    if registered == 0 { Ok(()) } else { Err(Error::OUT_OF_MEMORY) }
+}
+
+/// Starts a thread that takes work, with all signals blocked: they are the program's. Plain `pthread_create`, so that a
+/// process which has confined itself to few system calls can still start it.
+pub(crate) fn start_executor() -> std::io::Result<()> {
+    extern "C" fn execute(_: *mut c_void) -> *mut c_void {
+        scheduler().execute();
+        ptr::null_mut()
+    }
+    // SAFETY: signal sets are plain data that the calls below fill.
+    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is ours.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: both sets are ours. The new thread inherits the mask.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+    let mut thread = 0;
+    // SAFETY: the entry takes no argument and touches statics only.
+    let code = unsafe { libc::pthread_create(&raw mut thread, ptr::null(), execute, ptr::null_mut()) };
+    // SAFETY: the set was filled above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
+    if code != 0 {
+        return Err(std::io::Error::from_raw_os_error(code));
+    }
+    // SAFETY: the thread was just created and nobody joins it.
+    unsafe { libc::pthread_detach(thread) };
+    Ok(())
+}
+
+/// Writes what kernels printed through the program's own `stdout`, so that it keeps its place among the program's
+/// output.
+pub(crate) fn print(text: &[u8]) {
+    unsafe extern "C" {
+        static stdout: *mut libc::FILE;
+    }
+    // SAFETY: the C library's stream exists from its start to its end.
+    let stream = unsafe { stdout };
+    // SAFETY: pointer and length describe the text. A closed stream is not our concern.
+    let written = unsafe { libc::fwrite(text.as_ptr().cast(), 1, text.len(), stream) };
+    if written != text.len() {
+        log!("a kernel's output was cut");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_visible_devices_follows_the_documented_rules() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = directory.path().to_str().unwrap().to_owned();
+        let config = Config::from_variables(&|name| match name {
+            "SLUICE_SOFTGPU_STATE" => Some(state.clone().into()),
+            "SLUICE_SOFTGPU_SCALE" => Some("4096".into()),
+            _ => None,
+        })
+        .unwrap();
+        let devices: Vec<_> = (0..3).map(|index| Arc::new(Device::open(&config, index).unwrap())).collect();
+        let indexes = |variable: Option<&str>| -> Vec<u32> {
+            visible(&devices, variable).iter().map(|device| device.identity().index).collect()
+        };
+        let uuid = uuid_text(&devices[1].identity().uuid);
+        assert_eq!(indexes(None), [0, 1, 2]);
+        assert_eq!(indexes(Some("")), [] as [u32; 0]);
+        assert_eq!(indexes(Some("2,0")), [2, 0]);
+        assert_eq!(indexes(Some("1,-1,0")), [1]);
+        assert_eq!(indexes(Some("0,7,1")), [0]);
+        assert_eq!(indexes(Some("1,1")), [] as [u32; 0]);
+        assert_eq!(indexes(Some(&uuid)), [1]);
+        assert_eq!(indexes(Some(&uuid[..20])), [1]);
+        assert_eq!(indexes(Some("GPU-")), [] as [u32; 0]);
+        assert_eq!(indexes(Some("GPU-nonsense")), [] as [u32; 0]);
+    }
+}

@@ -1,0 +1,493 @@
+//! The order of work: queues, what each operation waits for, and the threads that execute them.
+//!
+//! One queue stands behind each stream. An operation runs when it is at the head of its queue and everything it *needs*
+//! is done: points (queue, number) that were already submitted when it was. Needs only ever point backwards in the
+//! order of submission, so queues cannot wait for each other in a circle, and no thread is ever held while an operation
+//! waits. What holds a thread is only a kernel, a copy or a host function that is running.
+//!
+//! Everything is under one lock, which is never held while an operation runs. Submitting costs the caller that lock and,
+//! when no executor is awake, one wake-up.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::context::Health;
+use crate::error::Result;
+use crate::log::log;
+
+/// Executors start when work waits and none is idle, up to here. More kernels than this that wait for each other cannot
+/// make progress; the real device stops at 128 resident grids too.
+const MAX_EXECUTORS: usize = 128;
+
+/// Names a queue; one that is gone counts as drained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Key {
+    index: u32,
+    generation: u32,
+}
+
+/// A place in a queue: everything up to this number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Point {
+    pub(crate) queue: Key,
+    pub(crate) number: u64,
+}
+
+/// The moment an event was reached: nanoseconds, 0 before.
+#[derive(Debug, Default)]
+pub(crate) struct Stamp(AtomicU64);
+
+impl Stamp {
+    /// The moment, once it has come.
+    pub(crate) fn nanoseconds(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Acquire)).filter(|time| *time != 0)
+    }
+}
+
+/// Work of one operation. An error poisons the context.
+pub(crate) type Task = Box<dyn FnOnce() -> Result + Send>;
+
+/// What an operation does.
+pub(crate) enum Work {
+    /// Nothing: it only waits for what it needs.
+    Marker,
+    /// Notes the time.
+    Stamp(Arc<Stamp>),
+    /// Runs on an executor, unless the context is poisoned: then it is dropped.
+    Task(Task),
+    /// Runs on an executor in any case, told the context's error.
+    Callback(Box<dyn FnOnce(u32) + Send>),
+}
+
+struct Operation {
+    /// Taken from the end as they are done.
+    needs: Vec<Point>,
+    work: Work,
+}
+
+/// How a queue behaves towards others of its context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The legacy default stream: waits for all blocking queues of the context, and they for it.
+    Legacy,
+    /// Waits for the legacy queue and is waited for by it.
+    Blocking(Key),
+    /// Neither.
+    NonBlocking,
+}
+
+struct Queue {
+    generation: u32,
+    order: Order,
+    priority: i32,
+    health: Arc<Health>,
+    operations: VecDeque<Operation>,
+    posted: u64,
+    completed: u64,
+    /// Its head is on an executor.
+    running: bool,
+    /// It stands in `ready`.
+    ready: bool,
+    /// It is registered as a waiter of another queue.
+    blocked: bool,
+    /// Queues to look at again when `completed` reaches the number.
+    waiters: Vec<(u64, Key)>,
+    /// Blocking queues of the same context, of the legacy queue.
+    peers: Vec<Key>,
+    /// The lowest number a sleeping thread waits for.
+    wake_at: u64,
+    sleepers: Arc<Condvar>,
+    /// To be removed when it is drained.
+    retired: bool,
+}
+
+#[derive(Default)]
+struct State {
+    queues: Vec<Option<Queue>>,
+    generation: u32,
+    ready: VecDeque<Key>,
+    /// Entries of `ready` for which nobody has been woken yet.
+    fresh: usize,
+    /// Executors that sleep and have not been woken.
+    idle: usize,
+    /// Wake-ups that no executor has taken yet.
+    tokens: usize,
+    executors: usize,
+}
+
+/// See the module.
+pub(crate) struct Scheduler {
+    state: Mutex<State>,
+    work: Condvar,
+    start: Instant,
+}
+
+impl Scheduler {
+    pub(crate) fn new() -> Scheduler {
+        Scheduler { state: Mutex::default(), work: Condvar::new(), start: Instant::now() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nanoseconds since the driver started, never 0.
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1)
+    }
+
+    /// A new queue whose operations fail with `health`. Lower priorities run first.
+    pub(crate) fn open(&self, order: Order, priority: i32, health: Arc<Health>) -> Key {
+        let mut state = self.lock();
+        state.generation = state.generation.wrapping_add(1);
+        let generation = state.generation;
+        let queue = Queue {
+            generation,
+            order,
+            priority,
+            health,
+            operations: VecDeque::new(),
+            posted: 0,
+            completed: 0,
+            running: false,
+            ready: false,
+            blocked: false,
+            waiters: Vec::new(),
+            peers: Vec::new(),
+            wake_at: u64::MAX,
+            sleepers: Arc::default(),
+            retired: false,
+        };
+        let index = match state.queues.iter().position(Option::is_none) {
+            Some(index) => index,
+            None => {
+                state.queues.push(None);
+                state.queues.len() - 1
+            }
+        };
+        state.queues[index] = Some(queue);
+        let key = Key { index: u32::try_from(index).unwrap_or(u32::MAX), generation };
+        if let Order::Blocking(legacy) = order
+            && let Some(legacy) = state.get(legacy)
+        {
+            legacy.peers.push(key);
+        }
+        key
+    }
+
+    /// The queue ends when its work is done. Nobody may submit to it any more.
+    pub(crate) fn retire(&self, key: Key) {
+        let mut state = self.lock();
+        if let Some(queue) = state.get(key) {
+            queue.retired = true;
+        }
+        state.remove_if_drained(key);
+    }
+
+    /// Adds an operation that needs the given points and, by the rules of default streams, some more.
+    pub(crate) fn submit(&self, key: Key, needs: Vec<Point>, work: Work) -> Point {
+        let mut state = self.lock();
+        let point = state.push(key, needs, work);
+        self.advance(&mut state, key);
+        self.wake(state);
+        point
+    }
+
+    /// Adds an operation and waits for it. Executes it on this thread when nothing stands before it.
+    pub(crate) fn submit_and_wait(&self, key: Key, work: Work) {
+        let mut state = self.lock();
+        let point = state.push(key, Vec::new(), work);
+        if state.take_if_next(point) {
+            self.execute_head(state, key);
+        } else {
+            self.advance(&mut state, key);
+            self.wake(state);
+        }
+        self.wait(point);
+    }
+
+    /// Everything submitted to the queue so far; for the legacy queue, with what it would wait for.
+    pub(crate) fn tail(&self, key: Key) -> Vec<Point> {
+        let state = self.lock();
+        let mut points = state.order_needs(key);
+        if let Some(queue) = state.peek(key) {
+            points.push(Point { queue: key, number: queue.posted });
+        }
+        points.retain(|point| !state.is_done(*point));
+        points
+    }
+
+    /// Sleeps until a point has been passed.
+    pub(crate) fn wait(&self, point: Point) {
+        let mut state = self.lock();
+        while !state.is_done(point) {
+            let Some(queue) = state.get(point.queue) else { return };
+            queue.wake_at = queue.wake_at.min(point.number);
+            let sleepers = Arc::clone(&queue.sleepers);
+            state = sleepers.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Moves a queue, and those that wait for it, as far as they come without an executor.
+    fn advance(&self, state: &mut State, key: Key) {
+        let mut pending = vec![key];
+        while let Some(key) = pending.pop() {
+            while let Some(next) = state.next_need(key) {
+                match next {
+                    Next::Done => {}
+                    Next::Blocked(point) => {
+                        if let Some(other) = state.get(point.queue) {
+                            other.waiters.push((point.number, key));
+                        }
+                        if let Some(queue) = state.get(key) {
+                            queue.blocked = true;
+                        }
+                        break;
+                    }
+                    Next::Stamp(stamp) => {
+                        if let Some(stamp) = stamp {
+                            stamp.0.store(self.now(), Ordering::Release);
+                        }
+                        state.complete(key, &mut pending);
+                    }
+                    Next::Execute => {
+                        if let Some(queue) = state.get(key) {
+                            queue.ready = true;
+                        }
+                        state.ready.push_back(key);
+                        state.fresh += 1;
+                        break;
+                    }
+                }
+            }
+            state.remove_if_drained(key);
+        }
+    }
+
+    /// Sees to it that somebody takes what is ready.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let fresh = std::mem::take(&mut state.fresh);
+        let wake = fresh.min(state.idle);
+        let missing = (fresh - wake).min(MAX_EXECUTORS - state.executors);
+        state.idle -= wake;
+        state.tokens += wake;
+        state.executors += missing;
+        drop(state);
+        for _ in 0..wake {
+            self.work.notify_one();
+        }
+        for _ in 0..missing {
+            if let Err(error) = crate::process::start_executor() {
+                log!("cannot start a thread: {error}");
+                self.lock().executors -= 1;
+            }
+        }
+    }
+
+    /// The life of an executor.
+    pub(crate) fn execute(&self) {
+        let mut state = self.lock();
+        loop {
+            match state.take_ready() {
+                Some(key) => {
+                    self.execute_head(state, key);
+                    state = self.lock();
+                }
+                None => {
+                    state.idle += 1;
+                    while state.tokens == 0 {
+                        state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    }
+                    state.tokens -= 1;
+                }
+            }
+        }
+    }
+
+    /// Executes the head of a queue that was marked as running.
+    fn execute_head(&self, mut state: MutexGuard<'_, State>, key: Key) {
+        let Some((operation, health)) = state.pop_running(key) else { return };
+        drop(state);
+        match operation.work {
+            Work::Marker => {}
+            Work::Stamp(stamp) => stamp.0.store(self.now(), Ordering::Release),
+            Work::Task(task) => {
+                if health.is_sound() {
+                    // A defect of ours must not take the program down: it becomes an error of its context.
+                    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
+                    match outcome {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => health.poison(error),
+                        Err(_) => health.poison(crate::error::Error::UNKNOWN),
+                    }
+                }
+            }
+            Work::Callback(call) => {
+                let code = crate::error::code(health.check());
+                if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(code))).is_err() {
+                    health.poison(crate::error::Error::UNKNOWN);
+                }
+            }
+        }
+        let mut state = self.lock();
+        let mut pending = Vec::new();
+        if let Some(queue) = state.get(key) {
+            queue.running = false;
+        }
+        state.complete(key, &mut pending);
+        pending.push(key);
+        for key in pending {
+            self.advance(&mut state, key);
+        }
+        self.wake(state);
+    }
+}
+
+enum Next {
+    /// Something was taken from the needs of the head.
+    Done,
+    Blocked(Point),
+    Stamp(Option<Arc<Stamp>>),
+    Execute,
+}
+
+impl State {
+    fn peek(&self, key: Key) -> Option<&Queue> {
+        self.queues.get(key.index as usize)?.as_ref().filter(|queue| queue.generation == key.generation)
+    }
+
+    fn get(&mut self, key: Key) -> Option<&mut Queue> {
+        self.queues.get_mut(key.index as usize)?.as_mut().filter(|queue| queue.generation == key.generation)
+    }
+
+    fn is_done(&self, point: Point) -> bool {
+        self.peek(point.queue).is_none_or(|queue| queue.completed >= point.number)
+    }
+
+    /// What the rules of default streams make the next operation of a queue wait for.
+    fn order_needs(&self, key: Key) -> Vec<Point> {
+        let behind = |other: Key| {
+            let queue = self.peek(other)?;
+            (queue.posted > queue.completed).then_some(Point { queue: other, number: queue.posted })
+        };
+        match self.peek(key).map(|queue| (queue.order, queue)) {
+            Some((Order::Legacy, queue)) => queue.peers.iter().filter_map(|peer| behind(*peer)).collect(),
+            Some((Order::Blocking(legacy), _)) => behind(legacy).into_iter().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn push(&mut self, key: Key, mut needs: Vec<Point>, work: Work) -> Point {
+        needs.extend(self.order_needs(key));
+        let Some(queue) = self.get(key) else { return Point { queue: key, number: 0 } };
+        queue.posted += 1;
+        queue.operations.push_back(Operation { needs, work });
+        Point { queue: key, number: queue.posted }
+    }
+
+    /// Whether the operation at this point can run at once; then its queue is marked as running.
+    fn take_if_next(&mut self, point: Point) -> bool {
+        let Some(queue) = self.peek(point.queue) else { return false };
+        let free = !(queue.running || queue.ready || queue.blocked) && queue.completed + 1 == point.number;
+        let met =
+            queue.operations.front().is_some_and(|head| head.needs.iter().all(|need| self.is_done(*need)));
+        if free
+            && met
+            && let Some(queue) = self.get(point.queue)
+        {
+            queue.running = true;
+            return true;
+        }
+        false
+    }
+
+    /// What stands in the way of a queue's head; `None` when nobody has to do anything now.
+    fn next_need(&mut self, key: Key) -> Option<Next> {
+        let queue = self.peek(key)?;
+        if queue.running || queue.ready || queue.blocked {
+            return None;
+        }
+        let head = queue.operations.front()?;
+        if let Some(need) = head.needs.last().copied() {
+            if !self.is_done(need) {
+                return Some(Next::Blocked(need));
+            }
+            self.get(key)?.operations.front_mut()?.needs.pop();
+            return Some(Next::Done);
+        }
+        Some(match &head.work {
+            Work::Marker => {
+                self.get(key)?.operations.pop_front();
+                Next::Stamp(None)
+            }
+            Work::Stamp(stamp) => {
+                let stamp = Arc::clone(stamp);
+                self.get(key)?.operations.pop_front();
+                Next::Stamp(Some(stamp))
+            }
+            Work::Task(_) | Work::Callback(_) => Next::Execute,
+        })
+    }
+
+    /// One more operation is done: wakes threads, and collects the queues to look at.
+    fn complete(&mut self, key: Key, pending: &mut Vec<Key>) {
+        let Some(queue) = self.get(key) else { return };
+        queue.completed += 1;
+        let completed = queue.completed;
+        if completed >= queue.wake_at {
+            queue.wake_at = u64::MAX; // Those who wait for more say so again.
+            queue.sleepers.notify_all();
+        }
+        let mut awaited = Vec::new();
+        queue.waiters.retain(|(number, waiter)| {
+            let keep = *number > completed;
+            if !keep {
+                awaited.push(*waiter);
+            }
+            keep
+        });
+        for waiter in awaited {
+            if let Some(other) = self.get(waiter) {
+                other.blocked = false;
+                pending.push(waiter);
+            }
+        }
+    }
+
+    /// The ready queue of the highest priority, first come first served, marked as running.
+    fn take_ready(&mut self) -> Option<Key> {
+        let priority = |key: &Key| self.peek(*key).map_or(0, |queue| queue.priority);
+        let mut best: Option<(usize, i32)> = None;
+        for (place, key) in self.ready.iter().enumerate() {
+            let priority = priority(key);
+            if best.is_none_or(|(_, other)| priority < other) {
+                best = Some((place, priority));
+            }
+        }
+        let key = self.ready.remove(best?.0)?;
+        let queue = self.get(key)?;
+        queue.ready = false;
+        queue.running = true;
+        Some(key)
+    }
+
+    fn pop_running(&mut self, key: Key) -> Option<(Operation, Arc<Health>)> {
+        let queue = self.get(key)?;
+        Some((queue.operations.pop_front()?, Arc::clone(&queue.health)))
+    }
+
+    fn remove_if_drained(&mut self, key: Key) {
+        let Some(queue) = self.peek(key) else { return };
+        if !queue.retired || queue.posted > queue.completed {
+            return;
+        }
+        if let Order::Blocking(legacy) = queue.order
+            && let Some(legacy) = self.get(legacy)
+        {
+            legacy.peers.retain(|peer| *peer != key);
+        }
+        self.queues[key.index as usize] = None;
+    }
+}

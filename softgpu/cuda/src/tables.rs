@@ -1,0 +1,61 @@
+//! What the export tables ask of this driver.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use sluice_cuda_abi::symbols::CUDA_VERSION;
+use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks};
+
+use crate::context::{self, CONTEXTS, lock};
+use crate::error::code;
+use crate::log::log;
+use crate::process;
+
+struct Answers;
+
+static ANSWERS: Answers = Answers;
+static REFUSED: Mutex<BTreeSet<[u8; 16]>> = Mutex::new(BTreeSet::new());
+
+/// Connects the tables to this driver.
+pub(crate) fn install() {
+    tables::install(&ANSWERS);
+}
+
+/// A handle as the tables have it.
+fn number(handle: u64) -> usize {
+    usize::try_from(handle).unwrap_or(0)
+}
+
+impl Hooks for Answers {
+    fn ready(&self) -> Result<(), u32> {
+        process::driver().map(|_| ()).map_err(|error| code(Err(error)))
+    }
+
+    fn primary_context(&self, device: i32) -> Result<usize, u32> {
+        let gpu = process::driver().and_then(|driver| driver.gpu(device)).map_err(|error| error.0)?;
+        Ok(number(gpu.primary().handle))
+    }
+
+    fn current_context(&self) -> usize {
+        context::current().ok().flatten().map_or(0, |context| number(context.handle))
+    }
+
+    fn context_id(&self, context: usize) -> Result<u64, u32> {
+        let context = CONTEXTS.get(context as u64).map_err(|error| error.0)?;
+        Ok(context.core().map_err(|error| error.0)?.id)
+    }
+
+    fn devices(&self) -> &[DeviceIdentity] {
+        process::driver().map_or(&[], |driver| &driver.identities)
+    }
+
+    fn driver_version(&self) -> u32 {
+        CUDA_VERSION
+    }
+
+    fn refused(&self, uuid: [u8; 16]) {
+        if lock(&REFUSED).insert(uuid) {
+            log!("export table {uuid:02x?} is not served");
+        }
+    }
+}
