@@ -210,8 +210,8 @@ macro_rules! for_each_c_call {
             0x1083 @2000 hand fn cuModuleLoadFatBinary(module: *mut Handle, fat_cubin: *const c_void);
             0x1084 @2000 hand fn cuModuleUnload(hmod: Handle);
             0x1085 @2000 hand fn cuModuleGetFunction(hfunc: *mut Handle, hmod: Handle, name: *const c_char);
-            0x1086 @12040 hand fn cuModuleGetFunctionCount(count: *mut c_uint, mod: Handle);
-            0x1087 @12040 hand fn cuModuleEnumerateFunctions(functions: *mut Handle, num_functions: c_uint, mod: Handle);
+            0x1086 @12040 hand fn cuModuleGetFunctionCount(count: *mut c_uint, hmod: Handle);
+            0x1087 @12040 hand fn cuModuleEnumerateFunctions(functions: *mut Handle, num_functions: c_uint, hmod: Handle);
             0x1088 @3020 hand fn cuModuleGetGlobal_v2(dptr: *mut u64, bytes: *mut usize, hmod: Handle, name: *const c_char);
             0x1089 @11070 local fn cuModuleGetLoadingMode(mode: *mut c_uint);
             0x108a @12000 hand fn cuLibraryLoadData(library: *mut Handle, code: *const c_void, jit_options: *mut c_uint, jit_options_values: *mut *mut c_void, num_jit_options: c_uint, library_options: *mut c_uint, library_option_values: *mut *mut c_void, num_library_options: c_uint);

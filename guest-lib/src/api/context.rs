@@ -1,0 +1,303 @@
+//! Contexts.
+
+use crate::{
+    arguments::Out,
+    error::{Error, Result},
+    exports::Call,
+    process::{self, Process},
+    tables, thread,
+};
+use core::ffi::{c_int, c_uint, c_void};
+use sluice_protocol::calls::wire;
+
+/// Bits of `CUctx_flags` that exist.
+const FLAGS: u32 = 0xff;
+
+pub(crate) fn cuDevicePrimaryCtxRetain(_: Call, place: Out<u64>, dev: c_int) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let place = place.required()?;
+    place.put(process.contexts.retain_primary(process, dev)?);
+    Ok(())
+}
+
+pub(crate) fn cuDevicePrimaryCtxRelease(_: Call, dev: c_int) -> Result {
+    let process = process::get()?;
+    process.contexts.release_primary(process, dev)
+}
+
+pub(crate) fn cuDevicePrimaryCtxRelease_v2(call: Call, dev: c_int) -> Result {
+    cuDevicePrimaryCtxRelease(call, dev)
+}
+
+pub(crate) fn cuDevicePrimaryCtxReset(_: Call, dev: c_int) -> Result {
+    let process = process::get()?;
+    process.contexts.reset_primary(process, dev)
+}
+
+pub(crate) fn cuDevicePrimaryCtxReset_v2(call: Call, dev: c_int) -> Result {
+    cuDevicePrimaryCtxReset(call, dev)
+}
+
+pub(crate) fn cuDevicePrimaryCtxSetFlags(_: Call, dev: c_int, flags: c_uint) -> Result {
+    let process = process::get()?;
+    if flags & !FLAGS != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    process.contexts.set_flags(process.contexts.primary(process, dev)?, flags)
+}
+
+pub(crate) fn cuDevicePrimaryCtxSetFlags_v2(call: Call, dev: c_int, flags: c_uint) -> Result {
+    cuDevicePrimaryCtxSetFlags(call, dev, flags)
+}
+
+pub(crate) fn cuDevicePrimaryCtxGetState(
+    _: Call,
+    dev: c_int,
+    flags: Out<c_uint>,
+    active: Out<c_int>,
+) -> Result {
+    let process = process::get()?;
+    let (value, is_active) = process.contexts.primary_state(process, dev)?;
+    flags.set(value)?;
+    active.set(c_int::from(is_active))
+}
+
+fn create(place: Out<u64>, flags: c_uint, dev: c_int) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let place = place.required()?;
+    if flags & !FLAGS != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    place.put(process.contexts.create(process, dev, flags)?);
+    Ok(())
+}
+
+pub(crate) fn cuCtxCreate_v2(_: Call, place: Out<u64>, flags: c_uint, dev: c_int) -> Result {
+    create(place, flags, dev)
+}
+
+pub(crate) fn cuCtxCreate_v3(
+    _: Call,
+    place: Out<u64>,
+    affinity: Out<c_void>,
+    count: c_int,
+    flags: c_uint,
+    dev: c_int,
+) -> Result {
+    // Execution affinity is an MPS feature; its device attribute says that there is none.
+    if affinity.address() != 0 && count != 0 {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    create(place, flags, dev)
+}
+
+pub(crate) fn cuCtxCreate_v4(
+    _: Call,
+    place: Out<u64>,
+    parameters: Out<c_void>,
+    flags: c_uint,
+    dev: c_int,
+) -> Result {
+    if parameters.address() != 0 {
+        // { affinity pointer, count, graphics-interop pointer }: all must be absent.
+        let bytes = parameters.read::<24>()?;
+        let word = |at: usize| bytes[at..at + 8].iter().any(|byte| *byte != 0);
+        if word(0) || word(16) {
+            return Err(Error::NOT_SUPPORTED);
+        }
+    }
+    create(place, flags, dev)
+}
+
+pub(crate) fn cuCtxDestroy_v2(_: Call, context: u64) -> Result {
+    let process = process::get()?;
+    process.contexts.destroy(process, context)
+}
+
+pub(crate) fn cuCtxDestroy(call: Call, context: u64) -> Result {
+    cuCtxDestroy_v2(call, context)
+}
+
+pub(crate) fn cuCtxAttach(_: Call, place: Out<u64>, flags: c_uint) -> Result {
+    let process = process::get()?;
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    place.set(process.contexts.current(process)?.raw)
+}
+
+pub(crate) fn cuCtxDetach(_: Call, context: u64) -> Result {
+    // Attachments are not counted: a context lives until it is destroyed.
+    process::get()?.contexts.get(context).map(|_| ())
+}
+
+fn known(process: &Process, context: u64) -> Result {
+    if process.contexts.exists(context) { Ok(()) } else { Err(Error::INVALID_CONTEXT) }
+}
+
+pub(crate) fn cuCtxPushCurrent_v2(_: Call, context: u64) -> Result {
+    let process = process::get()?;
+    known(process, context)?;
+    thread::push(context)
+}
+
+pub(crate) fn cuCtxPushCurrent(call: Call, context: u64) -> Result {
+    cuCtxPushCurrent_v2(call, context)
+}
+
+pub(crate) fn cuCtxPopCurrent_v2(_: Call, place: Out<u64>) -> Result {
+    process::get()?;
+    let popped = thread::pop()?.ok_or(Error::INVALID_CONTEXT)?;
+    place.set_if_given(popped);
+    Ok(())
+}
+
+pub(crate) fn cuCtxPopCurrent(call: Call, place: Out<u64>) -> Result {
+    cuCtxPopCurrent_v2(call, place)
+}
+
+pub(crate) fn cuCtxSetCurrent(_: Call, context: u64) -> Result {
+    let process = process::get()?;
+    if context != 0 {
+        known(process, context)?;
+    }
+    thread::set_current(context)
+}
+
+pub(crate) fn cuCtxGetCurrent(_: Call, place: Out<u64>) -> Result {
+    process::get()?;
+    place.set(thread::current_context())
+}
+
+/// The context a call means by 0: the current one.
+fn named(process: &Process, context: u64) -> Result<u64> {
+    let context = if context == 0 { thread::current_context() } else { context };
+    known(process, context)?;
+    Ok(context)
+}
+
+pub(crate) fn cuCtxGetDevice(call: Call, device: Out<c_int>) -> Result {
+    cuCtxGetDevice_v2(call, device, 0)
+}
+
+pub(crate) fn cuCtxGetDevice_v2(_: Call, device: Out<c_int>, context: u64) -> Result {
+    let process = process::get()?;
+    device.set(process.contexts.device(named(process, context)?)?)
+}
+
+pub(crate) fn cuCtxGetFlags(_: Call, flags: Out<c_uint>) -> Result {
+    let process = process::get()?;
+    flags.set(process.contexts.current(process)?.flags)
+}
+
+pub(crate) fn cuCtxSetFlags(_: Call, flags: c_uint) -> Result {
+    let process = process::get()?;
+    if flags & !FLAGS != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    process.contexts.set_flags(process.contexts.current(process)?.raw, flags)
+}
+
+pub(crate) fn cuCtxGetId(_: Call, context: u64, id: Out<u64>) -> Result {
+    id.set(tables::context_id(context)?)
+}
+
+pub(crate) fn cuCtxGetApiVersion(_: Call, context: u64, version: Out<c_uint>) -> Result {
+    let process = process::get()?;
+    named(process, context)?;
+    // The version of the context API, which has been this one since CUDA 4.
+    version.set(3020)
+}
+
+pub(crate) fn cuCtxSynchronize(call: Call) -> Result {
+    cuCtxSynchronize_v2(call, 0)
+}
+
+pub(crate) fn cuCtxSynchronize_v2(_: Call, context: u64) -> Result {
+    let process = process::get()?;
+    let context = match context {
+        0 => process.contexts.current(process)?,
+        raw => process.contexts.get(raw)?,
+    };
+    process.session.healthy()?;
+    // What is posted after this point is not waited for.
+    let posted: Vec<_> =
+        process.streams.of_context(context.raw, false).map(|stream| (stream.slot, stream.posted())).collect();
+    for (slot, sequence) in posted {
+        process.session.wait_complete(slot, sequence)?;
+    }
+    process.session.healthy()
+}
+
+pub(crate) fn cuCtxGetLimit(_: Call, value: Out<usize>, limit: c_uint) -> Result {
+    let process = process::get()?;
+    let place = value.required()?;
+    let answer = process.session.sync(
+        process.contexts.current(process)?.raw,
+        wire::context_limit::CALL,
+        |writer| wire::context_limit::put(writer, limit),
+        wire::context_limit::Reply::get,
+    )?;
+    place.put(usize::try_from(answer.value).map_err(|_| Error::UNKNOWN)?);
+    Ok(())
+}
+
+pub(crate) fn cuCtxSetLimit(_: Call, limit: c_uint, value: usize) -> Result {
+    let process = process::get()?;
+    process
+        .session
+        .sync(
+            process.contexts.current(process)?.raw,
+            wire::context_set_limit::CALL,
+            |writer| wire::context_set_limit::put(writer, limit, value as u64),
+            wire::context_set_limit::Reply::get,
+        )
+        .map(drop)
+}
+
+pub(crate) fn cuCtxGetStreamPriorityRange(_: Call, least: Out<c_int>, greatest: Out<c_int>) -> Result {
+    let process = process::get()?;
+    let (low, high) = process.devices.get(process.contexts.current(process)?.device)?.priorities;
+    least.set_if_given(low);
+    greatest.set_if_given(high);
+    Ok(())
+}
+
+// Preferences that change nothing here: hardware takes them as hints.
+
+pub(crate) fn cuCtxGetCacheConfig(_: Call, config: Out<c_uint>) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    config.set(0)
+}
+
+pub(crate) fn cuCtxSetCacheConfig(_: Call, config: c_uint) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    if config <= 3 { Ok(()) } else { Err(Error::INVALID_VALUE) }
+}
+
+pub(crate) fn cuCtxGetSharedMemConfig(_: Call, config: Out<c_uint>) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    config.set(1)
+}
+
+pub(crate) fn cuCtxSetSharedMemConfig(_: Call, config: c_uint) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    if config <= 2 { Ok(()) } else { Err(Error::INVALID_VALUE) }
+}
+
+pub(crate) fn cuCtxResetPersistingL2Cache(_: Call) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process).map(|_| ())
+}
+
+pub(crate) fn cuCtxGetExecAffinity(_: Call, _: Out<c_void>, _: c_uint) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    Err(Error::NOT_SUPPORTED)
+}

@@ -1,0 +1,582 @@
+//! Copies and fills.
+//!
+//! Device memory is the worker's, so a copy is a post. Host memory the worker sees (pinned) is named in place; other host
+//! memory goes through staging memory of the arena: copied in before the post, copied out after a wait. Long copies are
+//! cut into portions, so that staging one overlaps with the transfer of another.
+
+use crate::{
+    arguments::{In, Out, host},
+    error::{Error, Result},
+    exports::Call,
+    process::{self, Process},
+    streams::Stream,
+};
+use core::ffi::{c_uint, c_void};
+use sluice_protocol::{
+    calls::wire,
+    field::{ArenaAddress, DeviceAddress},
+};
+use std::collections::VecDeque;
+
+/// Bytes of one portion of a staged copy: small enough to stay in a cache while it is staged and fetched.
+const PORTION: u64 = 1 << 20;
+/// Portions of one copy from the device that are under way at once.
+const PORTIONS: usize = 8;
+
+/// Where a range lies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Device,
+    Pinned,
+    Pageable,
+}
+
+fn side(process: &Process, address: u64, bytes: u64) -> Result<Side> {
+    match process.device_map.find(address) {
+        Some(_) => process.device_map.check(address, bytes).map(|()| Side::Device),
+        None if process.arena.is_pinned(address, bytes) => Ok(Side::Pinned),
+        None => Ok(Side::Pageable),
+    }
+}
+
+/// Whether the caller may go on before the copy is done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Sync,
+    Async,
+}
+
+fn to_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
+    process.device_map.check(to, bytes)?;
+    let post = |to: u64, from: u64, bytes: u64| {
+        process.session.post(stream.context, wire::copy_to_device::CALL, Some(stream.target()), |writer| {
+            wire::copy_to_device::put(writer, DeviceAddress(to), ArenaAddress(from), bytes)
+        })
+    };
+    if process.arena.is_pinned(from, bytes) {
+        let sequence = post(to, from, bytes)?;
+        return match mode {
+            Mode::Sync => process.session.wait_complete(stream.slot, sequence),
+            Mode::Async => Ok(()),
+        };
+    }
+    // Once staged the caller's buffer is free, which is all that either form promises for pageable memory.
+    let mut done = 0;
+    while done < bytes {
+        let portion = (bytes - done).min(PORTION);
+        let room = process.arena.stage(process, stream, portion)?;
+        host::copy(room.address(), from + done, length(portion)?);
+        let sequence = post(to + done, room.address(), portion)?;
+        process.arena.free_after(stream, sequence, room);
+        done += portion;
+    }
+    Ok(())
+}
+
+fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
+    process.device_map.check(from, bytes)?;
+    let post = |to: u64, from: u64, bytes: u64| {
+        process.session.post(stream.context, wire::copy_from_device::CALL, Some(stream.target()), |writer| {
+            wire::copy_from_device::put(writer, ArenaAddress(to), DeviceAddress(from), bytes)
+        })
+    };
+    if process.arena.is_pinned(to, bytes) {
+        let sequence = post(to, from, bytes)?;
+        return match mode {
+            Mode::Sync => process.session.wait_complete(stream.slot, sequence),
+            Mode::Async => Ok(()),
+        };
+    }
+    // Into pageable memory a copy blocks by contract.
+    let mut under_way = VecDeque::with_capacity(PORTIONS);
+    let (mut posted, mut result) = (0, Ok(()));
+    let arrive = |(at, portion, sequence, room): (u64, u64, u64, crate::arena::Room)| {
+        let arrived = process.session.wait_complete(stream.slot, sequence);
+        if arrived.is_ok() {
+            host::copy(to + at, room.address(), length(portion)?);
+            process.arena.free(room);
+        }
+        // After a failure the worker may still write there: the session is over, and the room with it.
+        arrived
+    };
+    while posted < bytes && result.is_ok() {
+        if under_way.len() == PORTIONS
+            && let Some(portion) = under_way.pop_front()
+        {
+            result = arrive(portion);
+            continue;
+        }
+        let portion = (bytes - posted).min(PORTION);
+        let room = process.arena.allocate(process, portion)?;
+        match post(room.address(), from + posted, portion) {
+            Ok(sequence) => under_way.push_back((posted, portion, sequence, room)),
+            Err(error) => result = Err(error),
+        }
+        posted += portion;
+    }
+    for portion in under_way {
+        result = result.and(arrive(portion));
+    }
+    result
+}
+
+fn on_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64) -> Result {
+    process.device_map.check(to, bytes)?;
+    process.device_map.check(from, bytes)?;
+    process
+        .session
+        .post(stream.context, wire::copy_on_device::CALL, Some(stream.target()), |writer| {
+            wire::copy_on_device::put(writer, DeviceAddress(to), DeviceAddress(from), bytes)
+        })
+        .map(drop)
+}
+
+/// A copy within host memory, in the order of the stream.
+fn on_host(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64) -> Result {
+    process.session.wait_complete(stream.slot, stream.posted())?;
+    host::copy(to, from, length(bytes)?);
+    Ok(())
+}
+
+/// A copy whose direction the addresses say.
+fn any(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
+    match (side(process, to, bytes)?, side(process, from, bytes)?) {
+        (Side::Device, Side::Device) => on_device(process, stream, to, from, bytes),
+        (Side::Device, _) => to_device(process, stream, to, from, bytes, mode),
+        (_, Side::Device) => from_device(process, stream, to, from, bytes, mode),
+        _ => on_host(process, stream, to, from, bytes),
+    }
+}
+
+fn length(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| Error::INVALID_VALUE)
+}
+
+/// Resolves the stream and runs a copy, if there is anything to copy.
+fn run(
+    call: Call,
+    stream: u64,
+    bytes: usize,
+    copy: impl FnOnce(&'static Process, Stream<'_>, u64) -> Result,
+) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let stream = process.streams.resolve(process, call, stream)?;
+    if bytes == 0 { Ok(()) } else { copy(process, stream, bytes as u64) }
+}
+
+pub(crate) fn cuMemcpy(call: Call, to: u64, from: u64, bytes: usize) -> Result {
+    run(call, 0, bytes, |process, stream, bytes| any(process, stream, to, from, bytes, Mode::Sync))
+}
+
+pub(crate) fn cuMemcpyAsync(call: Call, to: u64, from: u64, bytes: usize, stream: u64) -> Result {
+    run(call, stream, bytes, |process, stream, bytes| any(process, stream, to, from, bytes, Mode::Async))
+}
+
+pub(crate) fn cuMemcpyHtoD_v2(call: Call, to: u64, from: In<c_void>, bytes: usize) -> Result {
+    let from = from.address();
+    run(call, 0, bytes, |process, stream, bytes| to_device(process, stream, to, from, bytes, Mode::Sync))
+}
+
+pub(crate) fn cuMemcpyHtoDAsync_v2(
+    call: Call,
+    to: u64,
+    from: In<c_void>,
+    bytes: usize,
+    stream: u64,
+) -> Result {
+    let from = from.address();
+    run(call, stream, bytes, |process, stream, bytes| {
+        to_device(process, stream, to, from, bytes, Mode::Async)
+    })
+}
+
+pub(crate) fn cuMemcpyDtoH_v2(call: Call, to: Out<c_void>, from: u64, bytes: usize) -> Result {
+    let to = to.address();
+    run(call, 0, bytes, |process, stream, bytes| from_device(process, stream, to, from, bytes, Mode::Sync))
+}
+
+pub(crate) fn cuMemcpyDtoHAsync_v2(
+    call: Call,
+    to: Out<c_void>,
+    from: u64,
+    bytes: usize,
+    stream: u64,
+) -> Result {
+    let to = to.address();
+    run(call, stream, bytes, |process, stream, bytes| {
+        from_device(process, stream, to, from, bytes, Mode::Async)
+    })
+}
+
+pub(crate) fn cuMemcpyDtoD_v2(call: Call, to: u64, from: u64, bytes: usize) -> Result {
+    run(call, 0, bytes, |process, stream, bytes| on_device(process, stream, to, from, bytes))
+}
+
+pub(crate) fn cuMemcpyDtoDAsync_v2(call: Call, to: u64, from: u64, bytes: usize, stream: u64) -> Result {
+    run(call, stream, bytes, |process, stream, bytes| on_device(process, stream, to, from, bytes))
+}
+
+/// One side of a rectangle or box: the address of its first byte and the strides.
+#[derive(Clone, Copy)]
+struct Strided {
+    start: u64,
+    pitch: u64,
+    /// Bytes from one layer to the next.
+    layer: u64,
+}
+
+/// A box of `depth` layers of `height` rows of `width` bytes.
+struct Shape {
+    to: Strided,
+    from: Strided,
+    width: u64,
+    height: u64,
+    depth: u64,
+}
+
+/// `CUmemorytype`.
+mod memory_type {
+    pub(super) const HOST: u64 = 1;
+    pub(super) const DEVICE: u64 = 2;
+    pub(super) const ARRAY: u64 = 3;
+    pub(super) const UNIFIED: u64 = 4;
+}
+
+/// Words of a copy descriptor: all its fields are 8 bytes wide, memory types in the low half of theirs.
+struct Words<const N: usize>([u64; N]);
+
+impl<const N: usize> Words<N> {
+    fn read<const BYTES: usize>(descriptor: In<c_void>) -> Result<Words<N>> {
+        let bytes = descriptor.read::<BYTES>()?;
+        let mut words = [0; N];
+        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(chunk.try_into().map_err(|_| Error::INVALID_VALUE)?);
+        }
+        Ok(Words(words))
+    }
+
+    /// The address a side starts at, by its memory type.
+    fn base(&self, kind: usize, host: usize, device: usize) -> Result<u64> {
+        match self.0[kind] & 0xffff_ffff {
+            memory_type::HOST => Ok(self.0[host]),
+            memory_type::DEVICE | memory_type::UNIFIED => Ok(self.0[device]),
+            memory_type::ARRAY => Err(Error::NOT_SUPPORTED),
+            _ => Err(Error::INVALID_VALUE),
+        }
+    }
+}
+
+/// Reads a side from its words: x, y, z; address; pitch and rows per layer. A pitch of 0 means rows without gaps.
+fn strided(
+    base: u64,
+    [x, y, z]: [u64; 3],
+    pitch: u64,
+    rows: u64,
+    width: u64,
+    height: u64,
+) -> Result<Strided> {
+    let end = x.checked_add(width).ok_or(Error::INVALID_VALUE)?;
+    let pitch = if pitch == 0 { width } else { pitch };
+    let rows = if rows == 0 { height } else { rows };
+    if pitch < width || (pitch < end && height > 1) {
+        return Err(Error::INVALID_VALUE);
+    }
+    let layer = pitch.checked_mul(rows).ok_or(Error::INVALID_VALUE)?;
+    let offset =
+        y.checked_mul(pitch).and_then(|rows| rows.checked_add(z.checked_mul(layer)?)?.checked_add(x));
+    let start = base.checked_add(offset.ok_or(Error::INVALID_VALUE)?).ok_or(Error::INVALID_VALUE)?;
+    Ok(Strided { start, pitch, layer })
+}
+
+fn shape_2d(descriptor: In<c_void>) -> Result<Shape> {
+    // srcX srcY srcType srcHost srcDevice srcArray srcPitch, dst the same, width height
+    let words = Words::<16>::read::<128>(descriptor)?;
+    let (width, height) = (words.0[14], words.0[15]);
+    let from = words.base(2, 3, 4)?;
+    let to = words.base(9, 10, 11)?;
+    Ok(Shape {
+        from: strided(from, [words.0[0], words.0[1], 0], words.0[6], 0, width, height)?,
+        to: strided(to, [words.0[7], words.0[8], 0], words.0[13], 0, width, height)?,
+        width,
+        height,
+        depth: 1,
+    })
+}
+
+fn shape_3d(descriptor: In<c_void>) -> Result<Shape> {
+    // srcX srcY srcZ srcLOD srcType srcHost srcDevice srcArray reserved srcPitch srcHeight, dst the same, width height depth
+    let words = Words::<25>::read::<200>(descriptor)?;
+    let (width, height, depth) = (words.0[22], words.0[23], words.0[24]);
+    if words.0[3] != 0 || words.0[14] != 0 {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    let from = words.base(4, 5, 6)?;
+    let to = words.base(15, 16, 17)?;
+    Ok(Shape {
+        from: strided(from, [words.0[0], words.0[1], words.0[2]], words.0[9], words.0[10], width, height)?,
+        to: strided(to, [words.0[11], words.0[12], words.0[13]], words.0[20], words.0[21], width, height)?,
+        width,
+        height,
+        depth,
+    })
+}
+
+/// Copies a box layer by layer, a rectangle at a time.
+fn run_shape(call: Call, stream: u64, shape: &Shape, mode: Mode) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let stream = process.streams.resolve(process, call, stream)?;
+    if shape.width == 0 || shape.height == 0 {
+        return Ok(());
+    }
+    for layer in 0..shape.depth {
+        let at = |side: Strided| {
+            let offset = layer.checked_mul(side.layer).ok_or(Error::INVALID_VALUE)?;
+            let start = side.start.checked_add(offset).ok_or(Error::INVALID_VALUE)?;
+            Ok(Strided { start, ..side })
+        };
+        rectangle(process, stream, at(shape.to)?, at(shape.from)?, shape.width, shape.height, mode)?;
+    }
+    Ok(())
+}
+
+/// Bytes from the first to the last byte of a rectangle.
+fn span(side: Strided, width: u64, height: u64) -> Result<u64> {
+    (height - 1).checked_mul(side.pitch).and_then(|rows| rows.checked_add(width)).ok_or(Error::INVALID_VALUE)
+}
+
+fn rectangle(
+    process: &Process,
+    stream: Stream<'_>,
+    to: Strided,
+    from: Strided,
+    width: u64,
+    height: u64,
+    mode: Mode,
+) -> Result {
+    let sides = (
+        side(process, to.start, span(to, width, height)?)?,
+        side(process, from.start, span(from, width, height)?)?,
+    );
+    let post = |direction: u32, to: Strided, from: Strided, rows: u64| {
+        process.session.post(stream.context, wire::copy_rows::CALL, Some(stream.target()), |writer| {
+            wire::copy_rows::put(writer, direction, to.start, to.pitch, from.start, from.pitch, width, rows)
+        })
+    };
+    let finish = |sequence| match mode {
+        Mode::Sync => process.session.wait_complete(stream.slot, sequence),
+        Mode::Async => Ok(()),
+    };
+    // Staged rows lie without gaps; as many at a time as make up a portion.
+    let rows_at_once = (PORTION / width).clamp(1, height);
+    let skip = |side: Strided, rows: u64| Strided { start: side.start + rows * side.pitch, ..side };
+    match sides {
+        (Side::Device, Side::Device) => post(2, to, from, height).map(drop),
+        (Side::Device, Side::Pinned) => finish(post(0, to, from, height)?),
+        (Side::Pinned, Side::Device) => finish(post(1, to, from, height)?),
+        (Side::Device, Side::Pageable) => {
+            for first in (0..height).step_by(length(rows_at_once)?) {
+                let rows = rows_at_once.min(height - first);
+                let room = process.arena.stage(process, stream, rows * width)?;
+                let staged = Strided { start: room.address(), pitch: width, layer: 0 };
+                copy_rows(staged, skip(from, first), width, rows)?;
+                let sequence = post(0, skip(to, first), staged, rows)?;
+                process.arena.free_after(stream, sequence, room);
+            }
+            Ok(())
+        }
+        (Side::Pageable, Side::Device) => {
+            for first in (0..height).step_by(length(rows_at_once)?) {
+                let rows = rows_at_once.min(height - first);
+                let room = process.arena.allocate(process, rows * width)?;
+                let staged = Strided { start: room.address(), pitch: width, layer: 0 };
+                let sequence = post(1, staged, skip(from, first), rows)?;
+                process.session.wait_complete(stream.slot, sequence)?;
+                copy_rows(skip(to, first), staged, width, rows)?;
+                process.arena.free(room);
+            }
+            Ok(())
+        }
+        _ => {
+            process.session.wait_complete(stream.slot, stream.posted())?;
+            copy_rows(to, from, width, height)
+        }
+    }
+}
+
+fn copy_rows(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
+    for row in 0..rows {
+        host::copy(to.start + row * to.pitch, from.start + row * from.pitch, length(width)?);
+    }
+    Ok(())
+}
+
+pub(crate) fn cuMemcpy2D_v2(call: Call, descriptor: In<c_void>) -> Result {
+    run_shape(call, 0, &shape_2d(descriptor)?, Mode::Sync)
+}
+
+pub(crate) fn cuMemcpy2DUnaligned_v2(call: Call, descriptor: In<c_void>) -> Result {
+    cuMemcpy2D_v2(call, descriptor)
+}
+
+pub(crate) fn cuMemcpy2DAsync_v2(call: Call, descriptor: In<c_void>, stream: u64) -> Result {
+    run_shape(call, stream, &shape_2d(descriptor)?, Mode::Async)
+}
+
+pub(crate) fn cuMemcpy3D_v2(call: Call, descriptor: In<c_void>) -> Result {
+    run_shape(call, 0, &shape_3d(descriptor)?, Mode::Sync)
+}
+
+pub(crate) fn cuMemcpy3DAsync_v2(call: Call, descriptor: In<c_void>, stream: u64) -> Result {
+    run_shape(call, stream, &shape_3d(descriptor)?, Mode::Async)
+}
+
+/// Fills rows of elements.
+fn fill(
+    call: Call,
+    stream: u64,
+    to: u64,
+    pitch: u64,
+    element: u32,
+    value: u32,
+    [width, height]: [usize; 2],
+) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let stream = process.streams.resolve(process, call, stream)?;
+    if width == 0 || height == 0 {
+        return Ok(());
+    }
+    let (width, height) = (width as u64, height as u64);
+    let row = width.checked_mul(u64::from(element)).ok_or(Error::INVALID_VALUE)?;
+    let side = Strided { start: to, pitch: if height == 1 { row } else { pitch }, layer: 0 };
+    if !to.is_multiple_of(u64::from(element))
+        || !side.pitch.is_multiple_of(u64::from(element))
+        || side.pitch < row
+    {
+        return Err(Error::INVALID_VALUE);
+    }
+    if process.arena.is_pinned(to, span(side, row, height)?) {
+        return fill_host(process, stream, side, element, value, width, height);
+    }
+    process.device_map.check(to, span(side, row, height)?)?;
+    process
+        .session
+        .post(stream.context, wire::fill::CALL, Some(stream.target()), |writer| {
+            wire::fill::put(writer, DeviceAddress(to), side.pitch, element, value, width, height)
+        })
+        .map(drop)
+}
+
+/// Fills pinned memory here, in the order of the stream.
+fn fill_host(
+    process: &Process,
+    stream: Stream<'_>,
+    to: Strided,
+    element: u32,
+    value: u32,
+    width: u64,
+    height: u64,
+) -> Result {
+    process.session.wait_complete(stream.slot, stream.posted())?;
+    let row: Vec<u8> = value.to_ne_bytes()[..element as usize].repeat(length(width)?);
+    let from = row.as_ptr().expose_provenance() as u64;
+    for at in 0..height {
+        host::copy(to.start + at * to.pitch, from, row.len());
+    }
+    Ok(())
+}
+
+pub(crate) fn cuMemsetD8_v2(call: Call, to: u64, value: u8, count: usize) -> Result {
+    fill(call, 0, to, 0, 1, value.into(), [count, 1])
+}
+
+pub(crate) fn cuMemsetD16_v2(call: Call, to: u64, value: u16, count: usize) -> Result {
+    fill(call, 0, to, 0, 2, value.into(), [count, 1])
+}
+
+pub(crate) fn cuMemsetD32_v2(call: Call, to: u64, value: c_uint, count: usize) -> Result {
+    fill(call, 0, to, 0, 4, value, [count, 1])
+}
+
+pub(crate) fn cuMemsetD8Async(call: Call, to: u64, value: u8, count: usize, stream: u64) -> Result {
+    fill(call, stream, to, 0, 1, value.into(), [count, 1])
+}
+
+pub(crate) fn cuMemsetD16Async(call: Call, to: u64, value: u16, count: usize, stream: u64) -> Result {
+    fill(call, stream, to, 0, 2, value.into(), [count, 1])
+}
+
+pub(crate) fn cuMemsetD32Async(call: Call, to: u64, value: c_uint, count: usize, stream: u64) -> Result {
+    fill(call, stream, to, 0, 4, value, [count, 1])
+}
+
+pub(crate) fn cuMemsetD2D8_v2(
+    call: Call,
+    to: u64,
+    pitch: usize,
+    value: u8,
+    width: usize,
+    height: usize,
+) -> Result {
+    fill(call, 0, to, pitch as u64, 1, value.into(), [width, height])
+}
+
+pub(crate) fn cuMemsetD2D16_v2(
+    call: Call,
+    to: u64,
+    pitch: usize,
+    value: u16,
+    width: usize,
+    height: usize,
+) -> Result {
+    fill(call, 0, to, pitch as u64, 2, value.into(), [width, height])
+}
+
+pub(crate) fn cuMemsetD2D32_v2(
+    call: Call,
+    to: u64,
+    pitch: usize,
+    value: c_uint,
+    width: usize,
+    height: usize,
+) -> Result {
+    fill(call, 0, to, pitch as u64, 4, value, [width, height])
+}
+
+pub(crate) fn cuMemsetD2D8Async(
+    call: Call,
+    to: u64,
+    pitch: usize,
+    value: u8,
+    width: usize,
+    height: usize,
+    stream: u64,
+) -> Result {
+    fill(call, stream, to, pitch as u64, 1, value.into(), [width, height])
+}
+
+pub(crate) fn cuMemsetD2D16Async(
+    call: Call,
+    to: u64,
+    pitch: usize,
+    value: u16,
+    width: usize,
+    height: usize,
+    stream: u64,
+) -> Result {
+    fill(call, stream, to, pitch as u64, 2, value.into(), [width, height])
+}
+
+pub(crate) fn cuMemsetD2D32Async(
+    call: Call,
+    to: u64,
+    pitch: usize,
+    value: c_uint,
+    width: usize,
+    height: usize,
+    stream: u64,
+) -> Result {
+    fill(call, stream, to, pitch as u64, 4, value, [width, height])
+}

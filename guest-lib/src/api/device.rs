@@ -1,0 +1,144 @@
+//! Device queries: answered from what session set-up brought.
+
+use crate::{
+    arguments::{In, Out},
+    devices::{Device, attribute},
+    error::{Error, Result},
+    exports::Call,
+    process,
+};
+use core::ffi::{c_char, c_int, c_uint, c_void};
+
+fn device(number: c_int) -> Result<&'static Device> {
+    process::get()?.devices.get(number)
+}
+
+pub(crate) fn cuDeviceGet(_: Call, place: Out<c_int>, ordinal: c_int) -> Result {
+    device(ordinal)?;
+    place.set(ordinal)
+}
+
+pub(crate) fn cuDeviceGetCount(_: Call, count: Out<c_int>) -> Result {
+    count.set(c_int::try_from(process::get()?.devices.count()).map_err(|_| Error::UNKNOWN)?)
+}
+
+pub(crate) fn cuDeviceGetName(_: Call, name: Out<c_char>, room: c_int, dev: c_int) -> Result {
+    name.set_string(&device(dev)?.name, room)
+}
+
+pub(crate) fn cuDeviceGetUuid(_: Call, uuid: Out<c_void>, dev: c_int) -> Result {
+    uuid.set_bytes(&device(dev)?.uuid)
+}
+
+pub(crate) fn cuDeviceGetUuid_v2(_: Call, uuid: Out<c_void>, dev: c_int) -> Result {
+    uuid.set_bytes(&device(dev)?.uuid)
+}
+
+pub(crate) fn cuDeviceTotalMem_v2(_: Call, bytes: Out<usize>, dev: c_int) -> Result {
+    bytes.set(usize::try_from(device(dev)?.memory).map_err(|_| Error::UNKNOWN)?)
+}
+
+pub(crate) fn cuDeviceGetAttribute(_: Call, value: Out<c_int>, id: c_uint, dev: c_int) -> Result {
+    value.set(device(dev)?.attribute(id)?)
+}
+
+/// `CUdevprop`, which only old programs use.
+pub(crate) fn cuDeviceGetProperties(_: Call, properties: Out<c_void>, dev: c_int) -> Result {
+    let device = device(dev)?;
+    let ids = [
+        attribute::MAX_THREADS_PER_BLOCK,
+        attribute::MAX_BLOCK_DIM_X,
+        attribute::MAX_BLOCK_DIM_X + 1,
+        attribute::MAX_BLOCK_DIM_X + 2,
+        attribute::MAX_GRID_DIM_X,
+        attribute::MAX_GRID_DIM_X + 1,
+        attribute::MAX_GRID_DIM_X + 2,
+        attribute::MAX_SHARED_MEMORY_PER_BLOCK,
+        attribute::TOTAL_CONSTANT_MEMORY,
+        attribute::WARP_SIZE,
+        attribute::MAX_PITCH,
+        attribute::MAX_REGISTERS_PER_BLOCK,
+        attribute::CLOCK_RATE,
+        attribute::TEXTURE_ALIGNMENT,
+    ];
+    let mut bytes = [0; 14 * 4];
+    for (id, word) in ids.into_iter().zip(bytes.chunks_exact_mut(4)) {
+        word.copy_from_slice(&device.attribute(id)?.to_ne_bytes());
+    }
+    properties.set_bytes(&bytes)
+}
+
+pub(crate) fn cuDeviceComputeCapability(_: Call, major: Out<c_int>, minor: Out<c_int>, dev: c_int) -> Result {
+    let device = device(dev)?;
+    major.set(device.attribute(attribute::COMPUTE_CAPABILITY_MAJOR)?)?;
+    minor.set(device.attribute(attribute::COMPUTE_CAPABILITY_MINOR)?)
+}
+
+fn pci_text(device: &Device) -> Result<String> {
+    let [domain, bus, slot] = [attribute::PCI_DOMAIN_ID, attribute::PCI_BUS_ID, attribute::PCI_DEVICE_ID]
+        .map(|id| device.attribute(id).unwrap_or(0));
+    Ok(format!("{domain:04X}:{bus:02X}:{slot:02X}.0"))
+}
+
+pub(crate) fn cuDeviceGetPCIBusId(_: Call, text: Out<c_char>, room: c_int, dev: c_int) -> Result {
+    text.set_string(pci_text(device(dev)?)?.as_bytes(), room)
+}
+
+pub(crate) fn cuDeviceGetByPCIBusId(_: Call, place: Out<c_int>, text: In<c_char>) -> Result {
+    let process = process::get()?;
+    let asked = text.text(64)?.to_str().map_err(|_| Error::INVALID_VALUE)?.to_ascii_uppercase();
+    for (ordinal, device) in (0..).zip(process.devices.iter()) {
+        let full = pci_text(device)?;
+        // Domain and function may be left out.
+        let forms = [full.as_str(), &full[..full.len() - 2], &full[5..], &full[5..full.len() - 2]];
+        if forms.contains(&asked.as_str()) {
+            return place.set(ordinal);
+        }
+    }
+    Err(Error::INVALID_VALUE)
+}
+
+pub(crate) fn cuDeviceCanAccessPeer(_: Call, can: Out<c_int>, dev: c_int, peer: c_int) -> Result {
+    device(dev)?;
+    device(peer)?;
+    can.set(0)
+}
+
+pub(crate) fn cuDeviceGetP2PAttribute(
+    _: Call,
+    value: Out<c_int>,
+    id: c_uint,
+    from: c_int,
+    to: c_int,
+) -> Result {
+    device(from)?;
+    device(to)?;
+    // 1 … 6 are the attributes that exist; without peer access each of them is 0.
+    if from == to || !(1..=6).contains(&id) {
+        return Err(Error::INVALID_VALUE);
+    }
+    value.set(0)
+}
+
+pub(crate) fn cuDeviceGetExecAffinitySupport(
+    _: Call,
+    supported: Out<c_int>,
+    _: c_uint,
+    dev: c_int,
+) -> Result {
+    device(dev)?;
+    supported.set(0)
+}
+
+pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(
+    _: Call,
+    width: Out<usize>,
+    _: c_uint,
+    channels: c_uint,
+    dev: c_int,
+) -> Result {
+    if !matches!(channels, 1 | 2 | 4) {
+        return Err(Error::INVALID_VALUE);
+    }
+    width.set(device(dev)?.bound(attribute::MAX_TEXTURE1D_LINEAR_WIDTH) as usize)
+}

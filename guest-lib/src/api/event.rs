@@ -1,0 +1,103 @@
+//! Events.
+
+use crate::{
+    arguments::Out,
+    error::{Error, Result},
+    exports::Call,
+    process::{self, Process},
+};
+use core::ffi::c_uint;
+use sluice_protocol::calls::wire;
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`.
+const INTERPROCESS: u32 = 4;
+
+pub(crate) fn cuEventCreate(_: Call, place: Out<u64>, flags: c_uint) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    let context = process.contexts.current(process)?;
+    if flags > 7 {
+        return Err(Error::INVALID_VALUE);
+    }
+    if flags & INTERPROCESS != 0 {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    place.put(process.events.create(process, context.raw, flags)?.raw());
+    Ok(())
+}
+
+pub(crate) fn cuEventDestroy_v2(_: Call, event: u64) -> Result {
+    let process = process::get()?;
+    process.events.destroy(process, process.events.resolve(event)?)
+}
+
+pub(crate) fn cuEventDestroy(call: Call, event: u64) -> Result {
+    cuEventDestroy_v2(call, event)
+}
+
+pub(crate) fn cuEventRecord(call: Call, event: u64, stream: u64) -> Result {
+    cuEventRecordWithFlags(call, event, stream, 0)
+}
+
+pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags: c_uint) -> Result {
+    let process = process::get()?;
+    let event = process.events.resolve(event)?;
+    let stream = process.streams.resolve(process, call, stream)?;
+    // External events (1) exist only in graphs.
+    if flags > 1 {
+        return Err(Error::INVALID_VALUE);
+    }
+    if event.context != stream.context {
+        return Err(Error::INVALID_HANDLE);
+    }
+    event.record(process, stream, 0)
+}
+
+fn is_complete(process: &Process, event: u64) -> Result<bool> {
+    let recorded = process.events.resolve(event)?.recorded();
+    Ok(recorded.is_none_or(|(slot, sequence)| process.session.is_complete(slot, sequence)))
+}
+
+pub(crate) fn cuEventQuery(_: Call, event: u64) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    if is_complete(process, event)? { Ok(()) } else { Err(Error::NOT_READY) }
+}
+
+pub(crate) fn cuEventSynchronize(_: Call, event: u64) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    if let Some((slot, sequence)) = process.events.resolve(event)?.recorded() {
+        process.session.wait_complete(slot, sequence)?;
+    }
+    process.session.healthy()
+}
+
+pub(crate) fn cuEventElapsedTime(_: Call, milliseconds: Out<f32>, start: u64, end: u64) -> Result {
+    let process = process::get()?;
+    let place = milliseconds.required()?;
+    let (from, to) = (process.events.resolve(start)?, process.events.resolve(end)?);
+    let timed =
+        |event: &crate::events::Event<'_>| event.flags() & DISABLE_TIMING == 0 && event.recorded().is_some();
+    if !timed(&from) || !timed(&to) {
+        return Err(Error::INVALID_HANDLE);
+    }
+    process.session.healthy()?;
+    if !is_complete(process, start)? || !is_complete(process, end)? {
+        return Err(Error::NOT_READY);
+    }
+    let answer = process.session.sync(
+        from.context,
+        wire::event_elapsed::CALL,
+        |writer| wire::event_elapsed::put(writer, from.id, to.id),
+        wire::event_elapsed::Reply::get,
+    )?;
+    place.put(answer.milliseconds);
+    Ok(())
+}
+
+pub(crate) fn cuEventElapsedTime_v2(call: Call, milliseconds: Out<f32>, start: u64, end: u64) -> Result {
+    cuEventElapsedTime(call, milliseconds, start, end)
+}

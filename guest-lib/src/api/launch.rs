@@ -1,0 +1,277 @@
+//! Launches: checked here against what is cached, so that the driver's immediate errors are immediate, then posted.
+
+use crate::{
+    arguments::{In, Out, host},
+    contexts::Context,
+    devices::attribute as device_attribute,
+    error::{Error, Result},
+    exports::Call,
+    functions::{Function, attribute},
+    process::{self, Process},
+};
+use core::{
+    ffi::{c_uint, c_void},
+    sync::atomic::Ordering,
+};
+use sluice_protocol::{calls::wire, field::Bytes, limits};
+
+/// A launch, whatever function asked for it.
+struct Launch<'a> {
+    function: u64,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: u64,
+    cooperative: bool,
+    attributes: &'a [u8],
+    /// Whether what is asked for goes beyond what is checked here.
+    unusual: bool,
+    parameters: u64,
+    extra: u64,
+}
+
+/// `CUlaunchAttributeID`s with a meaning here.
+mod id {
+    pub(super) const IGNORE: u32 = 0;
+    pub(super) const COOPERATIVE: u32 = 2;
+    pub(super) const PROGRAMMATIC_EVENT: u32 = 7;
+    pub(super) const LAUNCH_COMPLETION_EVENT: u32 = 12;
+    pub(super) const DEVICE_UPDATABLE_NODE: u32 = 13;
+}
+
+/// A `CUlaunchConfig`, read.
+pub(super) struct Configuration {
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared: u32,
+    stream: u64,
+    cooperative: bool,
+    /// The other attributes, 72 bytes each: id as a word, value.
+    pub(super) attributes: Vec<u8>,
+}
+
+impl Configuration {
+    /// Reads the structure and its attributes. An attribute that names an object of the program's is refused.
+    pub(super) fn read(config: In<c_void>) -> Result<Configuration> {
+        let bytes = config.read::<56>()?;
+        let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let (list, count) = (long(40), word(48) as usize);
+        if count > limits::LAUNCH_ATTRIBUTES || (count > 0 && list == 0) {
+            return Err(Error::INVALID_VALUE);
+        }
+        let mut read = Configuration {
+            grid: [word(0), word(4), word(8)],
+            block: [word(12), word(16), word(20)],
+            shared: word(24),
+            stream: long(32),
+            cooperative: false,
+            attributes: Vec::new(),
+        };
+        for index in 0..count {
+            let mut attribute = [0; 72];
+            host::read(list + index as u64 * 72, &mut attribute);
+            let id = u32::from_ne_bytes([attribute[0], attribute[1], attribute[2], attribute[3]]);
+            match id {
+                id::IGNORE => {}
+                id::COOPERATIVE => read.cooperative = attribute[8..12] != [0; 4],
+                id::PROGRAMMATIC_EVENT | id::LAUNCH_COMPLETION_EVENT | id::DEVICE_UPDATABLE_NODE => {
+                    return Err(Error::NOT_SUPPORTED);
+                }
+                _ => {
+                    read.attributes.extend_from_slice(&u64::from(id).to_le_bytes());
+                    read.attributes.extend_from_slice(&attribute[8..]);
+                }
+            }
+        }
+        Ok(read)
+    }
+}
+
+pub(crate) fn cuLaunchKernel(
+    call: Call,
+    function: u64,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared: c_uint,
+    stream: u64,
+    parameters: Out<*mut c_void>,
+    extra: Out<*mut c_void>,
+) -> Result {
+    launch(
+        call,
+        &Launch {
+            function,
+            grid: [gx, gy, gz],
+            block: [bx, by, bz],
+            shared,
+            stream,
+            cooperative: false,
+            attributes: &[],
+            unusual: false,
+            parameters: parameters.address(),
+            extra: extra.address(),
+        },
+    )
+}
+
+pub(crate) fn cuLaunchKernelEx(
+    call: Call,
+    config: In<c_void>,
+    function: u64,
+    parameters: Out<*mut c_void>,
+    extra: Out<*mut c_void>,
+) -> Result {
+    process::get()?;
+    let config = Configuration::read(config)?;
+    launch(
+        call,
+        &Launch {
+            function,
+            grid: config.grid,
+            block: config.block,
+            shared: config.shared,
+            stream: config.stream,
+            cooperative: config.cooperative,
+            unusual: config.cooperative || !config.attributes.is_empty(),
+            attributes: &config.attributes,
+            parameters: parameters.address(),
+            extra: extra.address(),
+        },
+    )
+}
+
+pub(crate) fn cuLaunchCooperativeKernel(
+    call: Call,
+    function: u64,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared: c_uint,
+    stream: u64,
+    parameters: Out<*mut c_void>,
+) -> Result {
+    launch(
+        call,
+        &Launch {
+            function,
+            grid: [gx, gy, gz],
+            block: [bx, by, bz],
+            shared,
+            stream,
+            cooperative: true,
+            attributes: &[],
+            unusual: true,
+            parameters: parameters.address(),
+            extra: 0,
+        },
+    )
+}
+
+fn launch(call: Call, launch: &Launch<'_>) -> Result {
+    let process = process::get()?;
+    let stream = process.streams.resolve(process, call, launch.stream)?;
+    let function = process.functions.resolve(launch.function)?;
+    let context = process.contexts.get(stream.context)?;
+    check(process, context, &function, launch)?;
+
+    let mut packed = [0; limits::PARAMETER_BYTES];
+    let total = function.parameter_bytes();
+    let packed = packed.get_mut(..total).ok_or(Error::INVALID_VALUE)?;
+    pack(&function, launch, packed)?;
+
+    let put = |writer: &mut sluice_protocol::field::Writer<'_>| {
+        let (attributes, parameters) = (Bytes(launch.attributes), Bytes(packed));
+        let Launch { grid, block, shared, cooperative, .. } = *launch;
+        wire::launch::put(writer, function.id, grid, block, shared, cooperative, attributes, parameters)
+    };
+    let target = Some(stream.target());
+    if !launch.unusual && function.launched.load(Ordering::Relaxed) {
+        process.session.post(context.raw, wire::launch::CALL, target, put)?;
+    } else {
+        // What depends on more than is cached here, the driver itself has to say once.
+        process.session.post_checked(context.raw, wire::launch::CALL, target, put)?;
+        function.launched.store(true, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// The checks of the driver that need only the launch, the function and the device.
+fn check(process: &Process, context: Context, function: &Function, launch: &Launch<'_>) -> Result {
+    let device = process.devices.get(context.device)?;
+    for (axis, (grid, block)) in (0u32..).zip(launch.grid.iter().zip(&launch.block)) {
+        let most_blocks = device.bound(device_attribute::MAX_GRID_DIM_X + axis);
+        let most_threads = device.bound(device_attribute::MAX_BLOCK_DIM_X + axis);
+        if *grid == 0 || *grid > most_blocks || *block == 0 || *block > most_threads {
+            return Err(Error::INVALID_VALUE);
+        }
+    }
+    // Each factor is bounded by the device, so the product fits.
+    let threads = launch.block.iter().map(|size| u64::from(*size)).product::<u64>();
+    if threads > u64::from(device.bound(device_attribute::MAX_THREADS_PER_BLOCK)) {
+        return Err(Error::INVALID_VALUE);
+    }
+    if threads > u64::from(function.bytes(attribute::MAX_THREADS_PER_BLOCK)) {
+        return Err(Error::LAUNCH_OUT_OF_RESOURCES);
+    }
+    let most_shared = function
+        .bytes(attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES)
+        .min(device.bound(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN));
+    let static_shared = function.bytes(attribute::SHARED_SIZE_BYTES);
+    let room = device
+        .bound(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK)
+        .saturating_sub(static_shared)
+        .max(most_shared);
+    if launch.shared > room {
+        return Err(Error::INVALID_VALUE);
+    }
+    Ok(())
+}
+
+/// Fills the parameter block from `kernelParams` by the cached layout, or from the buffer `extra` describes.
+fn pack(function: &Function, launch: &Launch<'_>, into: &mut [u8]) -> Result {
+    if launch.parameters != 0 {
+        if launch.extra != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        for (index, (offset, size)) in function.parameters.iter().enumerate() {
+            let from = host::word(launch.parameters, index)?;
+            if from == 0 {
+                return Err(Error::INVALID_VALUE);
+            }
+            let (start, bytes) = (usize::from(*offset), usize::from(*size));
+            host::read(from, into.get_mut(start..start + bytes).ok_or(Error::INVALID_VALUE)?);
+        }
+        return Ok(());
+    }
+    if launch.extra == 0 {
+        return if into.is_empty() { Ok(()) } else { Err(Error::INVALID_VALUE) };
+    }
+    let (mut buffer, mut size) = (0, 0);
+    // { CU_LAUNCH_PARAM_BUFFER_POINTER 1, CU_LAUNCH_PARAM_BUFFER_SIZE 2 } in any order, then END 0.
+    for pair in 0..2 {
+        match host::word(launch.extra, pair * 2)? {
+            0 => break,
+            1 => buffer = host::word(launch.extra, pair * 2 + 1)?,
+            2 => {
+                let mut word = [0; 8];
+                host::read(host::word(launch.extra, pair * 2 + 1)?, &mut word);
+                size = u64::from_ne_bytes(word);
+            }
+            _ => return Err(Error::INVALID_VALUE),
+        }
+    }
+    // A buffer may be padded beyond the last parameter, never be shorter.
+    if (into.len() as u64) > size || (buffer == 0 && size > 0) {
+        return Err(Error::INVALID_VALUE);
+    }
+    host::read(buffer, into);
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! Memory: device, pinned host, and what a pointer is.
+
+use crate::{
+    arguments::{In, Out},
+    error::{Error, Result},
+    exports::Call,
+    log,
+    process::{self, Process},
+};
+use core::ffi::{c_uint, c_void};
+use sluice_protocol::calls::wire;
+
+pub(crate) fn cuMemAlloc_v2(_: Call, address: Out<u64>, bytes: usize) -> Result {
+    let process = process::get()?;
+    let place = address.required()?;
+    let context = process.contexts.current(process)?;
+    place.put(process.device_map.allocate(process, context.raw, bytes as u64)?);
+    Ok(())
+}
+
+/// Rows are aligned to this, as the vendor's driver aligns them for coalesced and texture access.
+const PITCH: u64 = 512;
+
+pub(crate) fn cuMemAllocPitch_v2(
+    _: Call,
+    address: Out<u64>,
+    pitch: Out<usize>,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> Result {
+    let process = process::get()?;
+    let (place, pitch) = (address.required()?, pitch.required()?);
+    let context = process.contexts.current(process)?;
+    if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let row = (width as u64).checked_next_multiple_of(PITCH).ok_or(Error::OUT_OF_MEMORY)?;
+    let bytes = row.checked_mul(height as u64).ok_or(Error::OUT_OF_MEMORY)?;
+    place.put(process.device_map.allocate(process, context.raw, bytes)?);
+    pitch.put(usize::try_from(row).map_err(|_| Error::OUT_OF_MEMORY)?);
+    Ok(())
+}
+
+pub(crate) fn cuMemFree_v2(_: Call, address: u64) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    process.device_map.free(process, address)
+}
+
+pub(crate) fn cuMemGetInfo_v2(_: Call, free: Out<usize>, total: Out<usize>) -> Result {
+    let process = process::get()?;
+    let answer = process.session.sync(
+        process.contexts.current(process)?.raw,
+        wire::memory_info::CALL,
+        wire::memory_info::put,
+        wire::memory_info::Reply::get,
+    )?;
+    free.set_if_given(usize::try_from(answer.free).map_err(|_| Error::UNKNOWN)?);
+    total.set_if_given(usize::try_from(answer.total).map_err(|_| Error::UNKNOWN)?);
+    Ok(())
+}
+
+pub(crate) fn cuMemGetAddressRange_v2(_: Call, start: Out<u64>, bytes: Out<usize>, address: u64) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    let (from, length) = match process.device_map.find(address) {
+        Some(range) => (range.start, range.bytes),
+        None => {
+            process.arena.pinned(address, |start, pinned| (start, pinned.bytes)).ok_or(Error::NOT_FOUND)?
+        }
+    };
+    start.set_if_given(from);
+    bytes.set_if_given(usize::try_from(length).map_err(|_| Error::UNKNOWN)?);
+    Ok(())
+}
+
+/// `CU_MEMHOSTALLOC_*` bits that exist: PORTABLE, DEVICEMAP, WRITECOMBINED (which changes nothing here).
+const HOST_FLAGS: u32 = 7;
+/// `CU_MEMHOSTALLOC_DEVICEMAP`, always so with unified addressing.
+const DEVICE_MAP: u32 = 2;
+
+pub(crate) fn cuMemHostAlloc(_: Call, place: Out<*mut c_void>, bytes: usize, flags: c_uint) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    let context = process.contexts.current(process)?;
+    if flags & !HOST_FLAGS != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let address = process.arena.pin(process, context.raw, bytes as u64, flags | DEVICE_MAP)?;
+    place.put(core::ptr::with_exposed_provenance_mut(usize::try_from(address).map_err(|_| Error::UNKNOWN)?));
+    Ok(())
+}
+
+pub(crate) fn cuMemAllocHost_v2(call: Call, place: Out<*mut c_void>, bytes: usize) -> Result {
+    cuMemHostAlloc(call, place, bytes, 0)
+}
+
+pub(crate) fn cuMemFreeHost(_: Call, memory: Out<c_void>) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    process.arena.unpin(process, memory.address())
+}
+
+pub(crate) fn cuMemHostGetDevicePointer_v2(
+    _: Call,
+    device: Out<u64>,
+    memory: Out<c_void>,
+    flags: c_uint,
+) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    process.arena.pinned(memory.address(), |_, _| ()).ok_or(Error::INVALID_VALUE)?;
+    device.set(memory.address())
+}
+
+pub(crate) fn cuMemHostGetFlags(_: Call, flags: Out<c_uint>, memory: Out<c_void>) -> Result {
+    let process = process::get()?;
+    flags.set(process.arena.pinned(memory.address(), |_, pinned| pinned.flags).ok_or(Error::INVALID_VALUE)?)
+}
+
+/// `CUpointer_attribute`s.
+mod pointer {
+    pub(super) const CONTEXT: u32 = 1;
+    pub(super) const MEMORY_TYPE: u32 = 2;
+    pub(super) const DEVICE_POINTER: u32 = 3;
+    pub(super) const HOST_POINTER: u32 = 4;
+    pub(super) const SYNC_MEMOPS: u32 = 6;
+    pub(super) const BUFFER_ID: u32 = 7;
+    pub(super) const IS_MANAGED: u32 = 8;
+    pub(super) const DEVICE_ORDINAL: u32 = 9;
+    pub(super) const IS_LEGACY_IPC_CAPABLE: u32 = 10;
+    pub(super) const RANGE_START: u32 = 11;
+    pub(super) const RANGE_SIZE: u32 = 12;
+    pub(super) const MAPPED: u32 = 13;
+    pub(super) const ALLOWED_HANDLE_TYPES: u32 = 14;
+    pub(super) const IS_GPU_DIRECT_RDMA_CAPABLE: u32 = 15;
+    pub(super) const ACCESS_FLAGS: u32 = 16;
+    pub(super) const MEMPOOL_HANDLE: u32 = 17;
+}
+
+/// What is known about the memory a pointer points to.
+struct Known {
+    host: bool,
+    start: u64,
+    bytes: u64,
+    context: u64,
+}
+
+fn known(process: &Process, address: u64) -> Option<Known> {
+    if let Some(range) = process.device_map.find(address) {
+        return Some(Known { host: false, start: range.start, bytes: range.bytes, context: range.context });
+    }
+    process.arena.pinned(address, |start, pinned| Known {
+        host: true,
+        start,
+        bytes: pinned.bytes,
+        context: pinned.context,
+    })
+}
+
+/// Writes one attribute; the width depends on the attribute.
+fn write(
+    process: &Process,
+    attribute: u32,
+    address: u64,
+    known: Option<&Known>,
+    data: Out<c_void>,
+) -> Result {
+    let word = |value: u32| data.set_bytes(&value.to_ne_bytes());
+    let long = |value: u64| data.set_bytes(&value.to_ne_bytes());
+    let flag = |value: bool| data.set_bytes(&[u8::from(value)]);
+    let Some(known) = known else {
+        // Memory CUDA knows nothing about: all zero, or "none" where 0 means something.
+        return match attribute {
+            pointer::DEVICE_ORDINAL => data.set_bytes(&(-2i32).to_ne_bytes()),
+            pointer::MEMORY_TYPE | pointer::SYNC_MEMOPS | pointer::IS_MANAGED | pointer::ACCESS_FLAGS => {
+                word(0)
+            }
+            pointer::MAPPED | pointer::IS_LEGACY_IPC_CAPABLE | pointer::IS_GPU_DIRECT_RDMA_CAPABLE => {
+                flag(false)
+            }
+            pointer::CONTEXT..=pointer::MEMPOOL_HANDLE => long(0),
+            _ => Err(Error::INVALID_VALUE),
+        };
+    };
+    match attribute {
+        pointer::CONTEXT => long(known.context),
+        // CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE.
+        pointer::MEMORY_TYPE => word(if known.host { 1 } else { 2 }),
+        pointer::DEVICE_POINTER => long(address),
+        pointer::HOST_POINTER if known.host => long(address),
+        pointer::HOST_POINTER => Err(Error::INVALID_VALUE),
+        pointer::SYNC_MEMOPS => word(1),
+        pointer::BUFFER_ID => long(known.start),
+        pointer::IS_MANAGED => word(0),
+        pointer::DEVICE_ORDINAL => word(process.contexts.device(known.context).unwrap_or(0).cast_unsigned()),
+        pointer::IS_LEGACY_IPC_CAPABLE | pointer::IS_GPU_DIRECT_RDMA_CAPABLE => flag(false),
+        pointer::RANGE_START => long(known.start),
+        pointer::RANGE_SIZE => long(known.bytes),
+        pointer::MAPPED => flag(true),
+        pointer::ALLOWED_HANDLE_TYPES | pointer::MEMPOOL_HANDLE => long(0),
+        // CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE
+        pointer::ACCESS_FLAGS => word(3),
+        _ => Err(Error::INVALID_VALUE),
+    }
+}
+
+pub(crate) fn cuPointerGetAttribute(_: Call, data: Out<c_void>, attribute: c_uint, address: u64) -> Result {
+    let process = process::get()?;
+    data.cast::<u8>().required()?;
+    let known = known(process, address).ok_or(Error::INVALID_VALUE)?;
+    write(process, attribute, address, Some(&known), data)
+}
+
+pub(crate) fn cuPointerGetAttributes(
+    _: Call,
+    count: c_uint,
+    attributes: Out<c_uint>,
+    data: Out<*mut c_void>,
+    address: u64,
+) -> Result {
+    let process = process::get()?;
+    let known = known(process, address);
+    for index in 0..count as usize {
+        let place = Out::<core::ffi::c_char>::from_address(data.get_at(index)?).cast::<c_void>();
+        match write(process, attributes.get_at(index)?, address, known.as_ref(), place) {
+            // No host pointer to device memory: the batch form answers null.
+            Err(_) if attributes.get_at(index)? == pointer::HOST_POINTER => {
+                place.set_bytes(&0u64.to_ne_bytes())?
+            }
+            written => written?,
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn cuPointerSetAttribute(_: Call, _: In<c_void>, attribute: c_uint, address: u64) -> Result {
+    let process = process::get()?;
+    known(process, address).ok_or(Error::INVALID_VALUE)?;
+    if attribute == pointer::SYNC_MEMOPS {
+        // Memory operations on one range are ordered here in any case.
+        return Ok(());
+    }
+    log::info(format_args!("cuPointerSetAttribute: attribute {attribute} cannot be set"));
+    Err(Error::INVALID_VALUE)
+}

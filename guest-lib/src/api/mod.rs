@@ -1,0 +1,26 @@
+//! The functions of the C API, by their C names, in the order of the call table.
+//!
+//! Each takes what its C caller passed, in the types of [`crate::arguments`], and answers a result code; nothing here is
+//! unsafe. What a function does on the host is a wire call; what it can answer from what the process knows, it does.
+
+#![allow(non_snake_case, clippy::too_many_arguments, reason = "the names and signatures of cuda.h")]
+
+mod context;
+mod copy;
+mod device;
+mod event;
+mod launch;
+mod memory;
+mod module;
+mod startup;
+mod stream;
+
+pub(crate) use context::*;
+pub(crate) use copy::*;
+pub(crate) use device::*;
+pub(crate) use event::*;
+pub(crate) use launch::*;
+pub(crate) use memory::*;
+pub(crate) use module::*;
+pub(crate) use startup::*;
+pub(crate) use stream::*;

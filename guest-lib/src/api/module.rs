@@ -1,0 +1,566 @@
+//! Modules, libraries, functions and kernels.
+
+use crate::{
+    api::launch::Configuration,
+    arguments::{In, Out, SharedSize},
+    devices::attribute as device_attribute,
+    error::{Error, Result},
+    exports::Call,
+    functions::{Held, attribute},
+    log,
+    modules::JitLog,
+    process::{self, Process},
+};
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use sluice_protocol::{calls::wire, field::Bytes, limits};
+use std::{ffi::CStr, os::unix::ffi::OsStrExt as _};
+
+/// `CUjit_option`s with which a caller wants something back.
+mod jit {
+    pub(super) const WALL_TIME: u32 = 2;
+    pub(super) const INFO_LOG_BUFFER_SIZE: u32 = 4;
+    pub(super) const ERROR_LOG_BUFFER: u32 = 5;
+    pub(super) const ERROR_LOG_BUFFER_SIZE: u32 = 6;
+}
+
+/// Runs a load with the log its options ask for, and writes the log where they say.
+fn with_log<R>(
+    count: c_uint,
+    options: Out<c_uint>,
+    values: Out<*mut c_void>,
+    load: impl FnOnce(Option<&mut JitLog>) -> Result<R>,
+) -> Result<R> {
+    if count > 64 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let (mut buffer, mut room) = (None, 0);
+    for index in 0..count as usize {
+        match options.get_at(index)? {
+            jit::ERROR_LOG_BUFFER => buffer = Some(values.get_at(index)?),
+            // Small values stand in the pointer itself.
+            jit::ERROR_LOG_BUFFER_SIZE => room = values.get_at(index)?.addr() & 0xffff_ffff,
+            _ => {}
+        }
+    }
+    let mut log = JitLog::default();
+    let wanted = buffer.is_some() && room > 0;
+    let result = load(wanted.then_some(&mut log));
+    let written = log.text.len().min(room.saturating_sub(1));
+    if let (Some(buffer), true) = (buffer, wanted) {
+        Out::<c_char>::from_address(buffer)
+            .set_string(&log.text, c_int::try_from(room).unwrap_or(c_int::MAX))?;
+    }
+    for index in 0..count as usize {
+        let filled = match options.get_at(index)? {
+            jit::ERROR_LOG_BUFFER_SIZE if wanted => written,
+            jit::INFO_LOG_BUFFER_SIZE | jit::WALL_TIME => 0,
+            _ => continue,
+        };
+        values.set_at(index, core::ptr::without_provenance_mut(filled))?;
+    }
+    result
+}
+
+fn load_module(place: Out<u64>, image: u64, log: Option<&mut JitLog>) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    let context = process.contexts.current(process)?;
+    place.put(process.modules.load(process, context.raw, false, image, log)?.raw());
+    Ok(())
+}
+
+fn read_file(name: In<c_char>) -> Result<Vec<u8>> {
+    let path = std::ffi::OsStr::from_bytes(name.text(4096)?.to_bytes());
+    let mut bytes = std::fs::read(path).map_err(|error| {
+        log::info(format_args!("cannot read {}: {error}", path.display()));
+        Error::FILE_NOT_FOUND
+    })?;
+    // A text ends with a NUL, which a file need not have.
+    bytes.push(0);
+    Ok(bytes)
+}
+
+fn address(bytes: &[u8]) -> u64 {
+    bytes.as_ptr().expose_provenance() as u64
+}
+
+pub(crate) fn cuModuleLoad(_: Call, module: Out<u64>, name: In<c_char>) -> Result {
+    process::get()?;
+    let image = read_file(name)?;
+    load_module(module, address(&image), None)
+}
+
+pub(crate) fn cuModuleLoadData(_: Call, module: Out<u64>, image: In<c_void>) -> Result {
+    load_module(module, image.address(), None)
+}
+
+pub(crate) fn cuModuleLoadDataEx(
+    _: Call,
+    module: Out<u64>,
+    image: In<c_void>,
+    count: c_uint,
+    options: Out<c_uint>,
+    values: Out<*mut c_void>,
+) -> Result {
+    with_log(count, options, values, |log| load_module(module, image.address(), log))
+}
+
+pub(crate) fn cuModuleLoadFatBinary(_: Call, module: Out<u64>, image: In<c_void>) -> Result {
+    load_module(module, image.address(), None)
+}
+
+fn unload(handle: u64, library: bool) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    if process.modules.resolve(handle)?.1 != library {
+        return Err(Error::INVALID_HANDLE);
+    }
+    process.modules.unload(process, crate::thread::current_context(), handle)
+}
+
+pub(crate) fn cuModuleUnload(_: Call, module: u64) -> Result {
+    unload(module, false)
+}
+
+/// The context a look-up happens in; a library needs none.
+fn context_for(process: &Process, handle: u64) -> Result<u64> {
+    process.session.healthy()?;
+    match process.modules.resolve(handle)? {
+        (_, true) => Ok(crate::thread::current_context()),
+        (_, false) => Ok(process.contexts.current(process)?.raw),
+    }
+}
+
+pub(crate) fn cuModuleGetFunction(_: Call, function: Out<u64>, module: u64, name: In<c_char>) -> Result {
+    let process = process::get()?;
+    let place = function.required()?;
+    let context = context_for(process, module)?;
+    let name = name.text(limits::NAME_BYTES)?;
+    place.put(process.modules.function(process, context, module, name.to_bytes())?.raw());
+    Ok(())
+}
+
+pub(crate) fn cuModuleGetFunctionCount(_: Call, count: Out<c_uint>, module: u64) -> Result {
+    let process = process::get()?;
+    let place = count.required()?;
+    place.put(process.modules.function_count(process, context_for(process, module)?, module)?);
+    Ok(())
+}
+
+pub(crate) fn cuModuleEnumerateFunctions(_: Call, functions: Out<u64>, room: c_uint, module: u64) -> Result {
+    let process = process::get()?;
+    functions.required()?;
+    let context = context_for(process, module)?;
+    let count = process.modules.function_count(process, context, module)?.min(room);
+    for index in 0..count {
+        functions
+            .set_at(index as usize, process.modules.function_at(process, context, module, index)?.raw())?;
+    }
+    Ok(())
+}
+
+pub(crate) fn cuModuleGetGlobal_v2(
+    _: Call,
+    address: Out<u64>,
+    bytes: Out<usize>,
+    module: u64,
+    name: In<c_char>,
+) -> Result {
+    let process = process::get()?;
+    let name = name.text(limits::NAME_BYTES)?;
+    let (start, length) =
+        process.modules.global(process, context_for(process, module)?, module, name.to_bytes())?;
+    address.set_if_given(start);
+    bytes.set_if_given(usize::try_from(length).map_err(|_| Error::UNKNOWN)?);
+    Ok(())
+}
+
+pub(crate) fn cuModuleGetLoadingMode(_: Call, mode: Out<c_uint>) -> Result {
+    process::get()?;
+    // Lazy, as the vendor's default is: runtimes ask to decide what to do early.
+    mode.set(2)
+}
+
+pub(crate) fn cuLibraryLoadData(
+    _: Call,
+    library: Out<u64>,
+    code: In<c_void>,
+    options: Out<c_uint>,
+    values: Out<*mut c_void>,
+    count: c_uint,
+    _: Out<c_uint>,
+    _: Out<*mut c_void>,
+    _: c_uint,
+) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let place = library.required()?;
+    let context = crate::thread::current_context();
+    // Library options only promise that the caller's image stays, and the worker has a copy of its own.
+    let id = with_log(count, options, values, |log| {
+        process.modules.load(process, context, true, code.address(), log)
+    })?;
+    place.put(id.raw());
+    Ok(())
+}
+
+pub(crate) fn cuLibraryLoadFromFile(
+    call: Call,
+    library: Out<u64>,
+    name: In<c_char>,
+    options: Out<c_uint>,
+    values: Out<*mut c_void>,
+    count: c_uint,
+    library_options: Out<c_uint>,
+    library_values: Out<*mut c_void>,
+    library_count: c_uint,
+) -> Result {
+    process::get()?;
+    let image = read_file(name)?;
+    let code = In::from_bytes(&image);
+    cuLibraryLoadData(
+        call,
+        library,
+        code,
+        options,
+        values,
+        count,
+        library_options,
+        library_values,
+        library_count,
+    )
+}
+
+pub(crate) fn cuLibraryUnload(_: Call, library: u64) -> Result {
+    unload(library, true)
+}
+
+fn library(handle: u64) -> Result<&'static Process> {
+    let process = process::get()?;
+    process.session.healthy()?;
+    if process.modules.resolve(handle)?.1 { Ok(process) } else { Err(Error::INVALID_HANDLE) }
+}
+
+pub(crate) fn cuLibraryGetKernel(call: Call, kernel: Out<u64>, handle: u64, name: In<c_char>) -> Result {
+    library(handle)?;
+    cuModuleGetFunction(call, kernel, handle, name)
+}
+
+pub(crate) fn cuLibraryGetKernelCount(call: Call, count: Out<c_uint>, handle: u64) -> Result {
+    library(handle)?;
+    cuModuleGetFunctionCount(call, count, handle)
+}
+
+pub(crate) fn cuLibraryEnumerateKernels(call: Call, kernels: Out<u64>, room: c_uint, handle: u64) -> Result {
+    library(handle)?;
+    cuModuleEnumerateFunctions(call, kernels, room, handle)
+}
+
+/// A library's module in the current context answers the same look-ups, so it has the same id.
+pub(crate) fn cuLibraryGetModule(_: Call, module: Out<u64>, handle: u64) -> Result {
+    let process = library(handle)?;
+    process.contexts.current(process)?;
+    module.set(handle)
+}
+
+pub(crate) fn cuLibraryGetGlobal(
+    call: Call,
+    address: Out<u64>,
+    bytes: Out<usize>,
+    handle: u64,
+    name: In<c_char>,
+) -> Result {
+    let process = library(handle)?;
+    // Variables live in a context's copy of the library.
+    process.contexts.current(process)?;
+    cuModuleGetGlobal_v2(call, address, bytes, handle, name)
+}
+
+fn function(handle: u64) -> Result<(&'static Process, Held<'static>)> {
+    let process = process::get()?;
+    process.session.healthy()?;
+    Ok((process, process.functions.resolve(handle)?))
+}
+
+/// A kernel is launched in any context, so as a function it has the same id.
+pub(crate) fn cuKernelGetFunction(_: Call, place: Out<u64>, kernel: u64) -> Result {
+    let (process, _) = function(kernel)?;
+    process.contexts.current(process)?;
+    place.set(kernel)
+}
+
+pub(crate) fn cuKernelGetLibrary(_: Call, place: Out<u64>, kernel: u64) -> Result {
+    let (_, held) = function(kernel)?;
+    if !held.kernel {
+        return Err(Error::INVALID_HANDLE);
+    }
+    place.set(held.module.raw())
+}
+
+fn get_attribute(value: Out<c_int>, id: c_uint, handle: u64) -> Result {
+    let (_, held) = function(handle)?;
+    if id >= attribute::COUNT {
+        return Err(Error::INVALID_VALUE);
+    }
+    value.set(held.attribute(id as usize))
+}
+
+fn set_attribute(id: c_uint, value: c_int, handle: u64) -> Result {
+    let (process, held) = function(handle)?;
+    let function = held.id;
+    // Setting replaces what others read; hold nothing meanwhile.
+    drop(held);
+    let answer = process.session.sync(
+        crate::thread::current_context(),
+        wire::function_set_attribute::CALL,
+        |writer| wire::function_set_attribute::put(writer, function, id, value),
+        wire::function_set_attribute::Reply::get,
+    )?;
+    process.functions.update(function, answer.attributes)
+}
+
+pub(crate) fn cuKernelGetAttribute(
+    _: Call,
+    value: Out<c_int>,
+    id: c_uint,
+    kernel: u64,
+    dev: c_int,
+) -> Result {
+    process::get()?.devices.get(dev)?;
+    get_attribute(value, id, kernel)
+}
+
+pub(crate) fn cuKernelSetAttribute(_: Call, id: c_uint, value: c_int, kernel: u64, dev: c_int) -> Result {
+    process::get()?.devices.get(dev)?;
+    set_attribute(id, value, kernel)
+}
+
+pub(crate) fn cuFuncGetAttribute(_: Call, value: Out<c_int>, id: c_uint, handle: u64) -> Result {
+    get_attribute(value, id, handle)
+}
+
+pub(crate) fn cuFuncSetAttribute(_: Call, handle: u64, id: c_uint, value: c_int) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    set_attribute(id, value, handle)
+}
+
+// Preferences between cache and shared memory: hints.
+
+pub(crate) fn cuKernelSetCacheConfig(_: Call, kernel: u64, config: c_uint, _: c_int) -> Result {
+    function(kernel)?;
+    if config <= 3 { Ok(()) } else { Err(Error::INVALID_VALUE) }
+}
+
+pub(crate) fn cuFuncSetCacheConfig(call: Call, handle: u64, config: c_uint) -> Result {
+    cuKernelSetCacheConfig(call, handle, config, 0)
+}
+
+pub(crate) fn cuFuncSetSharedMemConfig(_: Call, handle: u64, config: c_uint) -> Result {
+    function(handle)?;
+    if config <= 2 { Ok(()) } else { Err(Error::INVALID_VALUE) }
+}
+
+pub(crate) fn cuKernelGetName(_: Call, name: Out<*const c_char>, handle: u64) -> Result {
+    let (_, held) = function(handle)?;
+    name.set(CStr::as_ptr(held.name))
+}
+
+pub(crate) fn cuFuncGetName(call: Call, name: Out<*const c_char>, handle: u64) -> Result {
+    cuKernelGetName(call, name, handle)
+}
+
+pub(crate) fn cuFuncGetModule(_: Call, module: Out<u64>, handle: u64) -> Result {
+    let (_, held) = function(handle)?;
+    module.set(held.module.raw())
+}
+
+pub(crate) fn cuKernelGetParamInfo(
+    _: Call,
+    handle: u64,
+    index: usize,
+    offset: Out<usize>,
+    size: Out<usize>,
+) -> Result {
+    let (_, held) = function(handle)?;
+    let (at, bytes) = held.parameters.get(index).copied().ok_or(Error::INVALID_VALUE)?;
+    offset.set(usize::from(at))?;
+    size.set_if_given(usize::from(bytes));
+    Ok(())
+}
+
+pub(crate) fn cuFuncGetParamInfo(
+    call: Call,
+    handle: u64,
+    index: usize,
+    offset: Out<usize>,
+    size: Out<usize>,
+) -> Result {
+    cuKernelGetParamInfo(call, handle, index, offset, size)
+}
+
+pub(crate) fn cuKernelGetParamCount(_: Call, handle: u64, count: Out<usize>) -> Result {
+    let (_, held) = function(handle)?;
+    count.set(held.parameters.len())
+}
+
+pub(crate) fn cuFuncGetParamCount(call: Call, handle: u64, count: Out<usize>) -> Result {
+    cuKernelGetParamCount(call, handle, count)
+}
+
+pub(crate) fn cuFuncIsLoaded(_: Call, state: Out<c_uint>, handle: u64) -> Result {
+    function(handle)?;
+    // CU_FUNCTION_LOADING_STATE_LOADED: what has a handle here was loaded to get its attributes.
+    state.set(1)
+}
+
+pub(crate) fn cuFuncLoad(_: Call, handle: u64) -> Result {
+    function(handle).map(|_| ())
+}
+
+fn active_blocks(handle: u64, block: c_int, shared: usize, flags: u32) -> Result<c_int> {
+    let (process, held) = function(handle)?;
+    let answer = process.session.sync(
+        process.contexts.current(process)?.raw,
+        wire::occupancy_blocks::CALL,
+        |writer| wire::occupancy_blocks::put(writer, held.id, block, shared as u64, flags),
+        wire::occupancy_blocks::Reply::get,
+    )?;
+    Ok(answer.blocks)
+}
+
+pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    call: Call,
+    blocks: Out<c_int>,
+    handle: u64,
+    block: c_int,
+    shared: usize,
+) -> Result {
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(call, blocks, handle, block, shared, 0)
+}
+
+pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    _: Call,
+    blocks: Out<c_int>,
+    handle: u64,
+    block: c_int,
+    shared: usize,
+    flags: c_uint,
+) -> Result {
+    blocks.set(active_blocks(handle, block, shared, flags)?)
+}
+
+pub(crate) fn cuOccupancyMaxPotentialBlockSize(
+    call: Call,
+    grid: Out<c_int>,
+    block: Out<c_int>,
+    handle: u64,
+    shared_of: Option<SharedSize>,
+    shared: usize,
+    limit: c_int,
+) -> Result {
+    cuOccupancyMaxPotentialBlockSizeWithFlags(call, grid, block, handle, shared_of, shared, limit, 0)
+}
+
+pub(crate) fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+    _: Call,
+    grid: Out<c_int>,
+    block: Out<c_int>,
+    handle: u64,
+    shared_of: Option<SharedSize>,
+    shared: usize,
+    limit: c_int,
+    flags: c_uint,
+) -> Result {
+    let (process, held) = function(handle)?;
+    let context = process.contexts.current(process)?;
+    let Some(shared_of) = shared_of else {
+        let answer = process.session.sync(
+            context.raw,
+            wire::occupancy_block_size::CALL,
+            |writer| wire::occupancy_block_size::put(writer, held.id, shared as u64, limit, flags),
+            wire::occupancy_block_size::Reply::get,
+        )?;
+        grid.set(answer.grid)?;
+        return block.set(answer.block);
+    };
+    // Shared memory depends on the block size by a function of the program's, so the search runs here, as documented:
+    // whole warps from the largest block down, the most resident threads win.
+    let device = process.devices.get(context.device)?;
+    let warp =
+        c_int::try_from(device.bound(device_attribute::WARP_SIZE).max(1)).map_err(|_| Error::UNKNOWN)?;
+    let largest = held.attribute(attribute::MAX_THREADS_PER_BLOCK);
+    let largest = if limit > 0 { largest.min(limit) } else { largest };
+    let (mut best, mut best_threads) = ((0, 0), 0);
+    let mut size = largest;
+    while size > 0 {
+        let blocks = active_blocks(handle, size, shared_of.of(size), flags)?;
+        if blocks * size > best_threads {
+            (best, best_threads) = ((blocks, size), blocks * size);
+        }
+        size = if size % warp == 0 { size - warp } else { size - size % warp };
+    }
+    // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    let multiprocessors = c_int::try_from(device.bound(16)).map_err(|_| Error::UNKNOWN)?;
+    grid.set(best.0 * multiprocessors)?;
+    block.set(best.1)
+}
+
+pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
+    _: Call,
+    bytes: Out<usize>,
+    handle: u64,
+    blocks: c_int,
+    block: c_int,
+) -> Result {
+    let (process, held) = function(handle)?;
+    let answer = process.session.sync(
+        process.contexts.current(process)?.raw,
+        wire::occupancy_shared::CALL,
+        |writer| wire::occupancy_shared::put(writer, held.id, blocks, block),
+        wire::occupancy_shared::Reply::get,
+    )?;
+    bytes.set(usize::try_from(answer.bytes).map_err(|_| Error::UNKNOWN)?)
+}
+
+fn clusters(value: Out<c_int>, potential: bool, handle: u64, config: In<c_void>) -> Result {
+    let (process, held) = function(handle)?;
+    let context = process.contexts.current(process)?;
+    let config = Configuration::read(config)?;
+    let answer = process.session.sync(
+        context.raw,
+        wire::occupancy_clusters::CALL,
+        |writer| {
+            let attributes = Bytes(&config.attributes);
+            wire::occupancy_clusters::put(
+                writer,
+                potential,
+                held.id,
+                config.grid,
+                config.block,
+                config.shared,
+                attributes,
+            )
+        },
+        wire::occupancy_clusters::Reply::get,
+    )?;
+    value.set(answer.value)
+}
+
+pub(crate) fn cuOccupancyMaxPotentialClusterSize(
+    _: Call,
+    size: Out<c_int>,
+    handle: u64,
+    config: In<c_void>,
+) -> Result {
+    clusters(size, true, handle, config)
+}
+
+pub(crate) fn cuOccupancyMaxActiveClusters(
+    _: Call,
+    count: Out<c_int>,
+    handle: u64,
+    config: In<c_void>,
+) -> Result {
+    clusters(count, false, handle, config)
+}

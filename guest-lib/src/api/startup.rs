@@ -1,0 +1,172 @@
+//! Start-up, versions, look-ups, error texts.
+
+use crate::{
+    arguments::{Callback, In, Out},
+    error::{Error, Result},
+    exports::{self, Call},
+    process,
+};
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use sluice_cuda_abi::{
+    status,
+    symbols::{self, Lookup},
+    tables,
+};
+use sluice_protocol::limits;
+
+pub(crate) fn cuInit(_: Call, flags: c_uint) -> Result {
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    process::initialise()
+}
+
+pub(crate) fn cuDriverGetVersion(_: Call, version: Out<c_int>) -> Result {
+    // Works before cuInit, and runtimes ask it first; without a device there is still a library of this version.
+    let reported = process::connect().map_or(symbols::CUDA_VERSION, |process| process.session.driver_version);
+    version.set(reported.cast_signed())
+}
+
+/// Status words of `cuGetProcAddress_v2`.
+mod symbol_status {
+    pub(super) const FOUND: u32 = 0;
+    pub(super) const NOT_FOUND: u32 = 1;
+    pub(super) const VERSION_TOO_LOW: u32 = 2;
+}
+
+pub(crate) fn cuGetProcAddress(
+    call: Call,
+    symbol: In<c_char>,
+    pfn: Out<*mut c_void>,
+    version: c_int,
+    flags: u64,
+) -> Result {
+    look_up(call, symbol, pfn, version, flags, None)
+}
+
+pub(crate) fn cuGetProcAddress_v2(
+    call: Call,
+    symbol: In<c_char>,
+    pfn: Out<*mut c_void>,
+    version: c_int,
+    flags: u64,
+    found: Out<c_uint>,
+) -> Result {
+    look_up(call, symbol, pfn, version, flags, Some(found))
+}
+
+fn look_up(
+    _: Call,
+    symbol: In<c_char>,
+    pfn: Out<*mut c_void>,
+    version: c_int,
+    flags: u64,
+    found: Option<Out<c_uint>>,
+) -> Result {
+    let place = pfn.required()?;
+    let name = symbol.text(limits::NAME_BYTES)?;
+    let newest = process::connect().map_or(symbols::CUDA_VERSION, |process| process.session.driver_version);
+    let version = u32::try_from(version).map_err(|_| Error::INVALID_VALUE)?;
+    if !symbols::valid_flags(flags) || version > newest {
+        return Err(Error::INVALID_VALUE);
+    }
+    let found = found.and_then(Out::given);
+    let outcome = match symbols::lookup(name.to_bytes(), version, flags) {
+        Lookup::Found(index) => match exports::address(index) {
+            Some(address) => {
+                place.put(address);
+                symbol_status::FOUND
+            }
+            None => symbol_status::NOT_FOUND,
+        },
+        Lookup::NotFound => symbol_status::NOT_FOUND,
+        Lookup::VersionTooLow => symbol_status::VERSION_TOO_LOW,
+    };
+    if outcome != symbol_status::FOUND {
+        place.put(core::ptr::null_mut());
+    }
+    match found {
+        Some(found) => {
+            found.put(outcome);
+            Ok(())
+        }
+        None if outcome == symbol_status::FOUND => Ok(()),
+        None => Err(Error::NOT_FOUND),
+    }
+}
+
+pub(crate) fn cuGetExportTable(_: Call, table: Out<*const c_void>, id: In<c_void>) -> Result {
+    let place = table.required()?;
+    place.put(core::ptr::null());
+    let id = id.read::<16>()?;
+    // The tables answer for the devices, so those must be known first.
+    process::connect()?;
+    place.put(tables::get(id).ok_or(Error::INVALID_VALUE)?);
+    Ok(())
+}
+
+pub(crate) fn cuGetErrorName(_: Call, error: c_uint, text: Out<*const c_char>) -> Result {
+    error_text(status::name(error), text)
+}
+
+pub(crate) fn cuGetErrorString(_: Call, error: c_uint, text: Out<*const c_char>) -> Result {
+    error_text(status::text(error), text)
+}
+
+fn error_text(found: Option<&'static core::ffi::CStr>, text: Out<*const c_char>) -> Result {
+    let place = text.required()?;
+    place.put(found.map_or(core::ptr::null(), core::ffi::CStr::as_ptr));
+    found.map(|_| ()).ok_or(Error::INVALID_VALUE)
+}
+
+// Driver logs: a callback may be registered; there is never anything to tell it.
+
+pub(crate) fn cuLogsRegisterCallback(
+    _: Call,
+    callback: Option<Callback>,
+    _: Out<c_void>,
+    handle: Out<u64>,
+) -> Result {
+    process::usable()?;
+    if callback.is_none() {
+        return Err(Error::INVALID_VALUE);
+    }
+    handle.set_if_given(1);
+    Ok(())
+}
+
+pub(crate) fn cuLogsUnregisterCallback(_: Call, handle: u64) -> Result {
+    if handle == 1 { Ok(()) } else { Err(Error::INVALID_VALUE) }
+}
+
+pub(crate) fn cuLogsCurrent(_: Call, iterator: Out<c_void>, _: c_uint) -> Result {
+    iterator.set_bytes(&0u32.to_ne_bytes())
+}
+
+pub(crate) fn cuLogsDumpToFile(_: Call, _: Out<c_void>, _: In<c_char>, _: c_uint) -> Result {
+    Err(Error::NOT_SUPPORTED)
+}
+
+pub(crate) fn cuLogsDumpToMemory(
+    _: Call,
+    _: Out<c_void>,
+    buffer: Out<c_char>,
+    size: Out<usize>,
+    _: c_uint,
+) -> Result {
+    let room = size.get_at(0)?;
+    if room > 0 {
+        buffer.set_string(&[], 1)?;
+    }
+    size.set(0)
+}
+
+// There is no profiler to start or stop.
+
+pub(crate) fn cuProfilerStart(_: Call) -> Result {
+    process::get().map(|_| ())
+}
+
+pub(crate) fn cuProfilerStop(_: Call) -> Result {
+    process::get().map(|_| ())
+}

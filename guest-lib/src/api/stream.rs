@@ -1,0 +1,166 @@
+//! Streams.
+
+use crate::{
+    arguments::Out,
+    error::{Error, Result},
+    exports::Call,
+    process::{self, Process},
+    streams::{NON_BLOCKING, PER_THREAD, Stream},
+    thread,
+};
+use core::ffi::{c_int, c_uint, c_void};
+use sluice_protocol::calls::wire;
+
+pub(crate) fn cuStreamCreate(call: Call, place: Out<u64>, flags: c_uint) -> Result {
+    cuStreamCreateWithPriority(call, place, flags, 0)
+}
+
+pub(crate) fn cuStreamCreateWithPriority(_: Call, place: Out<u64>, flags: c_uint, priority: c_int) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    if flags & !NON_BLOCKING != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let context = process.contexts.current(process)?;
+    // Priorities outside the range are taken as its nearest end.
+    let (least, greatest) = process.devices.get(context.device)?.priorities;
+    let priority = priority.clamp(greatest.min(least), greatest.max(least));
+    place.put(process.streams.create(process, context.raw, flags, priority)?.raw());
+    Ok(())
+}
+
+pub(crate) fn cuStreamDestroy_v2(call: Call, stream: u64) -> Result {
+    let process = process::get()?;
+    if stream <= PER_THREAD {
+        return Err(Error::INVALID_HANDLE);
+    }
+    let stream = process.streams.resolve(process, call, stream)?;
+    process.streams.destroy(process, stream)
+}
+
+pub(crate) fn cuStreamDestroy(call: Call, stream: u64) -> Result {
+    cuStreamDestroy_v2(call, stream)
+}
+
+/// What a synchronisation with a stream has to see complete: its own work and, for the legacy stream, that of the streams
+/// it synchronises with.
+fn extent(process: &Process, stream: Stream<'_>) -> Result<Vec<(u32, u64)>> {
+    let mut extent = vec![(stream.slot, stream.posted())];
+    if process.contexts.get(stream.context)?.legacy == stream.slot {
+        let others = process.streams.of_context(stream.context, true);
+        extent.extend(others.map(|other| (other.slot, other.posted())));
+    }
+    Ok(extent)
+}
+
+pub(crate) fn cuStreamSynchronize(call: Call, stream: u64) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let stream = process.streams.resolve(process, call, stream)?;
+    for (slot, sequence) in extent(process, stream)? {
+        process.session.wait_complete(slot, sequence)?;
+    }
+    process.session.healthy()
+}
+
+pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let stream = process.streams.resolve(process, call, stream)?;
+    let complete =
+        extent(process, stream)?.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence));
+    if complete { Ok(()) } else { Err(Error::NOT_READY) }
+}
+
+pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_uint) -> Result {
+    let process = process::get()?;
+    let stream = process.streams.resolve(process, call, stream)?;
+    let event = process.events.resolve(event)?;
+    match event.recorded() {
+        // Never recorded, or complete already: there is nothing to wait for.
+        None => process.session.healthy(),
+        Some((slot, sequence)) if process.session.is_complete(slot, sequence) => process.session.healthy(),
+        Some(_) => process
+            .session
+            .post(stream.context, wire::stream_wait::CALL, Some(stream.target()), |writer| {
+                wire::stream_wait::put(writer, event.id, flags)
+            })
+            .map(drop),
+    }
+}
+
+fn look<R>(
+    call: Call,
+    stream: u64,
+    what: impl FnOnce(&'static Process, Stream<'_>) -> Result<R>,
+) -> Result<R> {
+    let process = process::get()?;
+    what(process, process.streams.resolve(process, call, stream)?)
+}
+
+pub(crate) fn cuStreamGetFlags(call: Call, stream: u64, flags: Out<c_uint>) -> Result {
+    look(call, stream, |_, stream| flags.set(stream.flags()))
+}
+
+pub(crate) fn cuStreamGetPriority(call: Call, stream: u64, priority: Out<c_int>) -> Result {
+    look(call, stream, |_, stream| priority.set(stream.priority()))
+}
+
+pub(crate) fn cuStreamGetCtx(call: Call, stream: u64, context: Out<u64>) -> Result {
+    look(call, stream, |_, stream| context.set(stream.context))
+}
+
+pub(crate) fn cuStreamGetCtx_v2(call: Call, stream: u64, context: Out<u64>, green: Out<c_void>) -> Result {
+    if green.address() != 0 {
+        green.set_bytes(&0u64.to_ne_bytes())?;
+    }
+    look(call, stream, |_, stream| context.set(stream.context))
+}
+
+pub(crate) fn cuStreamGetId(call: Call, stream: u64, id: Out<u64>) -> Result {
+    look(call, stream, |process, stream| id.set(process.streams.id(stream.slot).raw()))
+}
+
+pub(crate) fn cuStreamGetDevice(call: Call, stream: u64, device: Out<c_int>) -> Result {
+    look(call, stream, |process, stream| device.set(process.contexts.device(stream.context)?))
+}
+
+// Capture is not served yet, so no stream is ever capturing.
+
+pub(crate) fn cuStreamIsCapturing(call: Call, stream: u64, status: Out<c_uint>) -> Result {
+    look(call, stream, |_, _| status.set(0))
+}
+
+pub(crate) fn cuStreamGetCaptureInfo_v2(
+    call: Call,
+    stream: u64,
+    status: Out<c_uint>,
+    _: Out<u64>,
+    _: Out<u64>,
+    _: Out<*const c_void>,
+    _: Out<usize>,
+) -> Result {
+    look(call, stream, |_, _| status.set(0))
+}
+
+pub(crate) fn cuStreamGetCaptureInfo_v3(
+    call: Call,
+    stream: u64,
+    status: Out<c_uint>,
+    _: Out<u64>,
+    _: Out<u64>,
+    _: Out<*const c_void>,
+    _: Out<*const c_void>,
+    _: Out<usize>,
+) -> Result {
+    look(call, stream, |_, _| status.set(0))
+}
+
+pub(crate) fn cuThreadExchangeStreamCaptureMode(_: Call, mode: Out<c_uint>) -> Result {
+    process::get()?;
+    let asked = mode.get_at(0)?;
+    if asked > 2 {
+        return Err(Error::INVALID_VALUE);
+    }
+    mode.set(thread::exchange_capture_mode(asked))
+}

@@ -1,0 +1,276 @@
+//! Arguments of C callers: where raw pointers become values that say what may be done with them.
+//!
+//! A caller of the C API vouches for its pointers; nobody can check them. The conversions here are the one place that
+//! takes them at their word, so the rest of the shim reads and writes through these types and contains no unsafe code.
+
+#![expect(unsafe_code, reason = "C callers pass raw pointers")]
+
+use crate::error::{Error, Result};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+/// A parameter of an exported function.
+pub(crate) trait Argument {
+    /// What the function's implementation gets.
+    type Value;
+    /// Takes the caller's word for a pointer.
+    ///
+    /// # Safety
+    /// What the C API says about the parameter holds: a pointer is null or valid for what the function does with it.
+    unsafe fn receive(self) -> Self::Value;
+}
+
+macro_rules! scalars {
+    ($($ty:ty),+) => {$(
+        impl Argument for $ty {
+            type Value = $ty;
+            unsafe fn receive(self) -> $ty {
+                self
+            }
+        }
+    )+};
+}
+scalars!(c_int, c_uint, u64, usize, u8, u16);
+
+/// A place for a result.
+pub(crate) struct Out<T>(*mut T);
+
+/// Something the caller has.
+pub(crate) struct In<T>(*const T);
+
+// Not derived: a pointer may be copied whatever it points to.
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Out<T> {}
+impl<T> Clone for In<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for In<T> {}
+
+impl<T> Out<T> {
+    /// The address.
+    pub(crate) fn address(self) -> u64 {
+        self.0.addr() as u64
+    }
+
+    /// The same place for a value of another type, as the API says it is there.
+    pub(crate) fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+}
+
+impl<T: Copy> Out<T> {
+    /// The place, if the caller gave one.
+    pub(crate) fn given(self) -> Option<Place<T>> {
+        (!self.0.is_null()).then_some(Place(self.0))
+    }
+
+    /// The place; a caller that gave none gets `INVALID_VALUE`.
+    pub(crate) fn required(self) -> Result<Place<T>> {
+        self.given().ok_or(Error::INVALID_VALUE)
+    }
+
+    /// Writes to a place that must be there.
+    pub(crate) fn set(self, value: T) -> Result {
+        self.required()?.put(value);
+        Ok(())
+    }
+
+    /// Writes to a place that may be missing.
+    pub(crate) fn set_if_given(self, value: T) {
+        if let Some(place) = self.given() {
+            place.put(value);
+        }
+    }
+}
+
+impl Out<c_char> {
+    /// The place a caller's list of options names.
+    pub(crate) fn from_address(place: *mut c_void) -> Out<c_char> {
+        Out(place.cast())
+    }
+}
+
+impl Out<c_void> {
+    /// Writes bytes that the API says fit.
+    pub(crate) fn set_bytes(self, bytes: &[u8]) -> Result {
+        Out(self.0.cast::<u8>()).required()?;
+        // SAFETY: the caller gave room for what the function is documented to write.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.cast::<u8>(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Reads bytes that the API says are there.
+    pub(crate) fn read<const N: usize>(self) -> Result<[u8; N]> {
+        In(self.0.cast_const()).read()
+    }
+}
+
+impl Out<c_char> {
+    /// Writes a string of at most `room - 1` bytes and its NUL.
+    pub(crate) fn set_string(self, text: &[u8], room: c_int) -> Result {
+        self.required()?;
+        let room = usize::try_from(room).ok().filter(|room| *room > 0).ok_or(Error::INVALID_VALUE)?;
+        let text = &text[..text.len().min(room - 1)];
+        // SAFETY: the caller gave room for `room` bytes.
+        unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), self.0.cast::<u8>(), text.len()) };
+        // SAFETY: as above, and `text.len() < room`.
+        unsafe { self.0.wrapping_add(text.len()).write(0) };
+        Ok(())
+    }
+}
+
+/// Elements behind a pointer: an array of the caller's.
+impl<T: Copy> Out<T> {
+    /// Writes element `index` of an array that is long enough by the API's word.
+    pub(crate) fn set_at(self, index: usize, value: T) -> Result {
+        self.required()?;
+        // SAFETY: the caller gave an array of more than `index` elements.
+        unsafe { self.0.wrapping_add(index).write_unaligned(value) };
+        Ok(())
+    }
+
+    /// Reads element `index` of an array that is long enough by the API's word.
+    pub(crate) fn get_at(self, index: usize) -> Result<T> {
+        self.required()?;
+        // SAFETY: the caller gave an array of more than `index` elements.
+        Ok(unsafe { self.0.wrapping_add(index).read_unaligned() })
+    }
+}
+
+/// A result place that is there.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<T>(*mut T);
+
+impl<T> Place<T> {
+    /// Writes the result.
+    pub(crate) fn put(self, value: T) {
+        // SAFETY: not null, and valid for a write by the caller's word.
+        unsafe { self.0.write_unaligned(value) }
+    }
+}
+
+impl<T> Argument for *mut T {
+    type Value = Out<T>;
+    unsafe fn receive(self) -> Out<T> {
+        Out(self)
+    }
+}
+
+impl<T> In<T> {
+    /// The address.
+    pub(crate) fn address(self) -> u64 {
+        self.0.addr() as u64
+    }
+}
+
+impl In<c_void> {
+    /// Bytes of our own, as a caller would pass them.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> In<c_void> {
+        In(bytes.as_ptr().cast())
+    }
+
+    /// Reads a structure's bytes.
+    pub(crate) fn read<const N: usize>(self) -> Result<[u8; N]> {
+        if self.0.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        // SAFETY: the caller gave a structure of at least N bytes.
+        Ok(unsafe { self.0.cast::<[u8; N]>().read_unaligned() })
+    }
+}
+
+impl In<c_char> {
+    /// The string, at most `limit` bytes of it.
+    pub(crate) fn text(self, limit: usize) -> Result<&'static CStr> {
+        if self.0.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        // SAFETY: the caller gave a NUL-terminated string that stays for the call; the borrow does not outlive it.
+        let text = unsafe { CStr::from_ptr(self.0) };
+        if text.count_bytes() > limit { Err(Error::INVALID_VALUE) } else { Ok(text) }
+    }
+}
+
+impl<T> Argument for *const T {
+    type Value = In<T>;
+    unsafe fn receive(self) -> In<T> {
+        In(self)
+    }
+}
+
+/// A callback of a kind the shim keeps but never calls.
+pub(crate) type Callback = unsafe extern "C" fn();
+
+/// `CUoccupancyB2DSize`: dynamic shared memory for a block size.
+pub(crate) type BlockToShared = unsafe extern "C" fn(block: c_int) -> usize;
+
+/// A function of the caller's that may be called during the call.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedSize(BlockToShared);
+
+impl SharedSize {
+    /// Dynamic shared memory for blocks of this size.
+    pub(crate) fn of(self, block: c_int) -> usize {
+        // SAFETY: the caller gave a function of this type, to be called during the call.
+        unsafe { (self.0)(block) }
+    }
+}
+
+impl Argument for Option<BlockToShared> {
+    type Value = Option<SharedSize>;
+    unsafe fn receive(self) -> Option<SharedSize> {
+        self.map(SharedSize)
+    }
+}
+
+impl Argument for Option<Callback> {
+    type Value = Option<Callback>;
+    unsafe fn receive(self) -> Option<Callback> {
+        self
+    }
+}
+
+/// Host memory of the process, by address: what copies read and write.
+pub(crate) mod host {
+    use crate::error::{Error, Result};
+
+    /// Copies host memory.
+    pub(crate) fn copy(to: u64, from: u64, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        // SAFETY: both ranges were given by a caller of a copy function, or are arena memory allocated for it. They may
+        // overlap when a program copies within a buffer.
+        unsafe { core::ptr::copy(pointer(from).cast_const(), pointer(to), bytes) }
+    }
+
+    /// Reads bytes of the process.
+    pub(crate) fn read(from: u64, into: &mut [u8]) {
+        // SAFETY: as for `copy`; `into` is our own.
+        unsafe { core::ptr::copy_nonoverlapping(pointer(from).cast_const(), into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Makes the text at this place of the arena empty.
+    pub(crate) fn clear(at: u64) {
+        // SAFETY: a byte of arena memory allocated by the caller.
+        unsafe { pointer(at).write(0) }
+    }
+
+    /// Reads a word of an array of pointers.
+    pub(crate) fn word(from: u64, index: usize) -> Result<u64> {
+        if from == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        // SAFETY: the caller of a launch gave an array of more than `index` pointers.
+        Ok(unsafe { pointer(from).cast::<u64>().wrapping_add(index).read_unaligned() })
+    }
+
+    fn pointer(address: u64) -> *mut u8 {
+        core::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
+    }
+}

@@ -1,0 +1,255 @@
+//! Contexts: which exist, which is current where, and the primary ones.
+
+use crate::{
+    error::{Error, Result},
+    process::Process,
+    thread,
+};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use sluice_protocol::{
+    calls::wire,
+    field::Mint,
+    handle::{Context as Kind, Id},
+    limits,
+};
+use std::sync::{Mutex, MutexGuard};
+
+struct Slot {
+    /// Raw id, 0 while free.
+    raw: AtomicU64,
+    /// Stream slot of the legacy default stream, [`NONE`] while the context is not active.
+    legacy: AtomicU32,
+    device: AtomicU32,
+    flags: AtomicU32,
+}
+
+const NONE: u32 = u32::MAX;
+
+/// The contexts of the session. The first slots are the devices' primary contexts, which have a handle before they are
+/// active.
+pub(crate) struct Contexts {
+    slots: Vec<Slot>,
+    state: Mutex<State>,
+}
+
+struct State {
+    generations: Vec<u32>,
+    /// Retain counts of the primary contexts.
+    retained: Vec<u32>,
+}
+
+/// A context that may be used.
+#[derive(Clone, Copy)]
+pub(crate) struct Context {
+    pub(crate) raw: u64,
+    pub(crate) device: i32,
+    /// Stream slot of its legacy default stream.
+    pub(crate) legacy: u32,
+    pub(crate) flags: u32,
+}
+
+impl Contexts {
+    pub(crate) fn new(devices: usize) -> Contexts {
+        let slots = (0..limits::CONTEXTS)
+            .map(|index| {
+                let primary = (index as usize) < devices;
+                Slot {
+                    raw: AtomicU64::new(if primary { Id::<Kind>::new(index, 1).raw() } else { 0 }),
+                    legacy: AtomicU32::new(NONE),
+                    device: AtomicU32::new(if primary { index } else { 0 }),
+                    flags: AtomicU32::new(0),
+                }
+            })
+            .collect();
+        let state = State { generations: vec![1; limits::CONTEXTS as usize], retained: vec![0; devices] };
+        Contexts { slots, state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn slot(&self, raw: u64) -> Option<&Slot> {
+        let slot = self.slots.get(Id::<Kind>::from_raw(raw)?.index())?;
+        (slot.raw.load(Ordering::Acquire) == raw).then_some(slot)
+    }
+
+    /// The handle of a device's primary context, active or not.
+    pub(crate) fn primary(&self, process: &Process, device: i32) -> Result<u64> {
+        process.devices.get(device)?;
+        let index = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
+        Ok(self.slots[index].raw.load(Ordering::Acquire))
+    }
+
+    /// Whether a handle names a context, active or not.
+    pub(crate) fn exists(&self, raw: u64) -> bool {
+        self.slot(raw).is_some()
+    }
+
+    /// The device of a context, active or not.
+    pub(crate) fn device(&self, raw: u64) -> Result<i32> {
+        let slot = self.slot(raw).ok_or(Error::INVALID_CONTEXT)?;
+        Ok(slot.device.load(Ordering::Relaxed).cast_signed())
+    }
+
+    /// An active context by handle.
+    pub(crate) fn get(&self, raw: u64) -> Result<Context> {
+        let slot = self.slot(raw).ok_or(Error::INVALID_CONTEXT)?;
+        match slot.legacy.load(Ordering::Acquire) {
+            NONE => Err(Error::CONTEXT_IS_DESTROYED),
+            legacy => Ok(Context {
+                raw,
+                device: slot.device.load(Ordering::Relaxed).cast_signed(),
+                legacy,
+                flags: slot.flags.load(Ordering::Relaxed),
+            }),
+        }
+    }
+
+    /// The calling thread's current context, healthy.
+    pub(crate) fn current(&self, process: &Process) -> Result<Context> {
+        process.session.healthy()?;
+        match thread::current_context() {
+            0 => Err(Error::INVALID_CONTEXT),
+            raw => self.get(raw),
+        }
+    }
+
+    fn activate(&self, process: &Process, raw: u64, device: i32, flags: u32, primary: bool) -> Result {
+        let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_CONTEXT)?;
+        let slot = &self.slots[id.index()];
+        let legacy = process.streams.take(raw, 0, 0)?;
+        let ordinal = process.devices.get(device)?.ordinal;
+        let created = process.session.sync(
+            0,
+            wire::context_create::CALL,
+            |writer| wire::context_create::put(writer, Mint(id), ordinal, flags, primary, legacy),
+            wire::context_create::Reply::get,
+        );
+        if let Err(error) = created {
+            process.streams.give(legacy);
+            return Err(error);
+        }
+        slot.device.store(device.cast_unsigned(), Ordering::Relaxed);
+        slot.flags.store(flags, Ordering::Relaxed);
+        slot.legacy.store(legacy, Ordering::Release);
+        Ok(())
+    }
+
+    fn deactivate(&self, process: &Process, raw: u64) -> Result {
+        let context = self.get(raw)?;
+        let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_CONTEXT)?;
+        for stream in process.streams.of_context(raw, false) {
+            process.session.wait_complete(stream.slot, stream.posted())?;
+        }
+        sluice_cuda_abi::tables::context_destroyed(usize::try_from(raw).map_err(|_| Error::INVALID_CONTEXT)?);
+        process.device_map.free_context(process, raw)?;
+        process.session.sync(
+            0,
+            wire::context_destroy::CALL,
+            |writer| wire::context_destroy::put(writer, id),
+            wire::context_destroy::Reply::get,
+        )?;
+        self.slots[id.index()].legacy.store(NONE, Ordering::Release);
+        process.streams.forget_context(raw);
+        process.events.forget_context(raw);
+        process.modules.forget_context(process, raw);
+        let _ = context;
+        Ok(())
+    }
+
+    /// Creates an ordinary context and makes it current.
+    pub(crate) fn create(&self, process: &Process, device: i32, flags: u32) -> Result<u64> {
+        process.devices.get(device)?;
+        let raw = {
+            let mut state = self.lock();
+            let first = process.devices.count();
+            let index = (first..self.slots.len())
+                .find(|index| self.slots[*index].raw.load(Ordering::Relaxed) == 0)
+                .ok_or(Error::OUT_OF_MEMORY)?;
+            state.generations[index] = state.generations[index].wrapping_add(1);
+            let raw =
+                Id::<Kind>::new(u32::try_from(index).map_err(|_| Error::UNKNOWN)?, state.generations[index])
+                    .raw();
+            self.slots[index].raw.store(raw, Ordering::Release);
+            raw
+        };
+        if let Err(error) = self.activate(process, raw, device, flags, false) {
+            self.release(raw);
+            return Err(error);
+        }
+        thread::push(raw)?;
+        Ok(raw)
+    }
+
+    fn release(&self, raw: u64) {
+        if let Some(slot) = self.slot(raw) {
+            slot.raw.store(0, Ordering::Release);
+        }
+    }
+
+    /// Destroys an ordinary context; if it is current here, it is current no more.
+    pub(crate) fn destroy(&self, process: &Process, raw: u64) -> Result {
+        let id = Id::<Kind>::from_raw(raw).filter(|_| self.exists(raw)).ok_or(Error::INVALID_CONTEXT)?;
+        if id.index() < process.devices.count() {
+            return Err(Error::INVALID_CONTEXT);
+        }
+        self.deactivate(process, raw)?;
+        self.release(raw);
+        if thread::current_context() == raw {
+            thread::pop()?;
+        }
+        Ok(())
+    }
+
+    /// Retains a device's primary context, activating it if it is not.
+    pub(crate) fn retain_primary(&self, process: &Process, device: i32) -> Result<u64> {
+        let raw = self.primary(process, device)?;
+        let mut state = self.lock();
+        let index = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
+        if self.get(raw).is_err() {
+            let flags = self.slots[index].flags.load(Ordering::Relaxed);
+            self.activate(process, raw, device, flags, true)?;
+        }
+        state.retained[index] = state.retained[index].saturating_add(1);
+        Ok(raw)
+    }
+
+    /// Releases a device's primary context; the last release resets it.
+    pub(crate) fn release_primary(&self, process: &Process, device: i32) -> Result {
+        let raw = self.primary(process, device)?;
+        let mut state = self.lock();
+        let index = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
+        match state.retained[index] {
+            0 => Err(Error::INVALID_CONTEXT),
+            1 => {
+                state.retained[index] = 0;
+                if self.get(raw).is_ok() { self.deactivate(process, raw) } else { Ok(()) }
+            }
+            _ => {
+                state.retained[index] -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Destroys everything in a device's primary context, whoever retains it.
+    pub(crate) fn reset_primary(&self, process: &Process, device: i32) -> Result {
+        let raw = self.primary(process, device)?;
+        let _state = self.lock();
+        if self.get(raw).is_ok() { self.deactivate(process, raw) } else { Ok(()) }
+    }
+
+    /// Flags of a device's primary context, and whether it is active.
+    pub(crate) fn primary_state(&self, process: &Process, device: i32) -> Result<(u32, bool)> {
+        let raw = self.primary(process, device)?;
+        let slot = self.slot(raw).ok_or(Error::INVALID_DEVICE)?;
+        Ok((slot.flags.load(Ordering::Relaxed), slot.legacy.load(Ordering::Acquire) != NONE))
+    }
+
+    /// Sets the flags of a context.
+    pub(crate) fn set_flags(&self, raw: u64, flags: u32) -> Result {
+        self.slot(raw).ok_or(Error::INVALID_CONTEXT)?.flags.store(flags, Ordering::Relaxed);
+        Ok(())
+    }
+}

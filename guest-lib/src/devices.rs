@@ -1,0 +1,209 @@
+//! The devices as the program sees them: read once, filtered by `CUDA_VISIBLE_DEVICES`, answered from here ever after.
+
+use crate::{
+    error::{Error, Result},
+    log,
+    session::Session,
+};
+use sluice_cuda_abi::{attributes::guest_mask, tables::DeviceIdentity};
+use sluice_protocol::{calls::wire, limits};
+
+/// Attribute ids (`CUdevice_attribute`) the shim itself looks at.
+pub(crate) mod attribute {
+    pub(crate) const MAX_THREADS_PER_BLOCK: u32 = 1;
+    pub(crate) const MAX_BLOCK_DIM_X: u32 = 2;
+    pub(crate) const MAX_GRID_DIM_X: u32 = 5;
+    pub(crate) const MAX_SHARED_MEMORY_PER_BLOCK: u32 = 8;
+    pub(crate) const TOTAL_CONSTANT_MEMORY: u32 = 9;
+    pub(crate) const WARP_SIZE: u32 = 10;
+    pub(crate) const MAX_PITCH: u32 = 11;
+    pub(crate) const MAX_REGISTERS_PER_BLOCK: u32 = 12;
+    pub(crate) const CLOCK_RATE: u32 = 13;
+    pub(crate) const TEXTURE_ALIGNMENT: u32 = 14;
+    pub(crate) const PCI_BUS_ID: u32 = 33;
+    pub(crate) const PCI_DEVICE_ID: u32 = 34;
+    pub(crate) const PCI_DOMAIN_ID: u32 = 50;
+    pub(crate) const MAX_TEXTURE1D_LINEAR_WIDTH: u32 = 69;
+    pub(crate) const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
+    pub(crate) const COMPUTE_CAPABILITY_MINOR: u32 = 76;
+    pub(crate) const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: u32 = 97;
+}
+
+/// One device.
+pub(crate) struct Device {
+    /// Its number on the host's side of the session.
+    pub(crate) ordinal: u32,
+    /// Its name, without NUL.
+    pub(crate) name: Vec<u8>,
+    /// Its UUID.
+    pub(crate) uuid: [u8; 16],
+    /// Bytes of memory.
+    pub(crate) memory: u64,
+    /// Range of stream priorities: least, greatest.
+    pub(crate) priorities: (i32, i32),
+    attributes: [i32; limits::DEVICE_ATTRIBUTES],
+}
+
+impl Device {
+    /// Value of an attribute, masked to what a guest has.
+    pub(crate) fn attribute(&self, id: u32) -> Result<i32> {
+        // Ids begin at 1 and end, in the newest header, below the table's length.
+        if id == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        self.attributes.get(id as usize).copied().ok_or(Error::INVALID_VALUE)
+    }
+
+    /// An attribute that bounds something, never negative.
+    pub(crate) fn bound(&self, id: u32) -> u32 {
+        self.attribute(id).ok().and_then(|value| u32::try_from(value).ok()).unwrap_or(0)
+    }
+}
+
+/// The visible devices.
+pub(crate) struct Devices {
+    list: Vec<Device>,
+    identities: Vec<DeviceIdentity>,
+}
+
+impl Devices {
+    /// Asks the worker for every device and keeps those that `CUDA_VISIBLE_DEVICES` names, in its order.
+    pub(crate) fn read(session: &Session) -> Result<Devices> {
+        let mut all = Vec::new();
+        for ordinal in 0..session.device_count {
+            all.push(read_one(session, ordinal)?);
+        }
+        let list = match std::env::var("CUDA_VISIBLE_DEVICES") {
+            Ok(value) => visible(all, &value),
+            Err(_) => all,
+        };
+        if list.is_empty() {
+            log::info(format_args!("no device is visible"));
+        }
+        let identity = |device: &Device| DeviceIdentity {
+            uuid: device.uuid,
+            pci_domain: device.attribute(attribute::PCI_DOMAIN_ID).unwrap_or(0),
+            pci_bus: device.attribute(attribute::PCI_BUS_ID).unwrap_or(0),
+            pci_device: device.attribute(attribute::PCI_DEVICE_ID).unwrap_or(0),
+        };
+        Ok(Devices { identities: list.iter().map(identity).collect(), list })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The device of a `CUdevice`.
+    pub(crate) fn get(&self, device: i32) -> Result<&Device> {
+        usize::try_from(device).ok().and_then(|index| self.list.get(index)).ok_or(Error::INVALID_DEVICE)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Device> {
+        self.list.iter()
+    }
+
+    /// What the start-up handshake covers.
+    pub(crate) fn identities(&self) -> &[DeviceIdentity] {
+        &self.identities
+    }
+}
+
+fn read_one(session: &Session, ordinal: u32) -> Result<Device> {
+    let info = session.sync(
+        0,
+        wire::device_info::CALL,
+        |writer| wire::device_info::put(writer, ordinal),
+        wire::device_info::Reply::get,
+    )?;
+    let mut attributes = info.attributes.0;
+    for (id, value) in (0i32..).zip(attributes.iter_mut()) {
+        if let Some(masked) = guest_mask(id) {
+            *value = masked;
+        }
+    }
+    Ok(Device {
+        ordinal,
+        name: info.name.iter().copied().take_while(|byte| *byte != 0).collect(),
+        uuid: info.uuid,
+        memory: info.memory,
+        priorities: (info.least_priority, info.greatest_priority),
+        attributes,
+    })
+}
+
+/// The documented rules of `CUDA_VISIBLE_DEVICES`: indices or UUIDs (whole or a unique prefix), comma-separated; the list
+/// ends before the first entry that names nothing; naming a device twice leaves none.
+fn visible(all: Vec<Device>, value: &str) -> Vec<Device> {
+    let mut all: Vec<Option<Device>> = all.into_iter().map(Some).collect();
+    let uuids: Vec<String> = all.iter().flatten().map(|device| uuid_text(&device.uuid)).collect();
+    let mut chosen = Vec::new();
+    for entry in value.split(',') {
+        let entry = entry.trim();
+        let index = if let Some(prefix) = entry.strip_prefix("GPU-") {
+            let prefix = prefix.to_ascii_lowercase();
+            let mut matching = (0..uuids.len()).filter(|index| uuids[*index].starts_with(&prefix));
+            match (matching.next(), matching.next()) {
+                (Some(index), None) => Some(index),
+                _ => None,
+            }
+        } else {
+            entry.parse::<usize>().ok().filter(|index| *index < all.len())
+        };
+        match index {
+            None => break,
+            Some(index) if chosen.contains(&index) => return Vec::new(),
+            Some(index) => chosen.push(index),
+        }
+    }
+    chosen.into_iter().filter_map(|index| all[index].take()).collect()
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    use core::fmt::Write as _;
+    let mut text = String::with_capacity(36);
+    for (at, byte) in uuid.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(number: u8) -> Device {
+        Device {
+            ordinal: u32::from(number),
+            name: Vec::new(),
+            uuid: [number; 16],
+            memory: 0,
+            priorities: (0, 0),
+            attributes: [0; limits::DEVICE_ATTRIBUTES],
+        }
+    }
+
+    fn chosen(value: &str) -> Vec<u32> {
+        let all = vec![device(0x10), device(0x11), device(0x22)];
+        visible(all, value).iter().map(|device| device.ordinal).collect()
+    }
+
+    #[test]
+    fn visible_devices_follow_the_documented_rules() {
+        assert_eq!(chosen("2,0"), [0x22, 0x10]);
+        assert_eq!(chosen("0, 1"), [0x10, 0x11]);
+        assert_eq!(chosen("0,7,1"), [0x10], "the list ends before the first invalid entry");
+        assert_eq!(chosen("-1"), []);
+        assert_eq!(chosen(""), []);
+        assert_eq!(chosen("1,1"), [], "a device named twice");
+        assert_eq!(chosen("GPU-22"), [0x22]);
+        assert_eq!(chosen("GPU-1"), [], "not a unique prefix");
+        assert_eq!(chosen("GPU-11111111-1111-1111-1111-111111111111,0"), [0x11, 0x10]);
+    }
+}

@@ -1,0 +1,164 @@
+//! Events: where each one was recorded last, so that queries and waits need no host.
+
+use crate::{
+    error::{Error, Result},
+    process::Process,
+    streams::Stream,
+};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use sluice_protocol::{
+    calls::wire,
+    field::Mint,
+    handle::{Event as Kind, Id},
+    limits,
+};
+use std::sync::{Mutex, OnceLock};
+
+const CHUNK: usize = 1024;
+
+#[derive(Default)]
+struct Slot {
+    /// Raw id of the context, 0 while free.
+    context: AtomicU64,
+    generation: AtomicU32,
+    flags: AtomicU32,
+    /// Stream slot in the low 10 bits, sequence above; 0 for never recorded.
+    recorded: AtomicU64,
+}
+
+const SLOT_BITS: u32 = limits::STREAMS.ilog2();
+const _: () = assert!(limits::STREAMS.is_power_of_two());
+
+/// The events of the session.
+pub(crate) struct Events {
+    chunks: [OnceLock<Box<[Slot]>>; limits::EVENTS as usize / CHUNK],
+    free: Mutex<Free>,
+}
+
+#[derive(Default)]
+struct Free {
+    returned: Vec<u32>,
+    fresh: u32,
+}
+
+/// An event, resolved from a handle.
+#[derive(Clone, Copy)]
+pub(crate) struct Event<'a> {
+    pub(crate) id: Id<Kind>,
+    pub(crate) context: u64,
+    slot: &'a Slot,
+}
+
+impl Event<'_> {
+    /// The stream slot and sequence of its latest recording.
+    pub(crate) fn recorded(&self) -> Option<(u32, u64)> {
+        match self.slot.recorded.load(Ordering::Acquire) {
+            0 => None,
+            packed => {
+                let slot = u32::try_from(packed % u64::from(limits::STREAMS)).ok()?;
+                Some((slot, packed >> SLOT_BITS))
+            }
+        }
+    }
+
+    pub(crate) fn flags(&self) -> u32 {
+        self.slot.flags.load(Ordering::Relaxed)
+    }
+
+    /// Records the event in a stream.
+    pub(crate) fn record(&self, process: &Process, stream: Stream<'_>, flags: u32) -> Result {
+        let id = self.id;
+        let sequence = process.session.post(
+            stream.context,
+            wire::event_record::CALL,
+            Some(stream.target()),
+            |writer| wire::event_record::put(writer, id, flags),
+        )?;
+        self.slot.recorded.store(sequence << SLOT_BITS | u64::from(stream.slot), Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Events {
+    pub(crate) fn new() -> Events {
+        Events {
+            chunks: [const { OnceLock::new() }; limits::EVENTS as usize / CHUNK],
+            free: Mutex::default(),
+        }
+    }
+
+    fn slot(&self, index: usize) -> Result<&Slot> {
+        let chunk = self.chunks.get(index / CHUNK).and_then(OnceLock::get).ok_or(Error::INVALID_HANDLE)?;
+        chunk.get(index % CHUNK).ok_or(Error::INVALID_HANDLE)
+    }
+
+    /// Creates an event of a context; the id is ours, so this is a post.
+    pub(crate) fn create(&self, process: &Process, context: u64, flags: u32) -> Result<Id<Kind>> {
+        let index = {
+            let mut free = self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            match free.returned.pop() {
+                Some(index) => index,
+                None if free.fresh < limits::EVENTS => {
+                    free.fresh += 1;
+                    free.fresh - 1
+                }
+                None => return Err(Error::OUT_OF_MEMORY),
+            }
+        };
+        let chunk = self.chunks.get(index as usize / CHUNK).ok_or(Error::OUT_OF_MEMORY)?;
+        let slot =
+            &chunk.get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect())[index as usize % CHUNK];
+        let generation = slot.generation.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        slot.flags.store(flags, Ordering::Relaxed);
+        slot.recorded.store(0, Ordering::Relaxed);
+        slot.context.store(context, Ordering::Release);
+        let id = Id::new(index, generation);
+        let posted = process.session.post(context, wire::event_create::CALL, None, |writer| {
+            wire::event_create::put(writer, Mint(id), flags)
+        });
+        match posted {
+            Ok(_) => Ok(id),
+            Err(error) => {
+                self.give(index, slot);
+                Err(error)
+            }
+        }
+    }
+
+    fn give(&self, index: u32, slot: &Slot) {
+        slot.context.store(0, Ordering::Release);
+        self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).returned.push(index);
+    }
+
+    /// The event of a handle.
+    pub(crate) fn resolve(&self, handle: u64) -> Result<Event<'_>> {
+        let id = Id::<Kind>::from_raw(handle).ok_or(Error::INVALID_HANDLE)?;
+        let slot = self.slot(id.index())?;
+        let context = slot.context.load(Ordering::Acquire);
+        let current = slot.generation.load(Ordering::Relaxed) & 0xff_ffff;
+        if context == 0 || current != id.generation() {
+            return Err(Error::INVALID_HANDLE);
+        }
+        Ok(Event { id, context, slot })
+    }
+
+    /// Destroys an event.
+    pub(crate) fn destroy(&self, process: &Process, event: Event<'_>) -> Result {
+        process.session.post(event.context, wire::event_destroy::CALL, None, |writer| {
+            wire::event_destroy::put(writer, event.id)
+        })?;
+        self.give(u32::try_from(event.id.index()).map_err(|_| Error::UNKNOWN)?, event.slot);
+        Ok(())
+    }
+
+    /// Gives back the events of a context that is gone.
+    pub(crate) fn forget_context(&self, context: u64) {
+        for (first, slots) in (0..limits::EVENTS).step_by(CHUNK).zip(self.chunks.iter()) {
+            for (index, slot) in (first..).zip(slots.get().into_iter().flatten()) {
+                if slot.context.load(Ordering::Acquire) == context {
+                    self.give(index, slot);
+                }
+            }
+        }
+    }
+}

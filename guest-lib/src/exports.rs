@@ -1,0 +1,98 @@
+//! The C symbols: one export per row of the call table, one for every other name of `cuda.h`.
+
+#![expect(unsafe_code, reason = "C exports")]
+#![allow(non_snake_case, unreachable_pub, reason = "the names of cuda.h, visible to C alone")]
+
+use crate::{
+    api,
+    arguments::{Argument, BlockToShared, Callback},
+    error::{Error, Result},
+    log, process,
+};
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+/// A handle of the session as C code holds it.
+type Handle = u64;
+
+/// What the name of the called symbol says about the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// Stream 0 is the calling thread's (`_ptds`, `_ptsz`), not the context's.
+    pub(crate) per_thread: bool,
+}
+
+/// Runs an implementation behind the C boundary: nothing unwinds into the program, whatever goes wrong.
+fn enter(name: &'static str, per_thread: bool, body: impl FnOnce(Call) -> Result) -> c_uint {
+    match catch_unwind(AssertUnwindSafe(|| body(Call { per_thread }))) {
+        Ok(Ok(())) => 0,
+        Ok(Err(Error(code))) => code,
+        Err(_) => {
+            log::error(format_args!("{name}: internal error; the call fails with CUDA_ERROR_UNKNOWN"));
+            Error::UNKNOWN.0
+        }
+    }
+}
+
+macro_rules! exports {
+    ($($(#[doc = $doc:literal])* $id:literal @ $since:literal $class:ident fn $name:ident $parameters:tt
+        $(also $($also:ident),+)?;)+) => {
+        $(
+            export!($class $name $name false $parameters);
+            $($(export!($class $name $also true $parameters);)+)?
+        )+
+    };
+}
+
+macro_rules! export {
+    (driver $name:ident $symbol:ident $per_thread:literal $parameters:tt) => {};
+    ($class:ident $name:ident $symbol:ident $per_thread:literal ($($p:ident: $ty:ty),*)) => {
+        /// See `cuda.h`.
+        ///
+        /// # Safety
+        /// As the C API asks of its callers.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $symbol($($p: $ty),*) -> c_uint {
+            enter(stringify!($symbol), $per_thread, |call| {
+                // SAFETY: the caller vouches for its pointers, as the C API asks.
+                $(let $p = unsafe { Argument::receive($p) };)*
+                api::$name(call $(, $p)*)
+            })
+        }
+    };
+}
+sluice_protocol::for_each_c_call!(exports);
+
+macro_rules! unserved {
+    ($($name:ident)*) => {
+        $(
+            /// Exists because programs and runtimes look for it; not served yet.
+            #[unsafe(no_mangle)]
+            pub extern "C" fn $name() -> c_uint {
+                static LOGGED: AtomicBool = AtomicBool::new(false);
+                not_served(stringify!($name), &LOGGED)
+            }
+        )*
+    };
+}
+include!(concat!(env!("OUT_DIR"), "/unserved.rs"));
+
+#[cold]
+fn not_served(name: &'static str, logged: &AtomicBool) -> c_uint {
+    if let Err(Error(code)) = process::usable() {
+        return code;
+    }
+    if !logged.swap(true, Ordering::Relaxed) {
+        log::warn(format_args!("{name} is not supported yet (CUDA_ERROR_NOT_SUPPORTED)"));
+    }
+    Error::NOT_SUPPORTED.0
+}
+
+/// The address of export `index` of [`sluice_cuda_abi::symbols::EXPORTS`].
+pub(crate) fn address(index: usize) -> Option<*mut c_void> {
+    const ADDRESSES: &[*const ()] = &include!(concat!(env!("OUT_DIR"), "/addresses.rs"));
+    ADDRESSES.get(index).map(|address| address.cast_mut().cast())
+}

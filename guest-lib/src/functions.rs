@@ -1,0 +1,205 @@
+//! Functions and kernels: everything a launch has to know, cached when the handle was made.
+
+use crate::{
+    error::{Error, Result},
+    process::Process,
+};
+use core::sync::atomic::{AtomicBool, Ordering};
+use sluice_protocol::{
+    calls::{FunctionAttributes, wire},
+    field::{Mint, Name},
+    handle::{Function as Kind, Id, Module},
+    limits,
+};
+use std::{
+    ffi::CString,
+    sync::{Mutex, OnceLock, RwLock, RwLockReadGuard},
+};
+
+const CHUNK: usize = 1024;
+
+/// `CUfunction_attribute`s the shim looks at.
+pub(crate) mod attribute {
+    pub(crate) const MAX_THREADS_PER_BLOCK: usize = 0;
+    pub(crate) const SHARED_SIZE_BYTES: usize = 1;
+    pub(crate) const MAX_DYNAMIC_SHARED_SIZE_BYTES: usize = 8;
+    /// Attributes a driver has.
+    pub(crate) const COUNT: u32 = 16;
+}
+
+/// What the shim keeps about a function.
+pub(crate) struct Function {
+    pub(crate) id: Id<Kind>,
+    pub(crate) module: Id<Module>,
+    /// Of a library: launched in any context.
+    pub(crate) kernel: bool,
+    /// Interned: handed out by pointer for the life of the process.
+    pub(crate) name: &'static CString,
+    pub(crate) attributes: FunctionAttributes,
+    /// Offset and size of each parameter.
+    pub(crate) parameters: Box<[(u16, u16)]>,
+    /// The driver has accepted a launch; what it refuses at once depends on the launch alone from now on.
+    pub(crate) launched: AtomicBool,
+}
+
+impl Function {
+    /// Value of an attribute.
+    pub(crate) fn attribute(&self, index: usize) -> i32 {
+        self.attributes.0.get(index).copied().unwrap_or(0)
+    }
+
+    /// A size attribute, never negative.
+    pub(crate) fn bytes(&self, index: usize) -> u32 {
+        u32::try_from(self.attribute(index)).unwrap_or(0)
+    }
+
+    /// Bytes of all parameters.
+    pub(crate) fn parameter_bytes(&self) -> usize {
+        usize::try_from(self.attribute(attribute::COUNT as usize)).unwrap_or(0)
+    }
+}
+
+#[derive(Default)]
+struct Slot {
+    function: RwLock<Option<Function>>,
+}
+
+/// The functions of the session.
+pub(crate) struct Functions {
+    chunks: [OnceLock<Box<[Slot]>>; limits::FUNCTIONS as usize / CHUNK],
+    free: Mutex<Free>,
+    names: Mutex<std::collections::HashMap<CString, &'static CString>>,
+}
+
+#[derive(Default)]
+struct Free {
+    /// Index and the generation it had.
+    returned: Vec<(u32, u32)>,
+    fresh: u32,
+}
+
+/// A function in use: it cannot go while this is held.
+pub(crate) struct Held<'a>(RwLockReadGuard<'a, Option<Function>>);
+
+impl core::ops::Deref for Held<'_> {
+    type Target = Function;
+    fn deref(&self) -> &Function {
+        // `resolve` makes no `Held` of an empty slot.
+        self.0.as_ref().unwrap_or_else(|| unreachable!("checked when it was made"))
+    }
+}
+
+impl Functions {
+    pub(crate) fn new() -> Functions {
+        Functions {
+            chunks: [const { OnceLock::new() }; limits::FUNCTIONS as usize / CHUNK],
+            free: Mutex::default(),
+            names: Mutex::default(),
+        }
+    }
+
+    fn slot(&self, index: usize) -> Result<&Slot> {
+        let chunk = self.chunks.get(index / CHUNK).ok_or(Error::INVALID_HANDLE)?;
+        let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect());
+        chunk.get(index % CHUNK).ok_or(Error::INVALID_HANDLE)
+    }
+
+    fn intern(&self, name: &[u8]) -> Result<&'static CString> {
+        let name = CString::new(name).map_err(|_| Error::INVALID_VALUE)?;
+        let mut names = self.names.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // Names live as long as the process: programs keep the pointers they got.
+        Ok(names.entry(name.clone()).or_insert_with(|| Box::leak(Box::new(name))))
+    }
+
+    /// Finds a function of a module, or a kernel of a library, on the host.
+    pub(crate) fn find(
+        &self,
+        process: &Process,
+        context: u64,
+        module: Id<Module>,
+        kernel: bool,
+        name: &[u8],
+    ) -> Result<Id<Kind>> {
+        let (index, generation) = {
+            let mut free = self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            match free.returned.pop() {
+                Some((index, generation)) => (index, generation.wrapping_add(1)),
+                None if free.fresh < limits::FUNCTIONS => {
+                    free.fresh += 1;
+                    (free.fresh - 1, 1)
+                }
+                None => return Err(Error::OUT_OF_MEMORY),
+            }
+        };
+        let id = Id::new(index, generation);
+        let found = process.session.sync(
+            context,
+            wire::module_function::CALL,
+            |writer| wire::module_function::put(writer, module, Mint(id), Name(name)),
+            wire::module_function::Reply::get,
+        );
+        let found = found.and_then(|found| Ok((found, self.intern(name)?)));
+        match found {
+            Err(error) => {
+                self.return_index(id);
+                Err(error)
+            }
+            Ok((found, name)) => {
+                let function = Function {
+                    id,
+                    module,
+                    kernel,
+                    name,
+                    attributes: found.attributes,
+                    parameters: found.parameters.entries().into(),
+                    launched: AtomicBool::new(false),
+                };
+                *self.slot(id.index())?.function.write().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+                    Some(function);
+                Ok(id)
+            }
+        }
+    }
+
+    fn return_index(&self, id: Id<Kind>) {
+        if let Ok(index) = u32::try_from(id.index()) {
+            let mut free = self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            free.returned.push((index, id.generation()));
+        }
+    }
+
+    /// The function of a handle.
+    pub(crate) fn resolve(&self, handle: u64) -> Result<Held<'_>> {
+        let id = Id::<Kind>::from_raw(handle).ok_or(Error::INVALID_HANDLE)?;
+        let chunk =
+            self.chunks.get(id.index() / CHUNK).and_then(OnceLock::get).ok_or(Error::INVALID_HANDLE)?;
+        let slot = chunk.get(id.index() % CHUNK).ok_or(Error::INVALID_HANDLE)?;
+        let held = Held(slot.function.read().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        match &*held.0 {
+            Some(function) if function.id == id => Ok(held),
+            _ => Err(Error::INVALID_HANDLE),
+        }
+    }
+
+    /// Replaces what is cached after an attribute was set.
+    pub(crate) fn update(&self, id: Id<Kind>, attributes: FunctionAttributes) -> Result {
+        let mut slot =
+            self.slot(id.index())?.function.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(function) = slot.as_mut().filter(|function| function.id == id) {
+            function.attributes = attributes;
+            function.launched.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Drops a function whose module is gone.
+    pub(crate) fn forget(&self, id: Id<Kind>) {
+        if let Ok(slot) = self.slot(id.index()) {
+            let mut slot = slot.function.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+            if slot.take_if(|function| function.id == id).is_some() {
+                drop(slot);
+                self.return_index(id);
+            }
+        }
+    }
+}

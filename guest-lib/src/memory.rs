@@ -1,0 +1,181 @@
+//! Device addresses: the window they lie in, and what is allocated there.
+//!
+//! The window is reserved in this process, so no host pointer can ever look like a device pointer.
+
+use crate::{
+    error::{Error, Result},
+    log,
+    process::Process,
+    session::Session,
+};
+use sluice_protocol::{
+    calls::wire,
+    field::{DeviceAddress, Size},
+    limits,
+};
+use sluice_shared_memory::Reservation;
+use std::{
+    collections::BTreeMap,
+    ops::Bound,
+    sync::{RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+/// A live range of device addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+    /// Raw id of the context it belongs to.
+    pub(crate) context: u64,
+    /// A module's variable: not to be freed by the program.
+    pub(crate) global: bool,
+}
+
+/// The live ranges, and the reservations around them.
+pub(crate) struct DeviceMap {
+    ranges: RwLock<BTreeMap<u64, Range>>,
+    _window: Reservation,
+    /// Pages outside the window that hold variables of modules.
+    pages: std::sync::Mutex<BTreeMap<u64, Reservation>>,
+}
+
+impl DeviceMap {
+    /// Finds a window that is free in this process and in the worker. First the place where nothing was ever seen, then
+    /// smaller ones higher up.
+    pub(crate) fn open(session: &Session) -> Result<DeviceMap> {
+        let last = limits::WINDOW_BOUNDS.end;
+        for shift in 0..6 {
+            let bytes = limits::SESSION_WINDOW_BYTES >> shift;
+            let base = last - bytes;
+            let Ok(window) = Reservation::new(base, bytes) else { continue };
+            let reserved = session.sync(
+                0,
+                wire::window_reserve::CALL,
+                |writer| wire::window_reserve::put(writer, base, Size(bytes)),
+                wire::window_reserve::Reply::get,
+            );
+            match reserved {
+                Ok(_) => {
+                    return Ok(DeviceMap {
+                        ranges: RwLock::default(),
+                        _window: window,
+                        pages: std::sync::Mutex::default(),
+                    });
+                }
+                Err(error) => {
+                    log::info(format_args!("window at {base:#x} refused by the worker: {error:?}"));
+                    session.alive()?;
+                }
+            }
+        }
+        log::error(format_args!(
+            "no range of addresses is free for device memory in {:#x?}",
+            limits::WINDOW_BOUNDS
+        ));
+        Err(Error::OUT_OF_MEMORY)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Range>> {
+        self.ranges.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<u64, Range>> {
+        self.ranges.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Allocates device memory for a context.
+    pub(crate) fn allocate(&self, process: &Process, context: u64, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let allocated = process.session.sync(
+            context,
+            wire::memory_allocate::CALL,
+            |writer| wire::memory_allocate::put(writer, Size(bytes)),
+            wire::memory_allocate::Reply::get,
+        );
+        // More than the record can carry is more than any device has.
+        let start = allocated
+            .map_err(|error| if bytes > limits::ALLOCATION_BYTES { Error::OUT_OF_MEMORY } else { error })?;
+        let start = start.address;
+        self.write().insert(start, Range { start, bytes, context, global: false });
+        Ok(start)
+    }
+
+    /// Frees an allocation once nothing uses it any more. Address 0 is nothing to free.
+    pub(crate) fn free(&self, process: &Process, start: u64) -> Result {
+        if start == 0 {
+            return Ok(());
+        }
+        let range =
+            self.read().get(&start).copied().filter(|range| !range.global).ok_or(Error::INVALID_VALUE)?;
+        process.wait_all()?;
+        // Somebody else may have freed it while we waited.
+        self.write().remove(&start).ok_or(Error::INVALID_VALUE)?;
+        self.post_free(process, range)
+    }
+
+    fn post_free(&self, process: &Process, range: Range) -> Result {
+        process
+            .session
+            .post(range.context, wire::memory_free::CALL, None, |writer| {
+                wire::memory_free::put(writer, DeviceAddress(range.start))
+            })
+            .map(drop)
+    }
+
+    /// Frees what a context still has; its work is complete.
+    pub(crate) fn free_context(&self, process: &Process, context: u64) -> Result {
+        let of_context = |range: &Range| range.context == context && !range.global;
+        let ranges: Vec<Range> = self.read().values().filter(|range| of_context(range)).copied().collect();
+        for range in ranges {
+            self.write().remove(&range.start);
+            self.post_free(process, range)?;
+        }
+        Ok(())
+    }
+
+    /// The live range that contains an address.
+    pub(crate) fn find(&self, address: u64) -> Option<Range> {
+        let ranges = self.read();
+        let (_, range) = ranges.range((Bound::Unbounded, Bound::Included(address))).next_back()?;
+        (address - range.start < range.bytes).then_some(*range)
+    }
+
+    /// Checks that `bytes` from `address` lie in one live range.
+    pub(crate) fn check(&self, address: u64, bytes: u64) -> Result {
+        let range = self.find(address).ok_or(Error::INVALID_VALUE)?;
+        let left = range.bytes - (address - range.start);
+        if bytes <= left { Ok(()) } else { Err(Error::INVALID_VALUE) }
+    }
+
+    /// Takes in a module's variable. The driver put it where it wanted: the addresses must not be in use here, or a host
+    /// pointer would look like a device pointer.
+    pub(crate) fn add_global(&self, start: u64, bytes: u64, context: u64) -> Result {
+        let (first, end) = (start & !4095, start.checked_add(bytes.max(1)).ok_or(Error::UNKNOWN)?);
+        let mut pages = self.pages.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for page in (first..end).step_by(4096) {
+            let covered = pages
+                .range((Bound::Unbounded, Bound::Included(page)))
+                .next_back()
+                .is_some_and(|(_, reservation)| page - reservation.base() < reservation.bytes());
+            if covered {
+                continue;
+            }
+            let reservation = Reservation::new(page, 4096).map_err(|error| {
+                log::error(format_args!(
+                    "a variable of a module lies where this process has memory of its own: {error}"
+                ));
+                Error::OUT_OF_MEMORY
+            })?;
+            pages.insert(page, reservation);
+        }
+        self.write().insert(start, Range { start, bytes, context, global: true });
+        Ok(())
+    }
+
+    /// Forgets a module's variable.
+    pub(crate) fn remove(&self, start: u64) {
+        self.write().remove(&start);
+    }
+}

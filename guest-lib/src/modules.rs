@@ -1,0 +1,323 @@
+//! Modules and libraries: which exist, in which context, and what was looked up in them.
+
+use crate::{
+    arguments::host,
+    error::{Error, Result},
+    log,
+    process::Process,
+};
+use sluice_cuda_abi::image::{self, Wrapper};
+use sluice_protocol::{
+    calls::wire,
+    field::{ArenaAddress, Mint, Name, Size},
+    handle::{Function, Id, Module as Kind},
+    limits,
+};
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard},
+};
+
+/// A module of a context, or a library.
+struct Module {
+    id: Id<Kind>,
+    /// Raw id of the context; 0 for a library.
+    context: u64,
+    functions: HashMap<Vec<u8>, Id<Function>>,
+    globals: HashMap<Vec<u8>, (u64, u64)>,
+}
+
+/// The modules and libraries of the session.
+pub(crate) struct Modules {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    modules: Vec<Option<Module>>,
+    generations: Vec<u32>,
+}
+
+/// A JIT log the caller wants.
+#[derive(Default)]
+pub(crate) struct JitLog {
+    /// What the JIT said.
+    pub(crate) text: Vec<u8>,
+}
+
+impl Modules {
+    pub(crate) fn new() -> Modules {
+        Modules { state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Loads the image at `address` of the program: a module of `context`, or a library. `log` gets the JIT's messages,
+    /// also when loading fails.
+    pub(crate) fn load(
+        &self,
+        process: &Process,
+        context: u64,
+        library: bool,
+        address: u64,
+        log: Option<&mut JitLog>,
+    ) -> Result<Id<Kind>> {
+        let image = Image::find(address)?;
+        let id = {
+            let mut state = self.lock();
+            let index = match state.modules.iter().position(Option::is_none) {
+                Some(index) if state.generations[index] != 0 => index,
+                _ if state.modules.len() < limits::MODULES as usize => {
+                    state.modules.push(None);
+                    state.generations.push(0);
+                    state.modules.len() - 1
+                }
+                _ => return Err(Error::OUT_OF_MEMORY),
+            };
+            state.generations[index] = state.generations[index].wrapping_add(1);
+            let id = Id::new(u32::try_from(index).map_err(|_| Error::UNKNOWN)?, state.generations[index]);
+            // Taken from here on, so that nobody else mints it.
+            let context = if library { 0 } else { context };
+            state.modules[index] =
+                Some(Module { id, context, functions: HashMap::new(), globals: HashMap::new() });
+            id
+        };
+        let loaded = ship(process, context, library, id, &image, log);
+        if loaded.is_err() {
+            self.lock().modules[id.index()] = None;
+        }
+        loaded.map(|()| id)
+    }
+
+    /// Checks a handle and says whether it is a library's.
+    pub(crate) fn resolve(&self, handle: u64) -> Result<(Id<Kind>, bool)> {
+        let id = Id::<Kind>::from_raw(handle).ok_or(Error::INVALID_HANDLE)?;
+        let state = self.lock();
+        let module = state.modules.get(id.index()).and_then(Option::as_ref).filter(|module| module.id == id);
+        module.map(|module| (id, module.context == 0)).ok_or(Error::INVALID_HANDLE)
+    }
+
+    /// A function of a module or a kernel of a library, looked up once.
+    pub(crate) fn function(
+        &self,
+        process: &Process,
+        context: u64,
+        handle: u64,
+        name: &[u8],
+    ) -> Result<Id<Function>> {
+        let (id, library) = self.resolve(handle)?;
+        if let Some(Some(module)) = self.lock().modules.get(id.index())
+            && let Some(function) = module.functions.get(name)
+        {
+            return Ok(*function);
+        }
+        let function = process.functions.find(process, context, id, library, name)?;
+        match self.lock().modules.get_mut(id.index()) {
+            Some(Some(module)) if module.id == id => {
+                Ok(*module.functions.entry(name.to_vec()).or_insert(function))
+            }
+            _ => Err(Error::INVALID_HANDLE),
+        }
+    }
+
+    /// Address and size of a variable, looked up once.
+    pub(crate) fn global(
+        &self,
+        process: &Process,
+        context: u64,
+        handle: u64,
+        name: &[u8],
+    ) -> Result<(u64, u64)> {
+        let (id, _) = self.resolve(handle)?;
+        if let Some(Some(module)) = self.lock().modules.get(id.index())
+            && let Some(global) = module.globals.get(name)
+        {
+            return Ok(*global);
+        }
+        let found = process.session.sync(
+            context,
+            wire::module_global::CALL,
+            |writer| wire::module_global::put(writer, id, Name(name)),
+            wire::module_global::Reply::get,
+        )?;
+        process.device_map.add_global(found.address, found.bytes, context)?;
+        if let Some(Some(module)) = self.lock().modules.get_mut(id.index()) {
+            module.globals.insert(name.to_vec(), (found.address, found.bytes));
+        }
+        Ok((found.address, found.bytes))
+    }
+
+    /// Number of functions of a module.
+    pub(crate) fn function_count(&self, process: &Process, context: u64, handle: u64) -> Result<u32> {
+        let (id, _) = self.resolve(handle)?;
+        let counted = process.session.sync(
+            context,
+            wire::module_function_count::CALL,
+            |writer| wire::module_function_count::put(writer, id),
+            wire::module_function_count::Reply::get,
+        )?;
+        Ok(counted.count)
+    }
+
+    /// Function number `index` of a module.
+    pub(crate) fn function_at(
+        &self,
+        process: &Process,
+        context: u64,
+        handle: u64,
+        index: u32,
+    ) -> Result<Id<Function>> {
+        let (id, _) = self.resolve(handle)?;
+        let room = process.arena.allocate(process, limits::NAME_BYTES as u64)?;
+        let named = process.session.sync(
+            context,
+            wire::module_function_name::CALL,
+            |writer| {
+                let (into, bytes) = (ArenaAddress(room.address()), Size(limits::NAME_BYTES as u64));
+                wire::module_function_name::put(writer, id, index, into, bytes)
+            },
+            wire::module_function_name::Reply::get,
+        );
+        let name = named.map(|named| {
+            let mut name = vec![0; usize::try_from(named.length).unwrap_or(0).min(limits::NAME_BYTES)];
+            host::read(room.address(), &mut name);
+            name
+        });
+        process.arena.free(room);
+        self.function(process, context, handle, &name?)
+    }
+
+    /// Unloads a module or library once its work is done.
+    pub(crate) fn unload(&self, process: &Process, context: u64, handle: u64) -> Result {
+        let (id, _) = self.resolve(handle)?;
+        process.wait_all()?;
+        process.session.sync(
+            context,
+            wire::module_unload::CALL,
+            |writer| wire::module_unload::put(writer, id),
+            wire::module_unload::Reply::get,
+        )?;
+        let module = self.lock().modules.get_mut(id.index()).and_then(Option::take);
+        self.forget(process, module);
+        Ok(())
+    }
+
+    fn forget(&self, process: &Process, module: Option<Module>) {
+        let Some(module) = module else { return };
+        module.functions.values().for_each(|function| process.functions.forget(*function));
+        module.globals.values().for_each(|(address, _)| process.device_map.remove(*address));
+    }
+
+    /// Forgets the modules of a context that is gone.
+    pub(crate) fn forget_context(&self, process: &Process, context: u64) {
+        let gone: Vec<Module> = {
+            let mut state = self.lock();
+            let of_context = |module: &mut Module| module.context == context;
+            state.modules.iter_mut().filter_map(|module| module.take_if(of_context)).collect()
+        };
+        gone.into_iter().for_each(|module| self.forget(process, Some(module)));
+    }
+}
+
+/// Copies an image into the arena and has it loaded.
+fn ship(
+    process: &Process,
+    context: u64,
+    library: bool,
+    id: Id<Kind>,
+    image: &Image,
+    log: Option<&mut JitLog>,
+) -> Result {
+    let log_bytes = if log.is_some() { limits::JIT_LOG_BYTES } else { 0 };
+    let room = process.arena.allocate(process, image.bytes + log_bytes)?;
+    host::copy(
+        room.address(),
+        image.address,
+        usize::try_from(image.bytes).map_err(|_| Error::OUT_OF_MEMORY)?,
+    );
+    let log_at = room.address() + image.bytes;
+    if log_bytes > 0 {
+        host::clear(log_at);
+    }
+    let loaded = process.session.sync(
+        context,
+        wire::module_load::CALL,
+        |writer| {
+            wire::module_load::put(
+                writer,
+                Mint(id),
+                library,
+                ArenaAddress(room.address()),
+                Size(image.bytes),
+                ArenaAddress(log_at),
+                Size(log_bytes),
+            )
+        },
+        wire::module_load::Reply::get,
+    );
+    if let Some(log) = log {
+        // A failed call has no result to say the length; the text ends with a NUL either way.
+        let mut text = vec![0; usize::try_from(log_bytes).unwrap_or(0)];
+        host::read(log_at, &mut text);
+        let length = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        text.truncate(length);
+        log.text = text;
+    }
+    process.arena.free(room);
+    loaded.map(drop)
+}
+
+/// An image in the program's memory.
+struct Image {
+    address: u64,
+    bytes: u64,
+}
+
+impl Image {
+    /// Follows a wrapper and finds the image's length.
+    fn find(address: u64) -> Result<Image> {
+        if address == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let mut wrapper = [0; Wrapper::SIZE];
+        let mut magic = [0; 4];
+        host::read(address, &mut magic);
+        // Only what begins like a wrapper is long enough to be read as one: a text may end after a few bytes.
+        let address = if u32::from_le_bytes(magic) == 0x4662_43b1 {
+            host::read(address, &mut wrapper);
+            match Wrapper::parse(&wrapper) {
+                Ok(Some(wrapper)) => {
+                    if wrapper.version == 2 && wrapper.fatbins != 0 && host::word(wrapper.fatbins, 0)? != 0 {
+                        log::warn(format_args!(
+                            "images linked at run time (relocatable device code) are not supported yet"
+                        ));
+                        return Err(Error::NOT_SUPPORTED);
+                    }
+                    wrapper.data
+                }
+                Ok(None) => address,
+                Err(error) => return Err(Error(error.status() as u32)),
+            }
+        } else {
+            address
+        };
+        // A text says nowhere how long it is, and the page behind its end may not be mapped: look for the end page by page.
+        // The other kinds state their size, and what they state is the program's word.
+        let mut magic = [0; 4];
+        host::read(address, &mut magic);
+        let sized = magic == *b"\x7fELF" || u32::from_le_bytes(magic) == 0xba55_ed50;
+        let mut read = |offset: u64, into: &mut [u8]| {
+            let at = address.wrapping_add(offset);
+            let in_page = at % 4096 + into.len() as u64 <= 4096;
+            if sized || in_page {
+                host::read(at, into);
+            }
+            sized || in_page
+        };
+        let extent =
+            image::size_of(&mut read, limits::IMAGE_BYTES).map_err(|error| Error(error.status() as u32))?;
+        Ok(Image { address, bytes: extent.bytes })
+    }
+}

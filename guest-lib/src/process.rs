@@ -1,0 +1,181 @@
+//! The one session of this process, and whether it may be used: before set-up, after `fork`, during exit.
+
+#![expect(unsafe_code, reason = "a page that the kernel wipes on fork, an exit hook, signal masks")]
+
+use crate::{
+    arena::Arena,
+    contexts::Contexts,
+    devices::Devices,
+    error::{Error, Result},
+    events::Events,
+    functions::Functions,
+    log,
+    memory::DeviceMap,
+    modules::Modules,
+    session::Session,
+    streams::Streams,
+    tables,
+    transport::{self, TransportError},
+};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::sync::{Mutex, OnceLock};
+
+/// Everything the shim knows on behalf of the program.
+pub(crate) struct Process {
+    /// The ring, the answers, the sequences.
+    pub(crate) session: Session,
+    /// What the devices are, as the program sees them.
+    pub(crate) devices: Devices,
+    /// Contexts.
+    pub(crate) contexts: Contexts,
+    /// Streams.
+    pub(crate) streams: Streams,
+    /// Events.
+    pub(crate) events: Events,
+    /// Modules and libraries.
+    pub(crate) modules: Modules,
+    /// Functions and kernels.
+    pub(crate) functions: Functions,
+    /// Device addresses in use.
+    pub(crate) device_map: DeviceMap,
+    /// Host memory shared with the worker.
+    pub(crate) arena: Arena,
+    /// Set by `cuInit`.
+    initialised: AtomicBool,
+}
+
+impl Process {
+    /// Waits until everything that was posted so far, to any stream, is complete.
+    pub(crate) fn wait_all(&self) -> Result {
+        for (slot, posted) in self.streams.all_posted() {
+            self.session.wait_complete(slot, posted)?;
+        }
+        Ok(())
+    }
+}
+
+static PROCESS: OnceLock<Process> = OnceLock::new();
+/// Serialises set-up; a failed one may be tried again.
+static CONNECTING: Mutex<()> = Mutex::new(());
+/// A word in a page of its own that reads 1 in the process that wrote it and 0 in a forked child.
+static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn exiting() {
+    EXITING.store(true, Ordering::Relaxed);
+}
+
+// Nothing is torn down at exit: the device ends the session when the process is gone. From here on calls of other
+// libraries' destructors are told so.
+#[used]
+// SAFETY: an entry of the array of functions that the loader runs at exit.
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = exiting;
+
+/// Whether calls may be answered at all.
+pub(crate) fn usable() -> Result {
+    if EXITING.load(Ordering::Relaxed) {
+        return Err(Error::DEINITIALIZED);
+    }
+    let mark = MARK.load(Ordering::Acquire);
+    // SAFETY: once set, the pointer names a word of a page that is never unmapped.
+    if !mark.is_null() && unsafe { &*mark }.load(Ordering::Relaxed) == 0 {
+        return Err(Error::NOT_INITIALIZED);
+    }
+    Ok(())
+}
+
+/// The process after `cuInit`.
+pub(crate) fn get() -> Result<&'static Process> {
+    usable()?;
+    match PROCESS.get() {
+        Some(process) if process.initialised.load(Ordering::Relaxed) => Ok(process),
+        _ => Err(Error::NOT_INITIALIZED),
+    }
+}
+
+/// The process, connected if it was not.
+pub(crate) fn connect() -> Result<&'static Process> {
+    usable()?;
+    if let Some(process) = PROCESS.get() {
+        return Ok(process);
+    }
+    let _guard = CONNECTING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(process) = PROCESS.get() {
+        return Ok(process);
+    }
+    let process = open()?;
+    mark()?;
+    Ok(PROCESS.get_or_init(|| process))
+}
+
+/// `cuInit`.
+pub(crate) fn initialise() -> Result {
+    let process = connect()?;
+    if process.devices.is_empty() {
+        return Err(Error::NO_DEVICE);
+    }
+    process.initialised.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+fn open() -> Result<Process> {
+    let transport = transport::open().map_err(|error| {
+        match error {
+            TransportError::NoDevice => log::info(format_args!("no Sluice device in this system")),
+            error => log::error(format_args!("cannot reach the Sluice device: {error}")),
+        }
+        Error::NO_DEVICE
+    })?;
+    let session = Session::open(transport)?;
+    let devices = Devices::read(&session)?;
+    let arena = Arena::new()?;
+    let device_map = DeviceMap::open(&session)?;
+    let process = Process {
+        contexts: Contexts::new(devices.count()),
+        session,
+        devices,
+        streams: Streams::new(),
+        events: Events::new(),
+        modules: Modules::new(),
+        functions: Functions::new(),
+        device_map,
+        arena,
+        initialised: AtomicBool::new(false),
+    };
+    tables::install();
+    Ok(process)
+}
+
+/// Makes this process tell itself from its forked children.
+fn mark() -> Result {
+    let flags = MapFlags::PRIVATE;
+    // SAFETY: a fresh anonymous page.
+    let page =
+        unsafe { mm::mmap_anonymous(core::ptr::null_mut(), 4096, ProtFlags::READ | ProtFlags::WRITE, flags) }
+            .map_err(|_| Error::OUT_OF_MEMORY)?;
+    // SAFETY: advice about the page just made.
+    unsafe { mm::madvise(page, 4096, Advice::LinuxWipeOnFork) }.map_err(|_| Error::NOT_SUPPORTED)?;
+    let word: *mut AtomicU32 = page.cast();
+    // SAFETY: the page is mapped, writable, aligned, and never unmapped.
+    unsafe { &*word }.store(1, Ordering::Relaxed);
+    MARK.store(word, Ordering::Release);
+    Ok(())
+}
+
+/// Starts a thread of the shim: small, and deaf to the program's signals.
+pub(crate) fn spawn(body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    // SAFETY: an all-zero set is a valid value for sigfillset to fill.
+    let mut all: libc::sigset_t = unsafe { core::mem::zeroed() };
+    // SAFETY: as above.
+    let mut before: libc::sigset_t = unsafe { core::mem::zeroed() };
+    // SAFETY: a set of our own.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: both sets are valid; the mask is inherited by the new thread and put back below.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+    let started = std::thread::Builder::new().name("sluice-waker".into()).stack_size(256 << 10).spawn(body);
+    // SAFETY: the mask as it was.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut()) };
+    started.map(drop)
+}

@@ -1,0 +1,388 @@
+//! The session: calls out through the ring, answers in through the reply slots.
+
+use crate::{
+    error::{Error, Result},
+    log, thread,
+    transport::Transport,
+    waiting::{Condition, Waiting},
+};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use sluice_protocol::{
+    calls::{self, wire},
+    doorbell::Doorbell,
+    field::{FieldError, Writer},
+    limits,
+    park::Parking,
+    record::{Header, NO_REPLY, NO_STREAM},
+    reply,
+    ring::Producer,
+    session::{self as layout, Attachment},
+    shared::Shared as _,
+};
+use sluice_shared_memory::{Reservation, mapping::Words};
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
+
+/// What the waker thread shares with the callers.
+pub(crate) struct Shared {
+    pub(crate) words: Words,
+    pub(crate) transport: Box<dyn Transport>,
+    /// Keeps the control resource mapped for the life of the process.
+    _control: Reservation,
+}
+
+/// The session of this process with its worker.
+pub(crate) struct Session {
+    shared: Arc<Shared>,
+    waiting: Waiting,
+    ring: Mutex<Ring>,
+    replies: [AtomicU64; limits::REPLY_SLOTS as usize / 64],
+    tickets: Box<[AtomicU32]>,
+    attachments: Mutex<Vec<bool>>,
+    /// Turns every post into a sync, for debugging (`SLUICE_SYNC=1`).
+    synchronous: bool,
+    /// What `cuDriverGetVersion` answers.
+    pub(crate) driver_version: u32,
+    /// Number of devices the worker offers.
+    pub(crate) device_count: u32,
+}
+
+/// The producer and the buffer records are built in, under one lock.
+struct Ring {
+    producer: Producer,
+    buffer: Box<[u8]>,
+}
+
+/// The stream that posted work goes to: its slot, and the counter of what was posted there.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) slot: u32,
+    pub(crate) posted: &'a AtomicU64,
+}
+
+/// How long to wait for a worker; beyond that the host's control plane is gone.
+const OPEN_PATIENCE: Duration = Duration::from_secs(30);
+
+impl Session {
+    /// Opens the session: shares the control resource, waits for a worker, says hello.
+    pub(crate) fn open(transport: Box<dyn Transport>) -> Result<Session> {
+        let failed = |what: &str, error: &dyn core::fmt::Display| {
+            log::error(format_args!("{what}: {error}"));
+            Error::NO_DEVICE
+        };
+        let control = Reservation::new(0, layout::BYTES as u64)
+            .map_err(|error| failed("no room for the session", &error))?;
+        let resource = transport
+            .create(&control, control.base(), layout::BYTES as u64)
+            .map_err(|error| failed("cannot share memory with the device", &error))?;
+        let words = control_words(&control);
+        words.store_u64(layout::MAGIC_AT, layout::MAGIC, Ordering::Release);
+        transport
+            .submit(Doorbell::Open { resource: resource.id })
+            .map_err(|error| failed("cannot open a session", &error))?;
+        let shared = Arc::new(Shared { words, transport, _control: control });
+        let mut session = Session {
+            waiting: Waiting::new(shared.clone()),
+            shared,
+            ring: Mutex::new(Ring {
+                producer: Producer::new(),
+                buffer: vec![0; limits::RECORD_BYTES].into(),
+            }),
+            replies: [const { AtomicU64::new(0) }; limits::REPLY_SLOTS as usize / 64],
+            tickets: (0..limits::REPLY_SLOTS).map(|_| AtomicU32::new(0)).collect(),
+            // Slot 0 is the control resource.
+            attachments: Mutex::new((0..limits::ATTACHMENTS).map(|slot| slot == 0).collect()),
+            synchronous: std::env::var_os("SLUICE_SYNC").is_some_and(|value| value == "1"),
+            driver_version: 0,
+            device_count: 0,
+        };
+        session.await_worker()?;
+        let hello = session.sync(
+            0,
+            wire::session_hello::CALL,
+            |writer| wire::session_hello::put(writer, calls::VERSION, std::process::id()),
+            wire::session_hello::Reply::get,
+        )?;
+        session.driver_version = hello.driver_version.min(sluice_cuda_abi::symbols::CUDA_VERSION);
+        session.device_count = hello.devices.min(limits::DEVICES);
+        Ok(session)
+    }
+
+    fn await_worker(&self) -> Result {
+        // The waker bounds each sleep, but a device that answers nothing would hold the program for ever.
+        let deadline = Instant::now() + OPEN_PATIENCE;
+        while self.words().load_u32(layout::STATE, Ordering::Acquire) == layout::NEW {
+            if Instant::now() > deadline {
+                log::error(format_args!("the host gave no worker within {} s", OPEN_PATIENCE.as_secs()));
+                return Err(Error::DEVICE_UNAVAILABLE);
+            }
+            // Waiting for the transport here needs no thread; wake-ups are hints, so look again in any case.
+            if Parking::GUEST.enter(self.words(), || Condition::Open.holds(self.words())) {
+                let waited = self.shared.transport.wait(Duration::from_millis(200));
+                Parking::GUEST.leave(self.words());
+                waited.map_err(|error| {
+                    log::error(format_args!("the device went away: {error}"));
+                    Error::DEVICE_UNAVAILABLE
+                })?;
+            }
+        }
+        self.alive().inspect_err(|_| log::error(format_args!("the host could not start a worker")))
+    }
+
+    pub(crate) fn words(&self) -> &Words {
+        &self.shared.words
+    }
+
+    pub(crate) fn transport(&self) -> &dyn Transport {
+        &*self.shared.transport
+    }
+
+    /// Whether the worker is there.
+    pub(crate) fn alive(&self) -> Result {
+        match layout::lost(self.words()) {
+            None => Ok(()),
+            Some(0) => Err(Error::DEVICE_UNAVAILABLE),
+            Some(code) => Err(Error(code)),
+        }
+    }
+
+    /// Whether the worker is there and no earlier work has failed in a way that ends all work.
+    pub(crate) fn healthy(&self) -> Result {
+        match self.words().load_u32(layout::STICKY, Ordering::Acquire) {
+            0 => self.alive(),
+            code => Err(Error(code)),
+        }
+    }
+
+    /// Whether everything posted to a stream slot up to `sequence` is complete.
+    pub(crate) fn is_complete(&self, slot: u32, sequence: u64) -> bool {
+        layout::completed(self.words(), slot) >= sequence
+    }
+
+    /// Waits until everything posted to a stream slot up to `sequence` is complete.
+    pub(crate) fn wait_complete(&self, slot: u32, sequence: u64) -> Result {
+        if !self.is_complete(slot, sequence) {
+            self.waiting.until(Condition::Sequence { slot, sequence });
+            if !self.is_complete(slot, sequence) {
+                self.healthy()?;
+                return Err(Error::UNKNOWN);
+            }
+        }
+        Ok(())
+    }
+
+    /// A call with an answer.
+    pub(crate) fn sync<R>(
+        &self,
+        context: u64,
+        call: u16,
+        put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
+        get: impl FnOnce(&[u8]) -> core::result::Result<R, FieldError>,
+    ) -> Result<R> {
+        self.ask(context, call, None, put, get)
+    }
+
+    /// A call without an answer. Returns its sequence on the stream, 0 without one.
+    pub(crate) fn post(
+        &self,
+        context: u64,
+        call: u16,
+        target: Option<Target<'_>>,
+        put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
+    ) -> Result<u64> {
+        if self.synchronous {
+            return self.post_checked(context, call, target, put);
+        }
+        self.healthy()?;
+        self.publish(context, call, target, NO_REPLY, 0, put)
+    }
+
+    /// A post whose submission is waited for, so that what the driver refuses at once is returned at once.
+    pub(crate) fn post_checked(
+        &self,
+        context: u64,
+        call: u16,
+        target: Option<Target<'_>>,
+        put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
+    ) -> Result<u64> {
+        let mut sequence = 0;
+        self.healthy()?;
+        self.answered(
+            |slot, ticket| {
+                sequence = self.publish(context, call, target, slot, ticket, put)?;
+                Ok(())
+            },
+            |_| Ok(()),
+        )?;
+        Ok(sequence)
+    }
+
+    fn ask<R>(
+        &self,
+        context: u64,
+        call: u16,
+        target: Option<Target<'_>>,
+        put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
+        get: impl FnOnce(&[u8]) -> core::result::Result<R, FieldError>,
+    ) -> Result<R> {
+        self.healthy()?;
+        self.answered(|slot, ticket| self.publish(context, call, target, slot, ticket, put).map(drop), get)
+    }
+
+    /// Runs a call through a reply slot: `publish` sends it, `get` decodes a successful answer.
+    fn answered<R>(
+        &self,
+        publish: impl FnOnce(u32, u32) -> Result,
+        get: impl FnOnce(&[u8]) -> core::result::Result<R, FieldError>,
+    ) -> Result<R> {
+        let slot = self.take_reply_slot();
+        let answer = (|| {
+            let ticket = self.next_ticket(slot);
+            publish(slot, ticket)?;
+            self.waiting.until(Condition::Reply { slot, ticket });
+            if !reply::is_ready(self.words(), slot, ticket) {
+                self.alive()?;
+                return Err(Error::UNKNOWN);
+            }
+            let mut buffer = [0; limits::REPLY_BYTES];
+            match reply::take(self.words(), slot, &mut buffer) {
+                (0, fields) => get(fields).map_err(|error| {
+                    log::error(format_args!("an answer of the host cannot be read: {error}"));
+                    Error::UNKNOWN
+                }),
+                (code, _) => Err(Error(code)),
+            }
+        })();
+        self.give_reply_slot(slot);
+        answer
+    }
+
+    /// Builds a record and publishes it, waiting for room; then rings if the dispatcher sleeps. Sequences are counted under
+    /// the ring's lock, so a stream's records lie in the ring in the order of their sequences.
+    fn publish(
+        &self,
+        context: u64,
+        call: u16,
+        target: Option<Target<'_>>,
+        reply: u32,
+        ticket: u32,
+        put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
+    ) -> Result<u64> {
+        if let Some(target) = target {
+            self.take_credit(target)?;
+        }
+        let thread = thread::number();
+        let mut ring = self.lock_ring();
+        let Ring { producer, buffer } = &mut *ring;
+        let sequence = target.map_or(0, |target| target.posted.load(Ordering::Relaxed) + 1);
+        let stream = target.map_or(NO_STREAM, |target| target.slot);
+        let header = Header { call, reply, ticket, context, stream, thread, sequence };
+        let record = header.build(buffer, put).map_err(|_| Error::INVALID_VALUE)?;
+        while producer.publish(self.words(), record).is_err() {
+            // The dispatcher never waits for the GPU, so it makes room soon.
+            self.alive()?;
+            let head = self.words().load_u64(layout::RING_HEAD, Ordering::Acquire);
+            if !producer.has_room(self.words(), record.len()) {
+                self.ring_if_asleep()?;
+                self.waiting.until(Condition::Room { head });
+            }
+        }
+        if let Some(target) = target {
+            target.posted.store(sequence, Ordering::Release);
+        }
+        drop(ring);
+        self.ring_if_asleep()?;
+        Ok(sequence)
+    }
+
+    fn ring_if_asleep(&self) -> Result {
+        if Parking::WORKER.must_wake(self.words()) {
+            self.shared.transport.submit(Doorbell::Ring).map_err(|error| {
+                log::error(format_args!("cannot reach the device any more: {error}"));
+                Error::DEVICE_UNAVAILABLE
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Waits while a stream is as full as a driver's would be, on that stream alone and before any ring space is taken.
+    fn take_credit(&self, target: Target<'_>) -> Result {
+        let posted = target.posted.load(Ordering::Acquire);
+        match posted.checked_sub(limits::STREAM_CREDITS) {
+            Some(oldest) if !self.is_complete(target.slot, oldest) => self.wait_complete(target.slot, oldest),
+            _ => Ok(()),
+        }
+    }
+
+    fn lock_ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn take_reply_slot(&self) -> u32 {
+        let first = thread::number() as usize;
+        loop {
+            for step in 0..self.replies.len() {
+                let index = (first + step) % self.replies.len();
+                let taken = self.replies[index].load(Ordering::Relaxed);
+                let free = (!taken).trailing_zeros();
+                if free < 64
+                    && self.replies[index]
+                        .compare_exchange(taken, taken | 1 << free, Ordering::Acquire, Ordering::Relaxed)
+                        .is_ok()
+                {
+                    return u32::try_from(index).unwrap_or(0) * 64 + free;
+                }
+            }
+            // More threads wait for answers than there are slots; each comes back as soon as its answer is there.
+            std::thread::yield_now();
+        }
+    }
+
+    fn give_reply_slot(&self, slot: u32) {
+        self.replies[slot as usize / 64].fetch_and(!(1 << (slot % 64)), Ordering::Release);
+    }
+
+    fn next_ticket(&self, slot: u32) -> u32 {
+        // Never 0, which is what an unused slot holds.
+        let counter = &self.tickets[slot as usize];
+        let ticket = counter.load(Ordering::Relaxed).wrapping_add(1).max(1);
+        counter.store(ticket, Ordering::Relaxed);
+        ticket
+    }
+
+    /// Creates shared memory at `at` in a reservation and has the worker map it at the same address.
+    pub(crate) fn attach(&self, reservation: &Reservation, at: u64, bytes: u64) -> Result {
+        let slot = {
+            let mut taken = self.attachments.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let free = taken.iter().position(|taken| !taken).ok_or(Error::OUT_OF_MEMORY)?;
+            taken[free] = true;
+            u32::try_from(free).map_err(|_| Error::OUT_OF_MEMORY)?
+        };
+        let failed = |error: &dyn core::fmt::Display| {
+            log::error(format_args!("cannot share {bytes} bytes with the worker: {error}"));
+            Error::OUT_OF_MEMORY
+        };
+        let resource = self.transport().create(reservation, at, bytes).map_err(|error| failed(&error))?;
+        let doorbell = Doorbell::Attach { resource: resource.id, slot, address: at };
+        self.transport().submit(doorbell).map_err(|error| failed(&error))?;
+        self.waiting.until(Condition::Attachment { slot, was: Attachment::Pending });
+        match layout::attachment(self.words(), slot) {
+            Attachment::Adopted(adopted) if adopted == bytes => Ok(()),
+            Attachment::Refused(code) => Err(failed(&format_args!("refused with {code}"))),
+            _ => {
+                self.alive()?;
+                Err(failed(&"the worker mapped something else"))
+            }
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "access to the control resource")]
+fn control_words(control: &Reservation) -> Words {
+    #[expect(clippy::cast_possible_truncation, reason = "an address of this process")]
+    let base = control.base() as usize;
+    // SAFETY: the resource is mapped over the whole reservation, which the session keeps for the life of the process.
+    unsafe { Words::new(base, layout::BYTES) }
+}

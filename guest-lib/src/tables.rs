@@ -1,0 +1,68 @@
+//! What the export tables ask of the shim.
+
+use crate::{error::Error, log, process, thread};
+use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks};
+use sluice_protocol::handle::{Context, Id};
+use std::{collections::HashSet, sync::Mutex};
+
+struct Shim;
+
+static SHIM: Shim = Shim;
+
+/// Connects the export tables to the shim.
+pub(crate) fn install() {
+    tables::install(&SHIM);
+}
+
+impl Hooks for Shim {
+    fn ready(&self) -> Result<(), u32> {
+        process::usable().map_err(|Error(code)| code)
+    }
+
+    fn primary_context(&self, device: i32) -> Result<usize, u32> {
+        let primary = process::get().and_then(|process| process.contexts.primary(process, device));
+        primary.map(handle).map_err(|Error(code)| code)
+    }
+
+    fn current_context(&self) -> usize {
+        handle(thread::current_context())
+    }
+
+    fn context_id(&self, context: usize) -> Result<u64, u32> {
+        context_id(context as u64).map_err(|Error(code)| code)
+    }
+
+    fn devices(&self) -> &[DeviceIdentity] {
+        match process::connect() {
+            Ok(process) => process.devices.identities(),
+            Err(_) => &[],
+        }
+    }
+
+    fn driver_version(&self) -> u32 {
+        process::connect().map_or(0, |process| process.session.driver_version)
+    }
+
+    fn refused(&self, uuid: [u8; 16]) {
+        static SEEN: Mutex<Option<HashSet<[u8; 16]>>> = Mutex::new(None);
+        let mut seen = SEEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if seen.get_or_insert_default().insert(uuid) {
+            let name = tables::name(uuid).unwrap_or("unknown");
+            log::info(format_args!("export table {name} ({:032x}) is refused", u128::from_be_bytes(uuid)));
+        }
+    }
+}
+
+fn handle(raw: u64) -> usize {
+    usize::try_from(raw).unwrap_or(0)
+}
+
+/// `cuCtxGetId`: unique in the process, never reused.
+pub(crate) fn context_id(raw: u64) -> crate::error::Result<u64> {
+    let process = process::get()?;
+    let raw = if raw == 0 { thread::current_context() } else { raw };
+    let id = Id::<Context>::from_raw(raw)
+        .filter(|_| process.contexts.exists(raw))
+        .ok_or(Error::INVALID_CONTEXT)?;
+    Ok(u64::from(id.generation()) << 32 | (id.index() as u64 + 1))
+}

@@ -1,0 +1,207 @@
+//! Waiting for the host: poll a little, then sleep.
+//!
+//! A thread that has polled in vain registers what it waits for and sleeps on a futex of its own. One thread of the shim,
+//! started when the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition holds,
+//! so a wake-up from the host costs one thread, not one per sleeper.
+
+use crate::{process, session::Shared};
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+use rustix::thread::futex;
+use sluice_protocol::{
+    limits,
+    park::Parking,
+    reply,
+    session::{self, Attachment},
+    shared::Shared as _,
+};
+use sluice_shared_memory::mapping::Words;
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+    time::Duration,
+};
+
+/// What a thread waits for. The end of the session ends every wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// The worker has adopted the session.
+    Open,
+    /// The answer to a call.
+    Reply { slot: u32, ticket: u32 },
+    /// Work posted to a stream, up to a sequence; a sticky error ends it, too.
+    Sequence { slot: u32, sequence: u64 },
+    /// The answer to an attach or detach.
+    Attachment { slot: u32, was: Attachment },
+    /// Room in the ring.
+    Room { head: u64 },
+}
+
+impl Condition {
+    /// Whether the wait is over.
+    pub(crate) fn holds(self, words: &Words) -> bool {
+        let state = words.load_u32(session::STATE, Ordering::Acquire);
+        state == session::LOST
+            || match self {
+                Condition::Open => state != session::NEW,
+                Condition::Reply { slot, ticket } => reply::is_ready(words, slot, ticket),
+                Condition::Sequence { slot, sequence } => {
+                    session::completed(words, slot) >= sequence
+                        || words.load_u32(session::STICKY, Ordering::Acquire) != 0
+                }
+                Condition::Attachment { slot, was } => session::attachment(words, slot) != was,
+                Condition::Room { head } => words.load_u64(session::RING_HEAD, Ordering::Acquire) != head,
+            }
+    }
+
+    const fn place(self) -> usize {
+        match self {
+            Condition::Open => 0,
+            Condition::Reply { .. } => 1,
+            Condition::Sequence { .. } => 2,
+            Condition::Attachment { .. } => 3,
+            Condition::Room { .. } => 4,
+        }
+    }
+}
+
+struct Sleeper {
+    condition: Condition,
+    /// 0 while asleep.
+    awake: AtomicU32,
+}
+
+/// The sleepers of the process and the thread that wakes them.
+pub(crate) struct Waiting {
+    shared: Arc<Shared>,
+    state: Arc<State>,
+    /// How long to poll, per kind of condition: nothing to speak of where recent waits outlasted it.
+    budgets: [AtomicU32; 5],
+    longest: u32,
+}
+
+struct State {
+    sleepers: Mutex<Sleepers>,
+    /// Tells the waker thread that there is a sleeper.
+    some: Condvar,
+}
+
+#[derive(Default)]
+struct Sleepers {
+    list: Vec<Arc<Sleeper>>,
+    waker: bool,
+}
+
+/// Polls of one wait at most, where polling has paid off lately: some 30 microseconds.
+const LONGEST: u32 = 2000;
+/// Polls of one wait at least.
+const SHORTEST: u32 = 20;
+
+impl Waiting {
+    pub(crate) fn new(shared: Arc<Shared>) -> Waiting {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Waiting {
+            shared,
+            state: Arc::new(State { sleepers: Mutex::default(), some: Condvar::new() }),
+            budgets: [const { AtomicU32::new(LONGEST) }; 5],
+            // With one processor the other side cannot run while this one polls.
+            longest: if processors > 1 { LONGEST } else { SHORTEST },
+        }
+    }
+
+    /// Waits until the condition holds or the session is over; the caller finds out which.
+    pub(crate) fn until(&self, condition: Condition) {
+        let words = &self.shared.words;
+        let Some(budget) = self.budgets.get(condition.place()) else { return };
+        let polls = budget.load(Ordering::Relaxed).min(self.longest);
+        for _ in 0..polls {
+            if condition.holds(words) {
+                if polls < LONGEST {
+                    budget.store(LONGEST.min(polls.saturating_mul(2)), Ordering::Relaxed);
+                }
+                return;
+            }
+            core::hint::spin_loop();
+        }
+        budget.store((polls / 2).max(SHORTEST), Ordering::Relaxed);
+        self.sleep(condition);
+    }
+
+    fn sleep(&self, condition: Condition) {
+        let sleeper = Arc::new(Sleeper { condition, awake: AtomicU32::new(0) });
+        {
+            let mut sleepers = self.state.lock();
+            sleepers.list.push(sleeper.clone());
+            if !sleepers.waker {
+                let (shared, state) = (self.shared.clone(), self.state.clone());
+                sleepers.waker = process::spawn(move || wake_sleepers(&shared, &state)).is_ok();
+            }
+            self.state.some.notify_one();
+        }
+        // The waker announces sleep before it looks at the list; we enter the list before we look at the condition.
+        // With a fence on both sides, either it sees us or we see what was published meanwhile.
+        fence(Ordering::SeqCst);
+        while sleeper.awake.load(Ordering::Acquire) == 0 && !condition.holds(&self.shared.words) {
+            // Without a waker thread (none could be started) sleep in small portions.
+            let portion = rustix::time::Timespec { tv_sec: 0, tv_nsec: 200_000 };
+            let timeout = if self.state.lock().waker { None } else { Some(&portion) };
+            // Woken, interrupted, timed out: the loop looks again in any case.
+            let _ = futex::wait(&sleeper.awake, futex::Flags::PRIVATE, 0, timeout);
+        }
+        self.state.lock().list.retain(|other| !Arc::ptr_eq(other, &sleeper));
+    }
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, Sleepers> {
+        self.sleepers.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Wakes every sleeper whose condition holds; tells whether anybody still sleeps.
+    fn scan(&self, words: &Words) -> Scan {
+        let mut sleepers = self.lock();
+        let mut woken = false;
+        sleepers.list.retain(|sleeper| {
+            let holds = sleeper.condition.holds(words);
+            if holds {
+                woken = true;
+                sleeper.awake.store(1, Ordering::Release);
+                // A wake-up of nobody is fine: the sleeper looks at the word before it sleeps.
+                let _ = futex::wake(&sleeper.awake, futex::Flags::PRIVATE, 1);
+            }
+            !holds
+        });
+        match (woken, sleepers.list.is_empty()) {
+            (true, _) => Scan::Woke,
+            (false, true) => Scan::Nobody,
+            (false, false) => Scan::Asleep,
+        }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Scan {
+    Woke,
+    Nobody,
+    Asleep,
+}
+
+/// The waker thread.
+fn wake_sleepers(shared: &Shared, state: &State) {
+    let words = &shared.words;
+    loop {
+        if state.scan(words) == Scan::Nobody {
+            let sleepers = state.lock();
+            if sleepers.list.is_empty() {
+                drop(state.some.wait(sleepers).unwrap_or_else(|poisoned| poisoned.into_inner()));
+            }
+            continue;
+        }
+        if Parking::GUEST.enter(words, || state.scan(words) != Scan::Asleep) {
+            // Woken by the worker, by the time-out, or for nothing: look again. An error means that the device is gone;
+            // the state word says so, or will, and until then the pause keeps this loop from spinning.
+            if shared.transport.wait(Duration::from_millis(limits::WAITER_MILLISECONDS)).is_err() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Parking::GUEST.leave(words);
+        }
+    }
+}
