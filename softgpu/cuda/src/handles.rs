@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn handles_of_another_kind_and_small_numbers_are_refused() {
         let streams = Registry::new(Kind::Stream, Error::INVALID_HANDLE);
-        let events = Registry::new(Kind::Event, Error::INVALID_HANDLE);
+        let events: Registry<()> = Registry::new(Kind::Event, Error::INVALID_HANDLE);
         let (stream, _) = streams.insert_with(|_| ()).unwrap();
         assert!(events.get(stream).is_err());
         for number in 0..64 {

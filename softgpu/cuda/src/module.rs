@@ -202,9 +202,10 @@ impl Image {
         kernels.into_iter().position(|kernel| kernel.name.as_bytes() == name).ok_or(Error::NOT_FOUND)
     }
 
+    /// The host finds every variable of a module: the compiler writes those of one file without `.visible`.
     fn global(&self, name: &[u8]) -> Result<usize> {
         let mut globals = self.parsed.globals().iter();
-        globals.position(|global| global.visible && global.name.as_bytes() == name).ok_or(Error::NOT_FOUND)
+        globals.position(|global| global.name.as_bytes() == name).ok_or(Error::NOT_FOUND)
     }
 
     fn name(&self, index: usize) -> Result<&'static CStr> {
