@@ -5,12 +5,18 @@
 //! [`Memory`] vouches for it.
 
 mod api;
+mod dispatch;
+mod exec;
+mod ir;
+mod lower;
 mod module;
 mod pool;
+mod ptx;
+mod regs;
 
 pub use api::{
-    Fault, FaultKind, Global, Kernel, LOCAL_WINDOW, Launch, Linked, LoadError, LoadErrorKind, Memory, Param, Runtime,
-    SHARED_WINDOW,
+    Fault, FaultKind, Global, Kernel, LOCAL_WINDOW, Launch, Linked, LoadError, LoadErrorKind, Memory, Param,
+    Runtime, SHARED_WINDOW,
 };
 pub use module::Module;
 pub use pool::Pool;

@@ -1,21 +1,176 @@
 //! The worker threads that execute launches.
+//!
+//! The calling thread works on its own launch; idle workers of the pool join it. A launch is lent to them for exactly as
+//! long as its caller waits.
 
-use crate::api::{Fault, Launch};
+#![expect(
+    unsafe_code,
+    reason = "a launch is lent to pool threads for the duration of a call; signal masks need libc"
+)]
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+
+use crate::api::{Fault, FaultKind, Launch};
+use crate::exec::cta::{Cta, Grid, Worker};
 
 /// A pool of worker threads shared by all launches of the process.
 pub struct Pool {
     threads: usize,
+    start: Once,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Arc<Job>>,
+    closed: bool,
+}
+
+/// A launch that workers may join.
+struct Job {
+    /// Borrowed from the frame of the caller, who does not return before `state` says that nobody is inside.
+    work: &'static (dyn Fn() + Sync),
+    state: Mutex<State>,
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    inside: usize,
+    over: bool,
+}
+
+thread_local! {
+    /// Blocks with their old contents: the memory of a device is not cleared between its users.
+    static SPARE: RefCell<Vec<Box<Cta>>> = const { RefCell::new(Vec::new()) };
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {
-    /// A pool of `threads` workers (at least one); they start on first use with all signals blocked.
+    /// A pool of `threads` workers (at least one, the caller of [`Pool::run`] included); they start on first use with all
+    /// signals blocked.
     pub fn new(threads: usize) -> Pool {
-        Pool { threads: threads.max(1) }
+        let shared = Arc::new(Shared { queue: Mutex::new(Queue::default()), wake: Condvar::new() });
+        Pool { threads: threads.max(1), start: Once::new(), shared }
     }
 
     /// Executes a launch and returns when it is done. Several threads may call this at once.
-    pub fn run(&self, _launch: &Launch<'_>) -> Result<(), Fault> {
-        let _ = self.threads;
-        Ok(())
+    ///
+    /// # Errors
+    /// The first fault of the launch.
+    pub fn run(&self, launch: &Launch<'_>) -> Result<(), Fault> {
+        let nowhere =
+            Fault { kind: FaultKind::LaunchFailed, cta: [0; 3], thread: [0; 3], address: 0, line: 0 };
+        let Some(grid) = Grid::new(launch) else { return Err(nowhere) };
+        let work = || {
+            let spare = SPARE.with(RefCell::take);
+            match catch_unwind(AssertUnwindSafe(|| Worker::new(&grid, spare).run())) {
+                Ok(spare) => SPARE.with(|s| *s.borrow_mut() = spare),
+                Err(_) => grid.fail(nowhere),
+            }
+        };
+        let helpers = usize::try_from(grid.width()).unwrap_or(usize::MAX).min(self.threads) - 1;
+        if helpers == 0 {
+            work();
+        } else {
+            self.lend(&work, helpers);
+        }
+        grid.result()
+    }
+
+    /// Runs `work` here and on up to `helpers` workers; nobody is inside it any more when this returns.
+    fn lend(&self, work: &(dyn Fn() + Sync), helpers: usize) {
+        self.start.call_once(|| {
+            for n in 1..self.threads {
+                let shared = Arc::clone(&self.shared);
+                let thread = std::thread::Builder::new().name(format!("softgpu-{n}"));
+                // Without threads the callers do all the work.
+                let _ = thread.spawn(move || serve(&shared));
+            }
+        });
+        // SAFETY: only the lifetime changes; `Over` below waits until no worker is inside, also when `work` panics.
+        let work_static: &'static (dyn Fn() + Sync) = unsafe { core::mem::transmute(work) };
+        let job =
+            Arc::new(Job { work: work_static, state: Mutex::new(State::default()), left: Condvar::new() });
+        {
+            let mut queue = lock(&self.shared.queue);
+            queue.jobs.extend((0..helpers).map(|_| Arc::clone(&job)));
+        }
+        self.shared.wake.notify_all();
+        let _over = Over { job: &job, shared: &self.shared };
+        work();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        lock(&self.shared.queue).closed = true;
+        self.shared.wake.notify_all();
+    }
+}
+
+/// Ends a job: no worker enters any more, and those inside are waited for.
+struct Over<'a> {
+    job: &'a Arc<Job>,
+    shared: &'a Shared,
+}
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        lock(&self.shared.queue).jobs.retain(|j| !Arc::ptr_eq(j, self.job));
+        let mut state = lock(&self.job.state);
+        state.over = true;
+        while state.inside > 0 {
+            state = self.job.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn serve(shared: &Shared) {
+    block_signals();
+    loop {
+        let job = {
+            let mut queue = lock(&shared.queue);
+            loop {
+                if queue.closed {
+                    return;
+                }
+                match queue.jobs.pop_front() {
+                    Some(job) => break job,
+                    None => queue = shared.wake.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                }
+            }
+        };
+        {
+            let mut state = lock(&job.state);
+            if state.over {
+                continue;
+            }
+            state.inside += 1;
+        }
+        // `work` catches panics itself; this keeps the count right whatever happens.
+        let _ = catch_unwind(AssertUnwindSafe(|| (job.work)()));
+        lock(&job.state).inside -= 1;
+        job.left.notify_all();
+    }
+}
+
+fn block_signals() {
+    // SAFETY: `all` is initialised by `sigfillset` before it is read; the old mask is not asked for.
+    unsafe {
+        let mut all = core::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, core::ptr::null_mut());
     }
 }

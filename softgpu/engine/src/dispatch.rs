@@ -1,0 +1,123 @@
+//! Lane-wise handlers in two versions, and the choice between them.
+//!
+//! A handler executes one instruction for the lanes of a mask. The fast version is compiled for AVX2 and FMA, the other
+//! for the baseline of the target; which one an instruction holds is decided when its module is loaded.
+
+#![expect(unsafe_code, reason = "functions with target features are reached through pointers")]
+
+use std::sync::OnceLock;
+
+use crate::api::Fault;
+use crate::exec::cta::{Cta, Worker};
+use crate::exec::interp;
+use crate::exec::lanes::{self, Op1, Op2, Op3, OpAny, OpCmp};
+use crate::exec::warp::{Fragment, Warp};
+use crate::ir::Inst;
+use crate::regs::Frame;
+
+/// Executes one lane-wise instruction for the lanes of a mask that is not empty.
+#[derive(Clone, Copy)]
+pub(crate) struct Handler(unsafe fn(&Frame, &Inst, u32));
+
+impl Handler {
+    #[inline(always)]
+    pub(crate) fn call(self, frame: &Frame, inst: &Inst, mask: u32) {
+        // SAFETY: `pick` stores a version with target features only where the processor has them.
+        unsafe { (self.0)(frame, inst, mask) }
+    }
+}
+
+/// Whether the fast versions run here.
+pub(crate) fn fast() -> bool {
+    static FAST: OnceLock<bool> = OnceLock::new();
+    *FAST.get_or_init(|| {
+        #[cfg(target_arch = "x86_64")]
+        {
+            ["SOFTGPU_BASELINE"].iter().all(|v| std::env::var_os(v).is_none())
+                && is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("bmi1")
+                && is_x86_feature_detected!("bmi2")
+                && is_x86_feature_detected!("popcnt")
+                && is_x86_feature_detected!("lzcnt")
+                && is_x86_feature_detected!("f16c")
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            false
+        }
+    })
+}
+
+macro_rules! versions {
+    ($($pick:ident $fast:ident $base:ident $bound:ident $body:path;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt,lzcnt,f16c")]
+        fn $fast<O: $bound>(frame: &Frame, inst: &Inst, mask: u32) {
+            $body(frame, inst, mask);
+        }
+        fn $base<O: $bound>(frame: &Frame, inst: &Inst, mask: u32) {
+            $body(frame, inst, mask);
+        }
+        /// The version for this processor.
+        pub(crate) fn $pick<O: $bound>() -> Handler {
+            #[cfg(target_arch = "x86_64")]
+            if fast() {
+                return Handler($fast::<O>);
+            }
+            Handler($base::<O>)
+        }
+    )*};
+}
+
+versions! {
+    op1 fast1 base1 Op1 lanes::run1::<O>;
+    op2 fast2 base2 Op2 lanes::run2::<O>;
+    op3 fast3 base3 Op3 lanes::run3::<O>;
+    cmp fast_cmp base_cmp OpCmp lanes::run_cmp::<O>;
+    any fast_any base_any OpAny lanes::run_any::<O>;
+}
+
+/// For functions that have one version.
+pub(crate) const fn plain(f: fn(&Frame, &Inst, u32)) -> Handler {
+    Handler(f)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt,lzcnt,f16c")]
+fn fragment_fast(
+    worker: &mut Worker<'_, '_>,
+    cta: &mut Cta,
+    warp: &mut Warp,
+    f: Fragment,
+    limit: u32,
+) -> Result<bool, Fault> {
+    interp::fragment::<true>(worker, cta, warp, f, limit)
+}
+
+fn fragment_base(
+    worker: &mut Worker<'_, '_>,
+    cta: &mut Cta,
+    warp: &mut Warp,
+    f: Fragment,
+    limit: u32,
+) -> Result<bool, Fault> {
+    interp::fragment::<false>(worker, cta, warp, f, limit)
+}
+
+/// Runs one fragment in the version for this processor.
+#[inline(always)]
+pub(crate) fn fragment(
+    worker: &mut Worker<'_, '_>,
+    cta: &mut Cta,
+    warp: &mut Warp,
+    f: Fragment,
+    limit: u32,
+) -> Result<bool, Fault> {
+    #[cfg(target_arch = "x86_64")]
+    if fast() {
+        // SAFETY: the features were detected.
+        return unsafe { fragment_fast(worker, cta, warp, f, limit) };
+    }
+    fragment_base(worker, cta, warp, f, limit)
+}

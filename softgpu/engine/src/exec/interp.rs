@@ -1,0 +1,667 @@
+//! The interpreter: one dispatch executes one instruction for the lanes of a fragment.
+
+use std::sync::atomic::Ordering;
+
+use super::alu;
+use super::cta::{Cta, Grid, Worker};
+use super::host;
+use super::lanes::each;
+use super::matrix;
+use super::mem::{self, Spaces};
+use super::warp::{self, Activation, BarrierKind, Fragment, Wait, Warp};
+use super::{Fail, Special};
+use crate::api::{Fault, FaultKind};
+use crate::ir::{Argument, Inst, Op, Target, flag, token_function};
+use crate::ptx::Space;
+use crate::regs::{Block, Frame, NONE, UNITS};
+
+/// Taken backward branches of a fragment before another one of its warp runs.
+const FRAGMENT_BUDGET: i32 = 4096;
+/// Turns of fragments before the next warp runs.
+const WARP_TURNS: u32 = 16;
+/// What a volatile or ordered access, or an atomic, costs of the budget: spin loops give way sooner.
+const SPIN_COST: i32 = 64;
+/// Depth of calls, and bytes of register frames per warp.
+const MAX_DEPTH: u32 = 1024;
+const MAX_FRAME_BYTES: usize = 64 << 20;
+/// Local memory per thread, all frames together.
+const MAX_LOCAL: u32 = 512 << 10;
+
+/// Why a warp gave way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Yield {
+    /// Everything waits or is done.
+    Blocked,
+    /// Its budget ran out.
+    Budget,
+}
+
+/// Builds the report of a fault.
+pub(crate) fn fault(
+    grid: &Grid<'_>,
+    cta: &Cta,
+    kind: FaultKind,
+    thread: u32,
+    address: u64,
+    line: u32,
+) -> Fault {
+    let [x, y, _] = grid.launch.block;
+    Fault { kind, cta: cta.id, thread: [thread % x, thread / x % y, thread / x / y], address, line }
+}
+
+/// Runs a warp until everything in it waits, or its budget is used up.
+pub(crate) fn warp(worker: &mut Worker<'_, '_>, cta: &mut Cta, warp: &mut Warp) -> Result<Yield, Fault> {
+    let mut turns = 0;
+    loop {
+        let Some(f) = warp.pick() else {
+            if warp.wake() {
+                continue;
+            }
+            return Ok(Yield::Blocked);
+        };
+        let limit = warp.limit(&f);
+        let expired = crate::dispatch::fragment(worker, cta, warp, f, limit)?;
+        if expired {
+            let launch = worker.grid.launch;
+            if launch.stop.load(Ordering::Relaxed) {
+                return Err(fault(worker.grid, cta, FaultKind::Stopped, warp.index * 32, 0, 0));
+            }
+            turns += 1;
+            if turns >= WARP_TURNS || worker.grid.failed() {
+                return Ok(Yield::Budget);
+            }
+        }
+        if cta.ready != 0 {
+            return Ok(Yield::Blocked);
+        }
+    }
+}
+
+/// Runs one fragment until it waits, splits, meets another one or ends; true if its budget ran out.
+#[inline(always)]
+pub(crate) fn fragment<const FAST: bool>(
+    worker: &mut Worker<'_, '_>,
+    cta: &mut Cta,
+    warp: &mut Warp,
+    mut f: Fragment,
+    limit: u32,
+) -> Result<bool, Fault> {
+    let grid = worker.grid;
+    let activation = &mut warp.activations[f.frame as usize];
+    let code = grid.code(activation.function);
+    let frame = Frame::new(&mut activation.regs, grid.constants(activation.function));
+    let local_base = activation.local_base;
+    let insts = code.insts.as_slice();
+    let extra = code.extra.as_slice();
+    let spaces = Spaces {
+        memory: grid.launch.memory,
+        params: &grid.params,
+        shared: cta.shared.pointer(),
+        shared_len: u64::from(grid.shared_bytes),
+        local: warp.local.pointer(),
+        local_stride: u64::from(warp.local_stride),
+    };
+    let mask = f.mask;
+    let mut pc = f.pc;
+    let mut budget = FRAGMENT_BUDGET;
+    loop {
+        let i = &insts[pc as usize];
+        let m = if i.guard == NONE {
+            mask
+        } else {
+            mask & (frame.pred(i.guard) ^ if i.has(flag::NOT) { !0 } else { 0 })
+        };
+        // Lanes whose guard is false go on beside a waiting or leaving rest.
+        macro_rules! split_rest {
+            () => {
+                if m != mask {
+                    warp.fragments.push(Fragment { pc: pc + 1, mask: mask & !m, ..f });
+                }
+            };
+        }
+        macro_rules! check {
+            ($e:expr) => {
+                if let Err(fail) = $e {
+                    return Err(locate(grid, cta, warp, i, fail));
+                }
+            };
+        }
+        match i.op {
+            Op::Alu => {
+                if m != 0 {
+                    i.handler.call(&frame, i, m);
+                }
+            }
+            Op::Bra => {
+                if m == mask {
+                    pc = jump(i);
+                    if i.has(flag::BACKWARD) {
+                        budget -= 1;
+                        if budget <= 0 {
+                            (f.pc, f.turn) = (pc, f.turn.wrapping_add(1));
+                            warp.fragments.push(f);
+                            return Ok(true);
+                        }
+                        if pc >= limit || lower(warp, &f, pc) {
+                            f.pc = pc;
+                            warp.fragments.push(f);
+                            return Ok(false);
+                        }
+                    } else if pc >= limit {
+                        f.pc = pc;
+                        warp.fragments.push(f);
+                        return Ok(false);
+                    }
+                    continue;
+                }
+                if m != 0 {
+                    let turn = if i.has(flag::BACKWARD) && budget < FRAGMENT_BUDGET / 2 {
+                        f.turn.wrapping_add(1)
+                    } else {
+                        f.turn
+                    };
+                    warp.fragments.push(Fragment { pc: jump(i), mask: m, turn, ..f });
+                    warp.fragments.push(Fragment { pc: pc + 1, mask: mask & !m, ..f });
+                    return Ok(turn != f.turn);
+                }
+            }
+            Op::Load => {
+                if m != 0 {
+                    check!(mem::load::<FAST>(&spaces, &mut worker.ranges, &frame, i, extra, m));
+                    if i.has(flag::ATOMIC) {
+                        budget -= SPIN_COST;
+                    }
+                }
+            }
+            Op::Store => {
+                if m != 0 {
+                    check!(mem::store(&spaces, &mut worker.ranges, &frame, i, extra, m));
+                }
+            }
+            Op::Atomic => {
+                if m != 0 {
+                    check!(mem::atomic(&spaces, &mut worker.ranges, &frame, i, m));
+                    budget -= SPIN_COST;
+                }
+            }
+            Op::CpAsync => {
+                if m != 0 {
+                    check!(mem::copy_async(&spaces, &mut worker.ranges, &frame, i, extra, m));
+                }
+            }
+            Op::Special => {
+                if m != 0 {
+                    special(grid, cta.id, cta.linear, warp.index, &frame, i, m);
+                }
+            }
+            Op::LocalAddress => {
+                let v = u64::from(local_base).wrapping_add_signed(i.imm);
+                each(m, |lane| frame.set_bits(i.d, lane, i.has(flag::WIDE_D), v));
+            }
+            Op::ActiveMask => each(m, |lane| frame.set(i.d, lane, m)),
+            Op::Fence => mem::fence(),
+            Op::Nop
+            | Op::Prefetch
+            | Op::ParamToGeneric
+            | Op::Elect
+            | Op::Alloca
+            | Op::StackSave
+            | Op::StackRestore => {}
+            Op::Sleep => {
+                if m != 0 {
+                    (f.pc, f.turn) = (pc + 1, f.turn.wrapping_add(1));
+                    warp.fragments.push(f);
+                    return Ok(true);
+                }
+            }
+            Op::Shfl
+            | Op::Vote
+            | Op::Match
+            | Op::Redux
+            | Op::LdMatrix
+            | Op::Mma
+            | Op::WmmaLoad
+            | Op::WmmaStore => {
+                if m != 0 {
+                    let slot = match i.op {
+                        Op::Shfl => u32::try_from(i.imm).unwrap_or(0),
+                        _ => i.b,
+                    };
+                    let whole = matches!(i.op, Op::LdMatrix | Op::Mma | Op::WmmaLoad | Op::WmmaStore);
+                    let members = if whole { warp.alive() } else { warp::members(&frame, slot, m) };
+                    let need = members & warp.alive();
+                    if need & !m != 0 {
+                        split_rest!();
+                        // Others may be here already.
+                        let mut here = Fragment { pc, mask: m, wait: Wait::Lanes(members), ..f };
+                        warp.fragments.retain(|g| {
+                            let same = g.pc == pc && g.frame == f.frame && matches!(g.wait, Wait::Lanes(_));
+                            if same {
+                                here.mask |= g.mask;
+                                if let (Wait::Lanes(a), Wait::Lanes(b)) = (here.wait, g.wait) {
+                                    here.wait = Wait::Lanes(a | b);
+                                }
+                            }
+                            !same
+                        });
+                        warp.fragments.push(here);
+                        warp.wake();
+                        return Ok(false);
+                    }
+                    let mut sound = true;
+                    match i.op {
+                        Op::Shfl => {
+                            sound = members & m == m && warp::groups(&frame, slot, m, |_| {});
+                            warp::shfl(&frame, i, m);
+                        }
+                        Op::Vote => sound = warp::groups(&frame, slot, m, |g| warp::vote(&frame, i, g)),
+                        Op::Match => {
+                            sound = warp::groups(&frame, slot, m, |g| warp::match_lanes(&frame, i, g))
+                        }
+                        Op::Redux => sound = warp::groups(&frame, slot, m, |g| warp::redux(&frame, i, g)),
+                        _ => check!(matrix::execute(&spaces, &mut worker.ranges, &frame, i, extra, m)),
+                    }
+                    if !sound {
+                        return Err(locate(
+                            grid,
+                            cta,
+                            warp,
+                            i,
+                            Fail::new(FaultKind::Trap, m.trailing_zeros() as usize, 0),
+                        ));
+                    }
+                }
+            }
+            Op::WarpBarrier => {
+                if m != 0 {
+                    let members: u32 = frame.get(i.a, m.trailing_zeros() as usize);
+                    if members & m != m {
+                        return Err(locate(
+                            grid,
+                            cta,
+                            warp,
+                            i,
+                            Fail::new(FaultKind::Trap, (m & !members).trailing_zeros() as usize, 0),
+                        ));
+                    }
+                    if members & warp.alive() & !m != 0 {
+                        split_rest!();
+                        warp.fragments.push(Fragment { pc, mask: m, wait: Wait::WarpBarrier(members), ..f });
+                        warp.wake();
+                        return Ok(false);
+                    }
+                }
+            }
+            Op::Barrier => {
+                if m != 0 {
+                    let first = m.trailing_zeros() as usize;
+                    let id: u32 = frame.get(i.a, first);
+                    let count = if i.b == NONE { None } else { Some(frame.get::<u32>(i.b, first)) };
+                    if id > 15 || count.is_some_and(|c| c == 0 || c > 1024 + 31) {
+                        return Err(locate(grid, cta, warp, i, Fail::new(FaultKind::Trap, first, 0)));
+                    }
+                    // Lanes that name another barrier take their own turn.
+                    let mut same = 0;
+                    each(m, |lane| same |= u32::from(frame.get::<u32>(i.a, lane) == id) << lane);
+                    if cta.ready >> id & 1 != 0 {
+                        f.pc = pc;
+                        warp.fragments.push(f);
+                        return Ok(false);
+                    }
+                    let kind = BarrierKind::of(i.sub);
+                    let truth = matches!(kind, BarrierKind::Popc | BarrierKind::And | BarrierKind::Or)
+                        .then(|| frame.pred(i.c) ^ if i.has(flag::NOT_C) { !0 } else { 0 });
+                    let waits = kind != BarrierKind::Arrive;
+                    let leader = warp.alive().trailing_zeros() as usize;
+                    let absent = if same >> leader & 1 != 0 { (!warp.alive()).count_ones() } else { 0 };
+                    cta.arrive(u8::try_from(id).unwrap_or(0), count, same, absent, truth, waits);
+                    if same != m {
+                        warp.fragments.push(Fragment { pc, mask: m & !same, ..f });
+                    }
+                    split_rest!();
+                    if waits {
+                        let wait = Wait::Barrier(u8::try_from(id).unwrap_or(0));
+                        warp.fragments.push(Fragment { pc, mask: same, wait, ..f });
+                    } else {
+                        warp.fragments.push(Fragment { pc: pc + 1, mask: same, ..f });
+                    }
+                    return Ok(false);
+                }
+            }
+            Op::Exit => {
+                if m != 0 {
+                    warp.exited |= m;
+                    cta.alive -= m.count_ones();
+                    leave(warp, f.frame, m);
+                    split_rest!();
+                    return Ok(false);
+                }
+            }
+            Op::Ret => {
+                if m != 0 {
+                    split_rest!();
+                    give_back(grid, warp, f, m);
+                    return Ok(false);
+                }
+            }
+            Op::Trap => {
+                if m != 0 {
+                    return Err(locate(
+                        grid,
+                        cta,
+                        warp,
+                        i,
+                        Fail::new(FaultKind::Trap, m.trailing_zeros() as usize, 0),
+                    ));
+                }
+            }
+            Op::Brx => {
+                if m != 0 {
+                    split_rest!();
+                    let table = &code.tables[usize::try_from(i.imm).unwrap_or(0)];
+                    let mut backward = false;
+                    let mut left = m;
+                    while left != 0 {
+                        let lane = left.trailing_zeros() as usize;
+                        let index: u32 = frame.get(i.a, lane);
+                        let Some(&target) = table.get(index as usize) else {
+                            return Err(locate(
+                                grid,
+                                cta,
+                                warp,
+                                i,
+                                Fail::new(FaultKind::InvalidPc, lane, u64::from(index)),
+                            ));
+                        };
+                        let mut same = 0;
+                        each(left, |l| same |= u32::from(frame.get::<u32>(i.a, l) == index) << l);
+                        backward |= target <= pc;
+                        warp.fragments.push(Fragment {
+                            pc: target,
+                            mask: same,
+                            turn: f.turn.wrapping_add(u32::from(target <= pc)),
+                            ..f
+                        });
+                        left &= !same;
+                    }
+                    return Ok(backward);
+                }
+            }
+            Op::Call | Op::CallIndirect => {
+                if m != 0 {
+                    let site = u32::try_from(i.imm).unwrap_or(0);
+                    match code.calls[site as usize].target {
+                        Target::Builtin(which) => {
+                            check!(host::call(
+                                grid,
+                                &spaces,
+                                &mut worker.ranges,
+                                &frame,
+                                which,
+                                &code.calls[site as usize],
+                                m
+                            ));
+                        }
+                        Target::Function(function) => {
+                            split_rest!();
+                            check!(enter(grid, warp, f, m, function, site, pc));
+                            return Ok(false);
+                        }
+                        Target::Slot(slot) => {
+                            split_rest!();
+                            let mut left = m;
+                            while left != 0 {
+                                let lane = left.trailing_zeros() as usize;
+                                let token: u64 = frame.get(slot, lane);
+                                let mut same = 0;
+                                each(left, |l| same |= u32::from(frame.get::<u64>(slot, l) == token) << l);
+                                left &= !same;
+                                let bad = Fail::new(FaultKind::InvalidPc, lane, token);
+                                let Some(function) = token_function(token) else {
+                                    return Err(locate(grid, cta, warp, i, bad));
+                                };
+                                let callee = grid.module.functions().get(function as usize);
+                                let fits = callee.is_some_and(|c| {
+                                    let site = &code.calls[site as usize];
+                                    c.defined
+                                        && c.params.len() == site.arguments.len()
+                                        && c.returns.len() >= site.results.len()
+                                });
+                                if !fits {
+                                    return Err(locate(grid, cta, warp, i, bad));
+                                }
+                                check!(enter(grid, warp, f, same, function, site, pc));
+                            }
+                            return Ok(false);
+                        }
+                    }
+                }
+            }
+        }
+        pc += 1;
+        if pc >= limit {
+            f.pc = pc;
+            warp.fragments.push(f);
+            return Ok(false);
+        }
+    }
+}
+
+#[inline(always)]
+fn jump(i: &Inst) -> u32 {
+    u32::try_from(i.imm).unwrap_or(0)
+}
+
+/// Whether another fragment of the frame runs at or below `pc`, where the limit of the run no longer tells.
+#[inline(always)]
+fn lower(warp: &Warp, f: &Fragment, pc: u32) -> bool {
+    warp.fragments.iter().any(|g| g.wait == Wait::Run && g.frame == f.frame && g.pc >= pc && g.pc <= f.pc)
+}
+
+#[cold]
+fn locate(grid: &Grid<'_>, cta: &Cta, warp: &Warp, i: &Inst, fail: Fail) -> Fault {
+    let lane = u32::try_from(fail.lane).unwrap_or(0);
+    fault(grid, cta, fail.kind, warp.index * 32 + lane, fail.address, i.line)
+}
+
+/// Takes exited lanes out of the activations they are in.
+fn leave(warp: &mut Warp, from: u32, mask: u32) {
+    let mut at = from;
+    while at != NONE {
+        let a = &mut warp.activations[at as usize];
+        a.live &= !mask;
+        let parent = a.parent;
+        if a.live == 0 && parent != NONE {
+            warp.free.push(at);
+        }
+        at = parent;
+    }
+}
+
+/// Calls `function` with the lanes of `mask`.
+fn enter(
+    grid: &Grid<'_>,
+    warp: &mut Warp,
+    f: Fragment,
+    mask: u32,
+    function: u32,
+    site: u32,
+    pc: u32,
+) -> Result<(), Fail> {
+    let overflow = Fail::new(FaultKind::LaunchFailed, mask.trailing_zeros() as usize, 0);
+    let callee = grid.code(function);
+    let caller = &warp.activations[f.frame as usize];
+    let caller_function = caller.function;
+    let caller_code = grid.code(caller_function);
+    let local_base = (caller.local_base + caller_code.local_bytes).next_multiple_of(16);
+    let depth = caller.depth + 1;
+    if depth > MAX_DEPTH || local_base + callee.local_bytes > MAX_LOCAL {
+        return Err(overflow);
+    }
+    let index = match warp.free.pop() {
+        Some(index) => {
+            let regs = &mut warp.activations[index as usize].regs;
+            let before = regs.bytes();
+            regs.resize(callee.frame_units);
+            warp.frame_bytes += regs.bytes() - before;
+            index
+        }
+        None => {
+            let regs = Block::new(callee.frame_units);
+            warp.frame_bytes += regs.bytes();
+            warp.activations.push(Activation {
+                function,
+                regs,
+                live: 0,
+                parent: NONE,
+                return_pc: 0,
+                call_site: 0,
+                local_base: 0,
+                depth: 0,
+            });
+            u32::try_from(warp.activations.len() - 1).unwrap_or(0)
+        }
+    };
+    if warp.frame_bytes > MAX_FRAME_BYTES {
+        return Err(overflow);
+    }
+    warp.reserve_local(local_base + callee.local_bytes);
+    let a = &mut warp.activations[index as usize];
+    (a.function, a.live, a.parent, a.return_pc) = (function, mask, f.frame, pc + 1);
+    (a.call_site, a.local_base, a.depth) = (site, local_base, depth);
+    let to = Frame::new(&mut a.regs, grid.constants(function));
+    let from = Frame::new(&mut warp.activations[f.frame as usize].regs, grid.constants(caller_function));
+    for (argument, formal) in caller_code.calls[site as usize].arguments.iter().zip(&callee.params) {
+        copy(&from, *argument, &to, *formal, mask);
+    }
+    warp.fragments.push(Fragment { pc: 0, mask, frame: index, depth, ..f });
+    Ok(())
+}
+
+/// Returns the lanes of `mask` to the caller.
+fn give_back(grid: &Grid<'_>, warp: &mut Warp, f: Fragment, mask: u32) {
+    let a = &mut warp.activations[f.frame as usize];
+    let (function, parent, return_pc, site) = (a.function, a.parent, a.return_pc, a.call_site);
+    a.live &= !mask;
+    let done = a.live == 0;
+    let depth = a.depth.saturating_sub(1);
+    let from = Frame::new(&mut a.regs, grid.constants(function));
+    let caller = &mut warp.activations[parent as usize];
+    let caller_function = caller.function;
+    let to = Frame::new(&mut caller.regs, grid.constants(caller_function));
+    let results = &grid.code(caller_function).calls[site as usize].results;
+    for (result, formal) in results.iter().zip(&grid.code(function).returns) {
+        copy(&from, *formal, &to, *result, mask);
+    }
+    if done {
+        warp.free.push(f.frame);
+    }
+    warp.fragments.push(Fragment { pc: return_pc, mask, frame: parent, depth, ..f });
+}
+
+/// Copies one argument between frames; what the source lacks stays as it is.
+fn copy(from: &Frame, source: Argument, to: &Frame, target: Argument, mask: u32) {
+    let word = |a: Argument, n: u32, lane: usize| -> Option<u32> {
+        match a {
+            Argument::Words(first, words) if n < words => Some(from.get(first + n * UNITS, lane)),
+            Argument::Narrow(slot) if n == 0 => Some(from.get(slot, lane)),
+            #[expect(clippy::cast_possible_truncation, reason = "one half")]
+            Argument::Wide(slot) if n < 2 => Some((from.get::<u64>(slot, lane) >> (32 * n)) as u32),
+            _ => None,
+        }
+    };
+    each(mask, |lane| match target {
+        Argument::Words(first, words) => {
+            for n in 0..words {
+                if let Some(v) = word(source, n, lane) {
+                    to.set(first + n * UNITS, lane, v);
+                }
+            }
+        }
+        Argument::Narrow(slot) => {
+            if let Some(v) = word(source, 0, lane) {
+                to.set(slot, lane, v);
+            }
+        }
+        Argument::Wide(slot) => {
+            let (low, high) = (word(source, 0, lane).unwrap_or(0), word(source, 1, lane).unwrap_or(0));
+            to.set(slot, lane, u64::from(low) | u64::from(high) << 32);
+        }
+        Argument::Sink => {}
+    });
+}
+
+/// Reads a special register.
+fn special(grid: &Grid<'_>, cta: [u32; 3], linear: u64, warp: u32, frame: &Frame, i: &Inst, mask: u32) {
+    let which = Special::ALL[usize::from(i.sub) % Special::ALL.len()];
+    let launch = grid.launch;
+    let [bx, by, bz] = launch.block;
+    let wide = i.has(flag::WIDE_D);
+    let nanos = || u64::try_from(grid.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let (lo, hi) = (|v: u64| v & 0xffff_ffff, |v: u64| v >> 32);
+    let workspace = launch.cooperative.unwrap_or(0);
+    let uniform = match which {
+        Special::TidX | Special::TidY | Special::TidZ | Special::LaneId => None,
+        Special::MaskEq | Special::MaskLe | Special::MaskLt | Special::MaskGe | Special::MaskGt => None,
+        Special::NtidX => Some(u64::from(bx)),
+        Special::NtidY => Some(u64::from(by)),
+        Special::NtidZ => Some(u64::from(bz)),
+        Special::CtaidX => Some(u64::from(cta[0])),
+        Special::CtaidY => Some(u64::from(cta[1])),
+        Special::CtaidZ => Some(u64::from(cta[2])),
+        Special::NctaidX => Some(u64::from(launch.grid[0])),
+        Special::NctaidY => Some(u64::from(launch.grid[1])),
+        Special::NctaidZ => Some(u64::from(launch.grid[2])),
+        Special::TidW
+        | Special::NtidW
+        | Special::CtaidW
+        | Special::NctaidW
+        | Special::EnvReg0
+        | Special::EnvReg3 => Some(0),
+        Special::WarpId => Some(u64::from(warp)),
+        Special::NWarpId => Some(32),
+        Special::SmId => Some(linear % u64::from(launch.resident_ctas.max(1))),
+        Special::NSmId => Some(u64::from(launch.resident_ctas.max(1))),
+        Special::GridId => Some(launch.grid_id),
+        Special::Clock | Special::Clock64 => Some(nanos() + 1),
+        Special::ClockHi => Some(hi(nanos() + 1)),
+        Special::GlobalTimer | Special::GlobalTimerLo | Special::GlobalTimerHi => {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+            Some(match which {
+                Special::GlobalTimerLo => lo(now),
+                Special::GlobalTimerHi => hi(now),
+                _ => now,
+            })
+        }
+        Special::EnvReg1 => Some(hi(workspace)),
+        Special::EnvReg2 => Some(lo(workspace)),
+        Special::TotalShared | Special::AggrShared => Some(u64::from(grid.shared_bytes)),
+        Special::DynamicShared => Some(u64::from(launch.dynamic_shared)),
+    };
+    each(mask, |lane| {
+        let n = u32::try_from(lane).unwrap_or(0);
+        let thread = warp * 32 + n;
+        let bit = 1u32 << n;
+        let v = uniform.unwrap_or_else(|| {
+            u64::from(match which {
+                Special::TidX => thread % bx,
+                Special::TidY => thread / bx % by,
+                Special::TidZ => thread / bx / by,
+                Special::MaskEq => bit,
+                Special::MaskLt => bit - 1,
+                Special::MaskLe => bit | (bit - 1),
+                Special::MaskGt => !(bit | (bit - 1)),
+                Special::MaskGe => !(bit - 1),
+                _ => n,
+            })
+        });
+        frame.set_bits(i.d, lane, wide, v);
+    });
+}
+
+/// Used by the handlers' tests.
+#[cfg(test)]
+pub(crate) const fn uses(_: Space) {
+    let _ = alu::logic::MOV;
+}

@@ -1,0 +1,125 @@
+//! The loops over lanes: all 32 without a blend, one lane, or some lanes with a blend.
+
+use crate::ir::{Inst, flag};
+use crate::regs::{Frame, Lane};
+
+/// An operation of one operand.
+pub(crate) trait Op1 {
+    type A: Lane;
+    type D: Lane;
+    /// Worth skipping for lanes that are not active.
+    const COSTLY: bool;
+    fn f(i: &Inst, a: Self::A) -> Self::D;
+}
+
+/// An operation of two operands.
+pub(crate) trait Op2 {
+    type A: Lane;
+    type B: Lane;
+    type D: Lane;
+    const COSTLY: bool;
+    fn f(i: &Inst, a: Self::A, b: Self::B) -> Self::D;
+}
+
+/// An operation of three operands.
+pub(crate) trait Op3 {
+    type A: Lane;
+    type B: Lane;
+    type C: Lane;
+    type D: Lane;
+    const COSTLY: bool;
+    fn f(i: &Inst, a: Self::A, b: Self::B, c: Self::C) -> Self::D;
+}
+
+/// A comparison.
+pub(crate) trait OpCmp {
+    type A: Lane;
+    fn f(i: &Inst, a: Self::A, b: Self::A) -> bool;
+}
+
+/// An operation on bits whose types and modifiers are read from the instruction: for what is not hot.
+pub(crate) trait OpAny {
+    fn f(i: &Inst, a: u64, b: u64, c: u64) -> u64;
+}
+
+/// The lanes of a mask, ascending.
+#[inline(always)]
+pub(crate) fn each(mut mask: u32, mut f: impl FnMut(usize)) {
+    while mask != 0 {
+        f(mask.trailing_zeros() as usize);
+        mask &= mask - 1;
+    }
+}
+
+macro_rules! runner {
+    ($name:ident, $bound:ident, $($slot:ident: $ty:ident),*) => {
+        #[inline(always)]
+        pub(crate) fn $name<O: $bound>(frame: &Frame, i: &Inst, mask: u32) {
+            if mask == !0 {
+                for first in [0, 8, 16, 24] {
+                    $(let $slot: [O::$ty; 8] = frame.load8(i.$slot, first);)*
+                    let mut out = [O::D::default(); 8];
+                    for n in 0..8 {
+                        out[n] = O::f(i, $($slot[n]),*);
+                    }
+                    frame.store8(i.d, first, out);
+                }
+            } else if mask & (mask - 1) == 0 || O::COSTLY {
+                each(mask, |lane| {
+                    let out = O::f(i, $(frame.get::<O::$ty>(i.$slot, lane)),*);
+                    frame.set(i.d, lane, out);
+                });
+            } else {
+                for first in [0usize, 8, 16, 24] {
+                    let part = mask >> first;
+                    $(let $slot: [O::$ty; 8] = frame.load8(i.$slot, first);)*
+                    let old: [O::D; 8] = frame.load8(i.d, first);
+                    let mut out = [O::D::default(); 8];
+                    for n in 0..8 {
+                        let new = O::f(i, $($slot[n]),*);
+                        out[n] = if part & (1 << n) != 0 { new } else { old[n] };
+                    }
+                    frame.store8(i.d, first, out);
+                }
+            }
+        }
+    };
+}
+
+runner!(run1, Op1, a: A);
+runner!(run2, Op2, a: A, b: B);
+runner!(run3, Op3, a: A, b: B, c: C);
+
+/// Compares into the predicate `d` and, if there is one, its complement `e`.
+#[inline(always)]
+pub(crate) fn run_cmp<O: OpCmp>(frame: &Frame, i: &Inst, mask: u32) {
+    let result = if mask & (mask - 1) == 0 {
+        let lane = mask.trailing_zeros() as usize;
+        u32::from(O::f(i, frame.get(i.a, lane), frame.get(i.b, lane))) << lane
+    } else {
+        let mut acc = [0u32; 8];
+        for first in [0usize, 8, 16, 24] {
+            let a: [O::A; 8] = frame.load8(i.a, first);
+            let b: [O::A; 8] = frame.load8(i.b, first);
+            for n in 0..8 {
+                acc[n] |= if O::f(i, a[n], b[n]) { 1 << (first + n) } else { 0 };
+            }
+        }
+        acc.iter().fold(0, |x, y| x | y)
+    };
+    frame.set_pred(i.d, mask, result);
+}
+
+/// Lane by lane on zero-extended bits.
+#[inline(always)]
+pub(crate) fn run_any<O: OpAny>(frame: &Frame, i: &Inst, mask: u32) {
+    each(mask, |lane| {
+        let out = O::f(
+            i,
+            frame.bits(i.a, lane, i.has(flag::WIDE_A)),
+            frame.bits(i.b, lane, i.has(flag::WIDE_B)),
+            frame.bits(i.c, lane, i.has(flag::WIDE_C)),
+        );
+        frame.set_bits(i.d, lane, i.has(flag::WIDE_D), out);
+    });
+}

@@ -1,0 +1,619 @@
+//! Device memory through raw pointers: every address passes the range cache first.
+//!
+//! Lanes of other threads, and other processes, may write the same bytes at the same time; that is the memory model of
+//! the device. Accesses that promise atomicity use host atomics, the others are plain copies of at most their width.
+
+#![expect(unsafe_code, reason = "device addresses are host addresses that the mapping table vouches for")]
+
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use super::lanes::each;
+use super::{Fail, PARAM_WINDOW};
+use crate::api::{FaultKind, LOCAL_WINDOW, Memory, SHARED_WINDOW};
+use crate::ir::{Inst, flag};
+use crate::ptx::{Space, Ty};
+use crate::regs::Frame;
+
+/// The last range that was found for reading and for writing. Ranges stay valid until the launch ends.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Ranges {
+    read: (u64, u64),
+    write: (u64, u64),
+}
+
+impl Ranges {
+    /// Whether `len` bytes at `addr` may be accessed.
+    #[inline(always)]
+    pub(crate) fn check(&mut self, memory: &dyn Memory, addr: u64, len: u64, write: bool) -> bool {
+        let (lo, hi) = if write { self.write } else { self.read };
+        (addr >= lo && addr < hi && hi - addr >= len) || self.miss(memory, addr, len, write)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn miss(&mut self, memory: &dyn Memory, addr: u64, len: u64, write: bool) -> bool {
+        let Some(end) = addr.checked_add(len) else { return false };
+        let mut at = addr;
+        // Ranges that touch may be listed apart.
+        while at < end {
+            match memory.range(at, write) {
+                Some(r) if r.contains(&at) => {
+                    let cache = if write { &mut self.write } else { &mut self.read };
+                    *cache = (r.start, r.end);
+                    at = r.end;
+                }
+                _ => return false,
+            }
+        }
+        true
+    }
+}
+
+/// The memories of a running warp.
+pub(crate) struct Spaces<'a> {
+    pub(crate) memory: &'a dyn Memory,
+    pub(crate) params: &'a [u8],
+    pub(crate) shared: *mut u8,
+    pub(crate) shared_len: u64,
+    pub(crate) local: *mut u8,
+    pub(crate) local_stride: u64,
+}
+
+/// A byte block that a pointer into may be kept.
+pub(crate) struct Bytes(Vec<u64>);
+
+impl Bytes {
+    /// At least `len` bytes, with old contents where there are any.
+    pub(crate) fn resize(&mut self, len: usize) {
+        let words = len.div_ceil(8) + 2;
+        if self.0.len() < words {
+            self.0.resize(words, 0);
+        }
+    }
+
+    pub(crate) const fn new() -> Bytes {
+        Bytes(Vec::new())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len() * 8
+    }
+
+    pub(crate) fn pointer(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+
+    /// Makes rows of `old` bytes rows of `new` bytes.
+    pub(crate) fn restride(&mut self, rows: usize, old: usize, new: usize) {
+        self.resize(rows * new);
+        if old == 0 || old % 8 != 0 || new % 8 != 0 {
+            return;
+        }
+        let (old, new) = (old / 8, new / 8);
+        for row in (1..rows).rev() {
+            self.0.copy_within(row * old..(row + 1) * old, row * new);
+        }
+    }
+}
+
+/// What an address turned out to be.
+enum Place {
+    Host(*mut u8),
+    Local(u64),
+    Shared(u64),
+    Param(u64),
+}
+
+impl Spaces<'_> {
+    /// Finds and checks the place of an access by one lane.
+    #[inline(always)]
+    fn place(
+        &self,
+        ranges: &mut Ranges,
+        space: Space,
+        addr: u64,
+        len: u64,
+        write: bool,
+        lane: usize,
+    ) -> Result<Place, Fail> {
+        match space {
+            Space::Global | Space::Const => {
+                if ranges.check(self.memory, addr, len, write) {
+                    Ok(Place::Host(host(addr)))
+                } else {
+                    Err(Fail::new(FaultKind::IllegalAddress, lane, addr))
+                }
+            }
+            Space::Generic => {
+                if ranges.check(self.memory, addr, len, write) {
+                    Ok(Place::Host(host(addr)))
+                } else if SHARED_WINDOW.contains(&addr) {
+                    Ok(Place::Shared(addr - SHARED_WINDOW.start))
+                } else if LOCAL_WINDOW.contains(&addr) && addr < PARAM_WINDOW {
+                    Ok(Place::Local(addr - LOCAL_WINDOW.start))
+                } else if LOCAL_WINDOW.contains(&addr) && !write {
+                    Ok(Place::Param(addr - PARAM_WINDOW))
+                } else {
+                    Err(Fail::new(FaultKind::IllegalAddress, lane, addr))
+                }
+            }
+            Space::Shared => Ok(Place::Shared(addr)),
+            Space::Local => Ok(Place::Local(addr)),
+            Space::Param => Ok(Place::Param(addr)),
+        }
+    }
+
+    /// A pointer to `len` bytes for one lane.
+    #[inline(always)]
+    pub(crate) fn pointer(
+        &self,
+        ranges: &mut Ranges,
+        space: Space,
+        addr: u64,
+        len: u64,
+        write: bool,
+        lane: usize,
+    ) -> Result<*mut u8, Fail> {
+        let bound = |offset: u64, size: u64| offset < size && size - offset >= len;
+        match self.place(ranges, space, addr, len, write, lane)? {
+            Place::Host(p) => Ok(p),
+            Place::Shared(at) if bound(at, self.shared_len) => Ok(offset(self.shared, at)),
+            Place::Local(at) if bound(at, self.local_stride) => {
+                Ok(offset(self.local, lane as u64 * self.local_stride + at))
+            }
+            Place::Param(at) if !write && bound(at, self.params.len() as u64) => {
+                Ok(offset(self.params.as_ptr().cast_mut(), at))
+            }
+            _ => Err(Fail::new(FaultKind::LaunchFailed, lane, addr)),
+        }
+    }
+}
+
+fn host(addr: u64) -> *mut u8 {
+    core::ptr::with_exposed_provenance_mut(usize::try_from(addr).unwrap_or(0))
+}
+
+#[inline(always)]
+fn offset(base: *mut u8, at: u64) -> *mut u8 {
+    base.wrapping_add(usize::try_from(at).unwrap_or(usize::MAX))
+}
+
+/// Reads 1, 2, 4 or 8 bytes.
+#[inline(always)]
+fn read(p: *const u8, size: u32, atomic: bool) -> u64 {
+    // SAFETY: the caller checked `size` bytes at `p` and their alignment; concurrent writers are the device's memory model.
+    unsafe {
+        if atomic {
+            return match size {
+                1 => u64::from(AtomicU8::from_ptr(p.cast_mut()).load(Ordering::SeqCst)),
+                2 => u64::from(AtomicU16::from_ptr(p.cast_mut().cast()).load(Ordering::SeqCst)),
+                4 => u64::from(AtomicU32::from_ptr(p.cast_mut().cast()).load(Ordering::SeqCst)),
+                _ => AtomicU64::from_ptr(p.cast_mut().cast()).load(Ordering::SeqCst),
+            };
+        }
+        match size {
+            1 => u64::from(p.read_volatile()),
+            2 => u64::from(p.cast::<u16>().read_volatile()),
+            4 => u64::from(p.cast::<u32>().read_volatile()),
+            _ => p.cast::<u64>().read_volatile(),
+        }
+    }
+}
+
+/// Writes 1, 2, 4 or 8 bytes.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the low bytes are what is stored")]
+fn write(p: *mut u8, size: u32, value: u64, atomic: bool) {
+    // SAFETY: as `read`, with the right to write.
+    unsafe {
+        if atomic {
+            match size {
+                1 => AtomicU8::from_ptr(p).store(value as u8, Ordering::SeqCst),
+                2 => AtomicU16::from_ptr(p.cast()).store(value as u16, Ordering::SeqCst),
+                4 => AtomicU32::from_ptr(p.cast()).store(value as u32, Ordering::SeqCst),
+                _ => AtomicU64::from_ptr(p.cast()).store(value, Ordering::SeqCst),
+            }
+            return;
+        }
+        match size {
+            1 => p.write_volatile(value as u8),
+            2 => p.cast::<u16>().write_volatile(value as u16),
+            4 => p.cast::<u32>().write_volatile(value as u32),
+            _ => p.cast::<u64>().write_volatile(value),
+        }
+    }
+}
+
+#[inline(always)]
+fn address(frame: &Frame, i: &Inst, lane: usize) -> u64 {
+    if i.has(flag::ADDR32) {
+        // 32-bit addresses of shared and local memory wrap at 32 bits.
+        u64::from(frame.get::<u32>(i.a, lane)).wrapping_add_signed(i.imm) & 0xffff_ffff
+    } else {
+        frame.get::<u64>(i.a, lane).wrapping_add_signed(i.imm)
+    }
+}
+
+/// The first address when the lanes access consecutive elements.
+#[inline(always)]
+fn consecutive(frame: &Frame, i: &Inst, size: u64) -> Option<u64> {
+    let first = frame.get::<u64>(i.a, 0);
+    let mut wrong = [0u64; 8];
+    for at in [0usize, 8, 16, 24] {
+        let a: [u64; 8] = frame.load8(i.a, at);
+        for n in 0..8 {
+            wrong[n] |= a[n] ^ first.wrapping_add((at + n) as u64 * size);
+        }
+    }
+    (wrong.iter().fold(0, |x, y| x | y) == 0).then(|| first.wrapping_add_signed(i.imm))
+}
+
+/// Offsets of a full warp into shared memory, when all are inside and aligned.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "32-bit addresses wrap")]
+fn shared_offsets(frame: &Frame, i: &Inst, spaces: &Spaces<'_>, size: u32) -> Option<[u32; 32]> {
+    let mut out = [0u32; 32];
+    let (mut top, mut low) = ([0u32; 8], [0u32; 8]);
+    for at in [0usize, 8, 16, 24] {
+        let a: [u32; 8] = frame.load8(i.a, at);
+        for n in 0..8 {
+            let offset = a[n].wrapping_add(i.imm as u32);
+            top[n] = top[n].max(offset);
+            low[n] |= offset;
+            out[at + n] = offset;
+        }
+    }
+    let top = top.iter().fold(0, |x: u32, &y| x.max(y));
+    let low = low.iter().fold(0, |x, y| x | y);
+    (low & (size - 1) == 0 && u64::from(top) + u64::from(size) <= spaces.shared_len).then_some(out)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn gather_avx2(base: *const u8, offsets: &[u32; 32]) -> [u32; 32] {
+    use core::arch::x86_64::{__m256i, _mm256_i32gather_epi32};
+    let mut out = [0u32; 32];
+    for at in [0usize, 8, 16, 24] {
+        // SAFETY: eight offsets from `at` on are inside the array; the load is unaligned-safe by `loadu`.
+        let index =
+            unsafe { core::arch::x86_64::_mm256_loadu_si256(offsets.as_ptr().add(at).cast::<__m256i>()) };
+        // SAFETY: every offset plus 4 is inside the block (`shared_offsets`), which is below 2 GiB.
+        let value = unsafe { _mm256_i32gather_epi32::<1>(base.cast(), index) };
+        // SAFETY: eight elements from `at` on are inside the array.
+        unsafe { core::arch::x86_64::_mm256_storeu_si256(out.as_mut_ptr().add(at).cast::<__m256i>(), value) };
+    }
+    out
+}
+
+#[inline(always)]
+fn gather<const FAST: bool>(base: *const u8, offsets: &[u32; 32]) -> [u32; 32] {
+    #[cfg(target_arch = "x86_64")]
+    if FAST {
+        // SAFETY: FAST is only instantiated behind the feature check of the dispatch.
+        return unsafe { gather_avx2(base, offsets) };
+    }
+    let mut out = [0u32; 32];
+    for n in 0..32 {
+        // SAFETY: every offset plus 4 is inside the block (`shared_offsets`).
+        out[n] = unsafe { base.add(offsets[n] as usize).cast::<u32>().read() };
+    }
+    out
+}
+
+#[inline(always)]
+fn misaligned(addr: u64, size: u64) -> bool {
+    addr & (size - 1) != 0
+}
+
+/// `ld` in every space.
+#[inline(always)]
+pub(crate) fn load<const FAST: bool>(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    frame: &Frame,
+    i: &Inst,
+    extra: &[u32],
+    mask: u32,
+) -> Result<(), Fail> {
+    let size = i.ty.bytes();
+    let wide = i.has(flag::WIDE_D);
+    let atomic = i.has(flag::ATOMIC);
+    if mask == !0 && i.n == 1 && !atomic && ((size == 4 && !wide) || (size == 8 && wide)) {
+        if !matches!(i.space, Space::Shared | Space::Local | Space::Param) && !i.has(flag::ADDR32) {
+            if let Some(first) = consecutive(frame, i, u64::from(size))
+                && !misaligned(first, u64::from(size))
+                && ranges.check(spaces.memory, first, u64::from(size) * 32, false)
+            {
+                // SAFETY: the whole run was checked; the slot has 32 lanes of this width.
+                unsafe {
+                    if wide {
+                        frame.store(i.d, &host(first).cast::<[u64; 32]>().read_unaligned());
+                    } else {
+                        frame.store(i.d, &host(first).cast::<[u32; 32]>().read_unaligned());
+                    }
+                }
+                return Ok(());
+            }
+        } else if i.space == Space::Shared
+            && size == 4
+            && i.has(flag::ADDR32)
+            && let Some(offsets) = shared_offsets(frame, i, spaces, 4)
+        {
+            frame.store(i.d, &gather::<FAST>(spaces.shared, &offsets));
+            return Ok(());
+        }
+    }
+    load_lanes(spaces, ranges, frame, i, extra, mask)
+}
+
+#[inline(never)]
+fn load_lanes(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    frame: &Frame,
+    i: &Inst,
+    extra: &[u32],
+    mask: u32,
+) -> Result<(), Fail> {
+    let size = i.ty.bytes();
+    let wide = i.has(flag::WIDE_D);
+    let atomic = i.has(flag::ATOMIC);
+    let total = u64::from(size) * u64::from(i.n);
+    let sign = if i.ty.signed() && size < 8 { 64 - size * 8 } else { 0 };
+    // All addresses first: a destination may be the address register.
+    let mut addresses = [0u64; 32];
+    each(mask, |lane| addresses[lane] = address(frame, i, lane));
+    let slots = extra.get(i.e as usize..i.e as usize + usize::from(i.n)).unwrap_or(&[]);
+    let mut left = mask;
+    while left != 0 {
+        let lane = left.trailing_zeros() as usize;
+        left &= left - 1;
+        let addr = addresses[lane];
+        if misaligned(addr, total.next_power_of_two()) {
+            return Err(Fail::new(FaultKind::Misaligned, lane, addr));
+        }
+        let p = spaces.pointer(ranges, i.space, addr, total, false, lane)?;
+        for (n, &slot) in slots.iter().enumerate() {
+            let v = read(p.wrapping_add(n * size as usize), size, atomic);
+            let v = ((v << sign).cast_signed() >> sign).cast_unsigned();
+            frame.set_bits(slot, lane, wide, if sign == 0 { read_zero(v, size) } else { v });
+        }
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn read_zero(v: u64, _size: u32) -> u64 {
+    v
+}
+
+/// `st` in every space.
+#[inline(always)]
+pub(crate) fn store(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    frame: &Frame,
+    i: &Inst,
+    extra: &[u32],
+    mask: u32,
+) -> Result<(), Fail> {
+    let size = i.ty.bytes();
+    let wide = i.has(flag::WIDE_B);
+    let atomic = i.has(flag::ATOMIC);
+    if mask == !0 && i.n == 1 && !atomic && ((size == 4 && !wide) || (size == 8 && wide)) {
+        if !matches!(i.space, Space::Shared | Space::Local) && !i.has(flag::ADDR32) {
+            if let Some(first) = consecutive(frame, i, u64::from(size))
+                && !misaligned(first, u64::from(size))
+                && ranges.check(spaces.memory, first, u64::from(size) * 32, true)
+            {
+                // SAFETY: the whole run was checked for writing; the slot has 32 lanes of this width.
+                unsafe {
+                    if wide {
+                        host(first).cast::<[u64; 32]>().write_unaligned(frame.load(i.b));
+                    } else {
+                        host(first).cast::<[u32; 32]>().write_unaligned(frame.load(i.b));
+                    }
+                }
+                return Ok(());
+            }
+        } else if i.space == Space::Shared
+            && size == 4
+            && i.has(flag::ADDR32)
+            && let Some(offsets) = shared_offsets(frame, i, spaces, 4)
+        {
+            let values: [u32; 32] = frame.load(i.b);
+            for n in 0..32 {
+                // SAFETY: every offset plus 4 is inside the block (`shared_offsets`).
+                unsafe { spaces.shared.add(offsets[n] as usize).cast::<u32>().write(values[n]) };
+            }
+            return Ok(());
+        }
+    }
+    store_lanes(spaces, ranges, frame, i, extra, mask)
+}
+
+#[inline(never)]
+fn store_lanes(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    frame: &Frame,
+    i: &Inst,
+    extra: &[u32],
+    mask: u32,
+) -> Result<(), Fail> {
+    let size = i.ty.bytes();
+    let wide = i.has(flag::WIDE_B);
+    let atomic = i.has(flag::ATOMIC);
+    let total = u64::from(size) * u64::from(i.n);
+    let slots = extra.get(i.e as usize..i.e as usize + usize::from(i.n)).unwrap_or(&[]);
+    let mut left = mask;
+    while left != 0 {
+        let lane = left.trailing_zeros() as usize;
+        left &= left - 1;
+        let addr = address(frame, i, lane);
+        if misaligned(addr, total.next_power_of_two()) {
+            return Err(Fail::new(FaultKind::Misaligned, lane, addr));
+        }
+        let p = spaces.pointer(ranges, i.space, addr, total, true, lane)?;
+        for (n, &slot) in slots.iter().enumerate() {
+            write(p.wrapping_add(n * size as usize), size, frame.bits(slot, lane, wide), atomic);
+        }
+    }
+    Ok(())
+}
+
+/// `atom` and `red`: lanes in ascending order.
+pub(crate) fn atomic(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    frame: &Frame,
+    i: &Inst,
+    mask: u32,
+) -> Result<(), Fail> {
+    let size = i.ty.bytes();
+    let wide = size == 8;
+    let op = super::atomic::AtomicOp::ALL[usize::from(i.sub) % super::atomic::AtomicOp::ALL.len()];
+    let mut left = mask;
+    while left != 0 {
+        let lane = left.trailing_zeros() as usize;
+        left &= left - 1;
+        let addr = address(frame, i, lane);
+        if misaligned(addr, u64::from(size)) {
+            return Err(Fail::new(FaultKind::Misaligned, lane, addr));
+        }
+        if i.space == Space::Generic && LOCAL_WINDOW.contains(&addr) {
+            return Err(Fail::new(FaultKind::AddressSpace, lane, addr));
+        }
+        let p = spaces.pointer(ranges, i.space, addr, u64::from(size), true, lane)?;
+        let (b, c) = (frame.bits(i.b, lane, wide), frame.bits(i.c, lane, wide));
+        let shared = i.space == Space::Shared || SHARED_WINDOW.contains(&addr);
+        let old = if shared {
+            // One worker owns the block.
+            let old = read(p, size, false);
+            write(p, size, op.apply(i.ty, old, b, c), false);
+            old
+        } else {
+            exchange(p, size, |old| op.apply(i.ty, old, b, c))
+        };
+        if i.d != crate::regs::NONE {
+            frame.set_bits(i.d, lane, wide, old);
+        }
+    }
+    Ok(())
+}
+
+/// A host read-modify-write.
+#[expect(clippy::cast_possible_truncation, reason = "values have the size of the atomic")]
+fn exchange(p: *mut u8, size: u32, f: impl Fn(u64) -> u64) -> u64 {
+    // SAFETY: the caller checked the bytes for writing and their alignment.
+    unsafe {
+        match size {
+            2 => {
+                let a = AtomicU16::from_ptr(p.cast());
+                u64::from(
+                    a.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |v| Some(f(u64::from(v)) as u16))
+                        .unwrap_or_else(|v| v),
+                )
+            }
+            4 => {
+                let a = AtomicU32::from_ptr(p.cast());
+                u64::from(
+                    a.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |v| Some(f(u64::from(v)) as u32))
+                        .unwrap_or_else(|v| v),
+                )
+            }
+            _ => {
+                let a = AtomicU64::from_ptr(p.cast());
+                a.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |v| Some(f(v))).unwrap_or_else(|v| v)
+            }
+        }
+    }
+}
+
+/// `cp.async`, done at once: global to shared, the part beyond the source size zero.
+pub(crate) fn copy_async(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    frame: &Frame,
+    i: &Inst,
+    extra: &[u32],
+    mask: u32,
+) -> Result<(), Fail> {
+    let size = u64::from(i.n);
+    let at = i.e as usize;
+    let from_imm = match extra.get(at..at + 2) {
+        Some([low, high]) => u64::from(*low) | u64::from(*high) << 32,
+        _ => 0,
+    };
+    let mut left = mask;
+    while left != 0 {
+        let lane = left.trailing_zeros() as usize;
+        left &= left - 1;
+        let to = address(frame, i, lane);
+        let from = frame.get::<u64>(i.b, lane).wrapping_add(from_imm);
+        let take =
+            if i.c == crate::regs::NONE { size } else { u64::from(frame.get::<u32>(i.c, lane)).min(size) };
+        if misaligned(to, size) || misaligned(from, size) {
+            return Err(Fail::new(FaultKind::Misaligned, lane, if misaligned(to, size) { to } else { from }));
+        }
+        let d = spaces.pointer(ranges, Space::Shared, to, size, true, lane)?;
+        let mut buffer = [0u8; 16];
+        if take > 0 {
+            let s = spaces.pointer(ranges, Space::Global, from, take, false, lane)?;
+            // SAFETY: `take` bytes were checked at `s`; the buffer has 16.
+            unsafe {
+                core::ptr::copy_nonoverlapping(s, buffer.as_mut_ptr(), usize::try_from(take).unwrap_or(0))
+            };
+        }
+        // SAFETY: `size` bytes, at most 16, were checked at `d`.
+        unsafe { core::ptr::copy_nonoverlapping(buffer.as_ptr(), d, usize::try_from(size).unwrap_or(0)) };
+    }
+    Ok(())
+}
+
+/// Reads one scalar for the host side, at any alignment.
+pub(crate) fn peek(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    space: Space,
+    addr: u64,
+    size: u32,
+    lane: usize,
+) -> Result<u64, Fail> {
+    let p = spaces.pointer(ranges, space, addr, u64::from(size), false, lane)?;
+    let mut out = 0;
+    for n in (0..size as usize).rev() {
+        // SAFETY: `size` bytes were checked.
+        out = (out << 8) | u64::from(unsafe { p.add(n).read_volatile() });
+    }
+    Ok(out)
+}
+
+/// Writes one scalar, at any alignment (matrix stores).
+pub(crate) fn poke(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    space: Space,
+    addr: u64,
+    size: u32,
+    lane: usize,
+    value: u64,
+) -> Result<(), Fail> {
+    let p = spaces.pointer(ranges, space, addr, u64::from(size), true, lane)?;
+    for (n, byte) in value.to_le_bytes().iter().take(size as usize).enumerate() {
+        // SAFETY: `size` bytes were checked for writing.
+        unsafe { p.add(n).write_volatile(*byte) };
+    }
+    Ok(())
+}
+
+/// A fence between the threads of the launch and the host.
+pub(crate) fn fence() {
+    core::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// Whether a type is loaded whole (used by the lowering of vectors).
+#[cfg(test)]
+pub(crate) fn loads_whole(ty: Ty) -> bool {
+    ty.bytes() <= 8
+}

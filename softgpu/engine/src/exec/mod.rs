@@ -1,0 +1,65 @@
+//! Execution: lane-wise operations, memory, warps, blocks.
+
+pub(crate) mod alu;
+pub(crate) mod atomic;
+pub(crate) mod cta;
+pub(crate) mod host;
+pub(crate) mod interp;
+pub(crate) mod lanes;
+pub(crate) mod matrix;
+pub(crate) mod mem;
+pub(crate) mod num;
+pub(crate) mod warp;
+
+use crate::api::{FaultKind, LOCAL_WINDOW};
+
+/// Where generic addresses of kernel parameters start: the upper half of the local window.
+pub(crate) const PARAM_WINDOW: u64 = LOCAL_WINDOW.start + (LOCAL_WINDOW.end - LOCAL_WINDOW.start) / 2;
+
+/// A fault before it is known where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fail {
+    pub(crate) kind: FaultKind,
+    pub(crate) lane: usize,
+    pub(crate) address: u64,
+}
+
+impl Fail {
+    pub(crate) fn new(kind: FaultKind, lane: usize, address: u64) -> Fail {
+        Fail { kind, lane, address }
+    }
+}
+
+macro_rules! specials {
+    ($($variant:ident $name:literal $part:literal;)*) => {
+        /// A special register.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub(crate) enum Special { $($variant),* }
+        impl Special {
+            pub(crate) const ALL: &'static [Special] = &[$(Special::$variant),*];
+            /// By name and component.
+            pub(crate) fn parse(name: &str, part: &str) -> Option<Special> {
+                match (name, part) {
+                    $(($name, $part) => Some(Special::$variant),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+specials! {
+    TidX "%tid" "x"; TidY "%tid" "y"; TidZ "%tid" "z"; TidW "%tid" "w";
+    NtidX "%ntid" "x"; NtidY "%ntid" "y"; NtidZ "%ntid" "z"; NtidW "%ntid" "w";
+    CtaidX "%ctaid" "x"; CtaidY "%ctaid" "y"; CtaidZ "%ctaid" "z"; CtaidW "%ctaid" "w";
+    NctaidX "%nctaid" "x"; NctaidY "%nctaid" "y"; NctaidZ "%nctaid" "z"; NctaidW "%nctaid" "w";
+    LaneId "%laneid" ""; WarpId "%warpid" ""; NWarpId "%nwarpid" "";
+    SmId "%smid" ""; NSmId "%nsmid" ""; GridId "%gridid" "";
+    MaskEq "%lanemask_eq" ""; MaskLe "%lanemask_le" ""; MaskLt "%lanemask_lt" "";
+    MaskGe "%lanemask_ge" ""; MaskGt "%lanemask_gt" "";
+    Clock "%clock" ""; ClockHi "%clock_hi" ""; Clock64 "%clock64" "";
+    GlobalTimer "%globaltimer" ""; GlobalTimerLo "%globaltimer_lo" ""; GlobalTimerHi "%globaltimer_hi" "";
+    EnvReg1 "%envreg1" ""; EnvReg2 "%envreg2" ""; EnvReg0 "%envreg0" ""; EnvReg3 "%envreg3" "";
+    TotalShared "%total_smem_size" ""; DynamicShared "%dynamic_smem_size" ""; AggrShared "%aggr_smem_size" "";
+}

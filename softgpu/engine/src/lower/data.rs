@@ -1,0 +1,954 @@
+//! Moves, arithmetic, conversions, comparisons, loads, stores and atomics.
+
+use super::{Lower, Modifiers, Name, Res};
+use crate::dispatch::plain;
+use crate::exec::alu::{self, Cmp, logic, permute};
+use crate::exec::atomic::AtomicOp;
+use crate::ir::{Constant, Op, Round, flag};
+use crate::ptx::{Instruction, Operand, Space, Ty};
+use crate::regs::{NONE, UNITS};
+
+impl<'a> Lower<'a, '_> {
+    /// Lowers an instruction that works lane by lane or on memory; false if it is none.
+    pub(super) fn data(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<bool> {
+        match inst.opcode {
+            "mov" => self.mov_inst(inst, m)?,
+            "cvta" => self.cvta(inst, m)?,
+            "cvt" => self.cvt(inst, m)?,
+            "ld" | "ldu" => self.load(inst, m)?,
+            "st" => self.store(inst, m)?,
+            "atom" | "red" => self.atomic(inst, m)?,
+            "setp" => self.setp(inst, m)?,
+            "set" => self.set(inst, m)?,
+            "selp" => {
+                let ty = self.one_type(m)?;
+                let [d, a, b, p] = self.operands(inst)?;
+                let (a, b) = (self.src(a, ty)?, self.src(b, ty)?);
+                let (c, negated) = self.pred(p)?;
+                let d = self.dst(d, ty)?;
+                let wide = if ty.bytes() == 8 { flag::WIDE_D } else { 0 };
+                self.alu(plain(alu::select), ty, d, [a, b, c], wide | if negated { flag::NOT_C } else { 0 });
+            }
+            "slct" => {
+                let (ty, sty) = self.two_types(m)?;
+                let [d, a, b, c] = self.operands(inst)?;
+                let (a, b, c) = (self.src(a, ty)?, self.src(b, ty)?, self.src(c, sty)?);
+                let d = self.dst(d, ty)?;
+                let mut i = self.inst(Op::Alu, ty);
+                i.handler = plain(alu::slct);
+                (i.d, i.a, i.b, i.c, i.sty) = (d, a, b, c, sty);
+                i.flags |= m.flags | if ty.bytes() == 8 { flag::WIDE_D } else { 0 };
+                self.emit(i);
+            }
+            "testp" => {
+                let ty = self.one_type(m)?;
+                let [d, a] = self.operands(inst)?;
+                let sub = m.find(|w| {
+                    ["finite", "infinite", "number", "notanumber", "normal", "subnormal"]
+                        .iter()
+                        .position(|x| *x == w)
+                });
+                let Some(sub) = sub else { return self.fail("a property is missing") };
+                let a = self.src(a, ty)?;
+                let d = self.dst(d, Ty::Pred)?;
+                let mut i = self.inst(Op::Alu, ty);
+                i.handler = plain(alu::testp);
+                (i.d, i.a, i.sub) = (d, a, u8::try_from(sub).unwrap_or(0));
+                self.emit(i);
+            }
+            "isspacep" => {
+                let [d, a] = self.operands(inst)?;
+                let Some(space) = m.space else { return self.fail("a state space is missing") };
+                let a = self.src(a, Ty::B64)?;
+                let d = self.dst(d, Ty::Pred)?;
+                let mut i = self.inst(Op::Alu, Ty::B64);
+                i.handler = plain(alu::isspacep);
+                (i.d, i.a, i.space) = (d, a, space);
+                i.flags |= flag::WIDE_A;
+                self.emit(i);
+            }
+            "and" | "or" | "xor" | "not" if m.ty() == Some(Ty::Pred) => {
+                let sub = match inst.opcode {
+                    "and" => logic::AND,
+                    "or" => logic::OR,
+                    "xor" => logic::XOR,
+                    _ => logic::NOT,
+                };
+                let [d, rest @ ..] = inst.operands.as_slice() else {
+                    return self.fail("operands are missing");
+                };
+                if rest.len() != if sub == logic::NOT { 1 } else { 2 } {
+                    return self.fail("wrong number of operands");
+                }
+                let a = self.pred(&rest[0])?;
+                let b = if rest.len() > 1 { self.pred(&rest[1])? } else { (self.bits(0, false)?, false) };
+                let d = self.dst(d, Ty::Pred)?;
+                self.logic(sub, d, a, b);
+            }
+            "add" | "sub" | "addc" | "subc" if m.cc || inst.opcode.ends_with('c') => {
+                self.carry_add(inst, m)?
+            }
+            "mad" | "madc" if m.cc || inst.opcode == "madc" => self.carry_mad(inst, m)?,
+            "bfi" => {
+                let ty = self.one_type(m)?;
+                let [d, a, b, pos, len] = self.operands(inst)?;
+                let (a, b) = (self.src(a, ty)?, self.src(b, ty)?);
+                let (c, e) = (self.src(pos, Ty::U32)?, self.src(len, Ty::U32)?);
+                let d = self.dst(d, ty)?;
+                let mut i = self.inst(Op::Alu, ty);
+                i.handler = plain(alu::bit_insert);
+                (i.d, i.a, i.b, i.c, i.e) = (d, a, b, c, e);
+                i.flags |= if ty.bytes() == 8 { flag::WIDE_D } else { 0 };
+                self.emit(i);
+            }
+            "tanh" | "ex2" | "lg2" | "sin" | "cos" | "rcp" | "rsqrt" | "sqrt" | "copysign" | "fma" => {
+                let ty = self.one_type(m)?;
+                self.floating(inst, m, ty)?;
+            }
+            "add" | "sub" | "mul" | "mad" | "div" | "min" | "max" | "neg" | "abs"
+                if m.ty().is_some_and(Ty::float) =>
+            {
+                let ty = self.one_type(m)?;
+                self.floating(inst, m, ty)?;
+            }
+            "add" | "sub" | "mul" | "mad" | "mul24" | "mad24" | "div" | "rem" | "min" | "max" | "neg"
+            | "abs" | "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "popc" | "clz" | "brev"
+            | "bfe" | "bfind" | "sad" | "bmsk" | "fns" | "szext" | "shf" | "lop3" | "prmt" | "dp4a"
+            | "dp2a" => self.integral(inst, m)?,
+            "vabsdiff2" | "vabsdiff4" | "vadd2" | "vadd4" | "vsub2" | "vsub4" | "vmin2" | "vmin4"
+            | "vmax2" | "vmax4" | "vavrg2" | "vavrg4" => self.video(inst, m)?,
+            "prefetch" | "prefetchu" | "applypriority" | "discard" => {
+                // Only hints; the operand is checked like any other.
+                m.other.clear();
+                let space = m.space.unwrap_or(Space::Generic);
+                let Some(address) = inst.operands.first() else { return self.fail("an address is missing") };
+                self.address(address, space)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    pub(super) fn one_type(&self, m: &Modifiers<'a>) -> Res<Ty> {
+        match m.types.as_slice() {
+            [ty] => Ok(*ty),
+            _ => self.fail("exactly one type is expected"),
+        }
+    }
+
+    fn two_types(&self, m: &Modifiers<'a>) -> Res<(Ty, Ty)> {
+        match m.types.as_slice() {
+            [a, b] => Ok((*a, *b)),
+            _ => self.fail("exactly two types are expected"),
+        }
+    }
+
+    fn floating(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>, ty: Ty) -> Res<()> {
+        let Some((d, sources)) = inst.operands.split_first() else {
+            return self.fail("operands are missing");
+        };
+        let count = match inst.opcode {
+            "fma" | "mad" => 3,
+            "add" | "sub" | "mul" | "div" | "copysign" => 2,
+            "min" | "max" => {
+                if sources.len() == 3 {
+                    return self.unsupported("three-operand forms do not exist below sm_100");
+                }
+                2
+            }
+            _ => 1,
+        };
+        if sources.len() != count {
+            return self.fail(format!("takes {} operands, has {}", count + 1, inst.operands.len()));
+        }
+        if ty == Ty::F64 && inst.opcode == "div" && m.has(flag::APPROX) {
+            return self.fail("there is no approximate f64 division");
+        }
+        let mut slots = [0; 3];
+        for (slot, operand) in slots.iter_mut().zip(sources) {
+            *slot = self.src(operand, ty)?;
+        }
+        let d = self.dst(d, ty)?;
+        let mut i = self.inst(Op::Alu, ty);
+        i.round = m.round.unwrap_or(Round::Rn);
+        i.flags |= m.flags & !flag::HI;
+        let wide = ty.bytes() == 8;
+        i.flags |= if wide { flag::WIDE_D | flag::WIDE_A | flag::WIDE_B | flag::WIDE_C } else { 0 };
+        match alu::float(inst.opcode, ty, &mut i) {
+            Some(handler) => i.handler = handler,
+            None => return self.unsupported("not executed for this type"),
+        }
+        i.d = d;
+        [i.a, i.b, i.c] = slots;
+        self.emit(i);
+        Ok(())
+    }
+
+    fn integral(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let op = inst.opcode;
+        let ty = match (op, m.types.as_slice()) {
+            ("dp4a" | "dp2a", [a, b]) => {
+                if !b.signed() {
+                    m.flags |= flag::UNSIGNED_B;
+                }
+                *a
+            }
+            (_, [ty]) => *ty,
+            _ => return self.fail("exactly one type is expected"),
+        };
+        if ty.float() || matches!(ty, Ty::Pred | Ty::B128 | Ty::B1 | Ty::S4 | Ty::U4) {
+            return self.fail("not defined for this type");
+        }
+        let b32 = Ty::B32;
+        let wide_result = if m.has(flag::WIDE) {
+            match ty.bytes() {
+                2 => Ty::B32,
+                4 => Ty::B64,
+                _ => return self.fail(".wide is for 16 and 32 bits"),
+            }
+        } else {
+            ty
+        };
+        // Destination and sources.
+        let shape: (Ty, &[Ty]) = match op {
+            "mul" => (wide_result, &[ty, ty]),
+            "mad" => (wide_result, &[ty, ty, wide_result]),
+            "add" | "sub" | "div" | "rem" | "min" | "max" | "and" | "or" | "xor" | "mul24" => (ty, &[ty, ty]),
+            "neg" | "abs" | "not" | "cnot" => (ty, &[ty]),
+            "mad24" | "sad" => (ty, &[ty, ty, ty]),
+            "shl" | "shr" => (ty, &[ty, b32]),
+            "popc" | "clz" | "bfind" => (b32, &[ty]),
+            "brev" => (ty, &[ty]),
+            "bfe" => (ty, &[ty, b32, b32]),
+            "bmsk" => (b32, &[b32, b32]),
+            "szext" => (ty, &[ty, b32]),
+            "fns" | "shf" | "prmt" | "dp4a" | "dp2a" | "lop3" => (b32, &[b32, b32, b32]),
+            _ => return self.fail("unknown instruction"),
+        };
+        if matches!(op, "fns" | "shf" | "prmt" | "dp4a" | "dp2a" | "lop3" | "bmsk" | "szext")
+            && ty.bytes() != 4
+        {
+            return self.fail("only defined for 32 bits");
+        }
+        if matches!(op, "popc" | "clz" | "brev" | "bfe" | "bfind" | "bfi") && ty.bytes() < 4 {
+            return self.fail("only defined for 32 and 64 bits");
+        }
+        if op == "mad24" {
+            m.flags |= flag::THIRD;
+        }
+        let mut sub = 0;
+        match op {
+            "shf" => {
+                m.flags &= !flag::HI;
+                if m.take("r") {
+                    m.flags |= flag::HI;
+                } else if !m.take("l") {
+                    return self.fail("a direction is missing");
+                }
+                m.take("wrap");
+            }
+            "prmt" => {
+                sub = m
+                    .find(|w| {
+                        Some(match w {
+                            "f4e" => permute::F4E,
+                            "b4e" => permute::B4E,
+                            "rc8" => permute::RC8,
+                            "ecl" => permute::ECL,
+                            "ecr" => permute::ECR,
+                            "rc16" => permute::RC16,
+                            _ => return None,
+                        })
+                    })
+                    .unwrap_or(permute::INDEX);
+            }
+            "bmsk" | "szext" => {
+                m.take("wrap");
+            }
+            _ => {}
+        }
+        let Some((d, sources)) = inst.operands.split_first() else {
+            return self.fail("operands are missing");
+        };
+        let mut imm = 0;
+        let mut count = shape.1.len();
+        if op == "lop3" {
+            count = 4;
+            match sources.get(3) {
+                Some(Operand::Int(table)) => imm = i64::from(*table as u8),
+                _ => return self.fail("the table must be a constant"),
+            }
+            if m.take("or") || m.take("and") {
+                return self.unsupported("predicate results are not supported");
+            }
+        }
+        if sources.len() != count {
+            return self.fail(format!("takes {} operands, has {}", count + 1, inst.operands.len()));
+        }
+        let mut slots = [0; 3];
+        for ((slot, operand), ty) in slots.iter_mut().zip(sources).zip(shape.1) {
+            *slot = self.src(operand, *ty)?;
+        }
+        let dst = self.dst(d, shape.0)?;
+        let Some(handler) = alu::integer(op, ty, m.flags) else { return self.unsupported("not executed") };
+        let mut i = self.inst(Op::Alu, ty);
+        i.handler = handler;
+        i.imm = imm;
+        i.sub = sub;
+        i.d = dst;
+        [i.a, i.b, i.c] = slots;
+        i.flags |= m.flags;
+        for (n, (flag, ty)) in [flag::WIDE_A, flag::WIDE_B, flag::WIDE_C].iter().zip(shape.1).enumerate() {
+            debug_assert!(n < 3);
+            i.flags |= if ty.bytes() == 8 { *flag } else { 0 };
+        }
+        i.flags |= if shape.0.bytes() == 8 { flag::WIDE_D } else { 0 };
+        self.emit(i);
+        Ok(())
+    }
+
+    fn video(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let [dt, at, bt] = m.types.as_slice() else { return self.fail("three types are expected") };
+        let (dt, at, bt) = (*dt, *at, *bt);
+        let sub = match inst.opcode.trim_end_matches(['2', '4']) {
+            "vadd" => 0,
+            "vsub" => 1,
+            "vabsdiff" => 2,
+            "vmin" => 3,
+            "vmax" => 4,
+            _ => 5,
+        };
+        let [d, a, b, c] = self.operands(inst)?;
+        if m.take("add") {
+            m.flags |= flag::THIRD;
+        }
+        if !dt.signed() {
+            m.flags |= flag::UNSIGNED_B;
+        }
+        let slots = [self.src(a, Ty::B32)?, self.src(b, Ty::B32)?, self.src(c, Ty::B32)?];
+        let d = self.dst(d, Ty::B32)?;
+        let Some(handler) = alu::integer("video", Ty::B32, 0) else {
+            return self.unsupported("not executed");
+        };
+        let mut i = self.inst(Op::Alu, at);
+        i.handler = handler;
+        i.sty = bt;
+        i.sub = sub;
+        i.imm = if inst.opcode.ends_with('4') { 8 } else { 16 };
+        i.d = d;
+        [i.a, i.b, i.c] = slots;
+        i.flags |= m.flags;
+        self.emit(i);
+        Ok(())
+    }
+
+    fn carry(&mut self) -> Res<u32> {
+        if self.carry == NONE {
+            self.carry = self.register(Ty::Pred)?;
+        }
+        Ok(self.carry)
+    }
+
+    fn carry_add(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let ty = self.one_type(m)?;
+        if !matches!(ty.bytes(), 4 | 8) || ty.float() {
+            return self.fail("not defined for this type");
+        }
+        let [d, a, b] = self.operands(inst)?;
+        let (a, b) = (self.src(a, ty)?, self.src(b, ty)?);
+        let d = self.dst(d, ty)?;
+        let e = self.carry()?;
+        let mut i = self.inst(Op::Alu, ty);
+        i.handler = plain(alu::carry_add);
+        (i.d, i.a, i.b, i.e) = (d, a, b, e);
+        i.sub = u8::from(inst.opcode.starts_with("sub"));
+        i.flags |= if inst.opcode.ends_with('c') { flag::CARRY_IN } else { 0 }
+            | if m.cc { flag::CARRY_OUT } else { 0 };
+        self.emit(i);
+        Ok(())
+    }
+
+    fn carry_mad(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let ty = self.one_type(m)?;
+        if !matches!(ty.bytes(), 4 | 8) || ty.float() {
+            return self.fail("not defined for this type");
+        }
+        let [d, a, b, c] = self.operands(inst)?;
+        let (a, b, c) = (self.src(a, ty)?, self.src(b, ty)?, self.src(c, ty)?);
+        let d = self.dst(d, ty)?;
+        let e = self.carry()?;
+        let mut i = self.inst(Op::Alu, ty);
+        i.handler = plain(alu::carry_mad);
+        (i.d, i.a, i.b, i.c, i.e) = (d, a, b, c, e);
+        i.flags |= m.flags & flag::HI;
+        i.flags |=
+            if inst.opcode == "madc" { flag::CARRY_IN } else { 0 } | if m.cc { flag::CARRY_OUT } else { 0 };
+        self.emit(i);
+        Ok(())
+    }
+
+    // ---- moves and conversions ----
+
+    fn mov_inst(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let ty = self.one_type(m)?;
+        let [d, a] = self.operands(inst)?;
+        if ty == Ty::Pred {
+            let a = self.pred(a)?;
+            let d = self.dst(d, Ty::Pred)?;
+            let zero = self.bits(0, false)?;
+            self.logic(logic::MOV, d, a, (zero, false));
+            return Ok(());
+        }
+        match (d, a) {
+            (Operand::Vector(parts), a) => {
+                let part = self.part_type(ty, parts.len())?;
+                let a = self.src(a, ty)?;
+                for (n, operand) in parts.iter().enumerate() {
+                    if matches!(operand, Operand::Name("_")) {
+                        continue;
+                    }
+                    let d = self.dst(operand, part)?;
+                    self.extract(
+                        d,
+                        part,
+                        a,
+                        ty.bytes() == 8,
+                        u32::try_from(n).unwrap_or(0) * part.bytes() * 8,
+                    );
+                }
+            }
+            (d, Operand::Vector(parts)) => {
+                let part = self.part_type(ty, parts.len())?;
+                let mut slots = Vec::new();
+                for operand in parts {
+                    slots.push(self.src(operand, part)?);
+                }
+                let d = self.dst(d, ty)?;
+                let wide = ty.bytes() == 8;
+                match slots.as_slice() {
+                    [a, b] if part.bytes() >= 2 => self.alu(alu::pack_pair(wide), ty, d, [*a, *b, 0], 0),
+                    _ => {
+                        let mut so_far = self.bits(0, wide)?;
+                        for (n, a) in slots.iter().enumerate() {
+                            let to = if n + 1 == slots.len() { d } else { self.register(ty)? };
+                            let mut i = self.inst(Op::Alu, part);
+                            i.handler = alu::insert_part();
+                            i.imm = i64::try_from(n).unwrap_or(0) * i64::from(part.bytes()) * 8;
+                            (i.d, i.a, i.c) = (to, *a, so_far);
+                            i.flags |= if wide { flag::WIDE_D | flag::WIDE_C } else { 0 };
+                            self.emit(i);
+                            so_far = to;
+                        }
+                    }
+                }
+            }
+            (d, a) => {
+                let a = self.src(a, ty)?;
+                let d = self.dst(d, ty)?;
+                self.mov(d, a, ty.bytes() == 8);
+            }
+        }
+        Ok(())
+    }
+
+    fn part_type(&self, ty: Ty, parts: usize) -> Res<Ty> {
+        match (ty.bytes(), parts) {
+            (8, 2) => Ok(Ty::B32),
+            (8, 4) | (4, 2) => Ok(Ty::B16),
+            (8, 8) | (4, 4) | (2, 2) => Ok(Ty::B8),
+            (16, _) => self.unsupported("128-bit moves are not supported"),
+            _ => self.fail("the vector does not fit the type"),
+        }
+    }
+
+    /// `d` gets `part` of `a` at bit `position`.
+    fn extract(&mut self, d: u32, part: Ty, a: u32, wide: bool, position: u32) {
+        let mut i = self.inst(Op::Alu, part);
+        if position == 0 && wide && part.bytes() == 4 {
+            i.handler = alu::resize(false);
+        } else {
+            i.handler = alu::unpack_part(position == 0);
+        }
+        (i.d, i.a, i.imm) = (d, a, i64::from(position));
+        i.flags |= if wide { flag::WIDE_A } else { 0 } | if part.bytes() == 8 { flag::WIDE_D } else { 0 };
+        self.emit(i);
+    }
+
+    fn cvta(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let to = m.take("to");
+        let ty = self.one_type(m)?;
+        let Some(space) = m.space else { return self.fail("a state space is missing") };
+        if ty.bytes() != 8 {
+            return self.fail("addresses have 64 bits");
+        }
+        let [d, a] = self.operands(inst)?;
+        let a = self.src(a, ty)?;
+        let d = self.dst(d, ty)?;
+        let base = Self::window(space);
+        if base == 0 {
+            self.mov(d, a, true);
+        } else {
+            let base = self.bits(if to { base.wrapping_neg() } else { base }, true)?;
+            self.alu(alu::add64(), Ty::U64, d, [a, base, 0], 0);
+        }
+        Ok(())
+    }
+
+    fn cvt(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        if m.take("pack") {
+            return self.unsupported("packed integer conversions are not supported");
+        }
+        let (dst, src) = self.two_types(m)?;
+        if matches!(dst, Ty::F16x2 | Ty::Bf16x2) {
+            let [d, a, b] = self.operands(inst)?;
+            if src != Ty::F32 {
+                return self.unsupported("not executed for this type");
+            }
+            let (a, b) = (self.src(a, src)?, self.src(b, src)?);
+            let d = self.dst(d, dst)?;
+            let mut i = self.inst(Op::Alu, dst);
+            i.handler = alu::convert_pair();
+            i.round = m.round.unwrap_or(Round::Rn);
+            i.flags |= m.flags;
+            (i.d, i.a, i.b, i.sty) = (d, a, b, src);
+            self.emit(i);
+            return Ok(());
+        }
+        let packed = |t: Ty| {
+            matches!(
+                t,
+                Ty::Pred
+                    | Ty::B128
+                    | Ty::F16x2
+                    | Ty::Bf16x2
+                    | Ty::U16x2
+                    | Ty::S16x2
+                    | Ty::B1
+                    | Ty::S4
+                    | Ty::U4
+            )
+        };
+        if packed(dst) || packed(src) || src == Ty::Tf32 {
+            return self.unsupported("not executed for this type");
+        }
+        let [d, a] = self.operands(inst)?;
+        let (a, wide_a) = self.src_any(a, src)?;
+        let (d, reg) = self.dst_any(d, dst)?;
+        let wide_d = reg.bytes() == 8;
+        let round = m.round.unwrap_or(if src.float() && !dst.float() { Round::Rz } else { Round::Rn });
+        // Between floats of one size a plain rounding mode means an integral result, as in `cvt.rni`.
+        let handler = alu::conversion(dst, src, wide_d, wide_a, reg.bytes(), m.flags, round);
+        let mut i = self.inst(Op::Alu, dst);
+        i.handler = handler;
+        i.round = round;
+        i.flags |= m.flags | if wide_d { flag::WIDE_D } else { 0 } | if wide_a { flag::WIDE_A } else { 0 };
+        (i.d, i.a, i.sty) = (d, a, src);
+        self.emit(i);
+        if reg.bytes() == 2 && dst.bytes() < 2 && dst.signed() {
+            // A signed byte in a 16-bit register keeps 16 bits.
+            self.extract(d, Ty::B16, d, false, 0);
+        } else if reg.bytes() == 2 && dst == Ty::S16 {
+            self.extract(d, Ty::B16, d, false, 0);
+        }
+        Ok(())
+    }
+
+    // ---- comparisons ----
+
+    fn bool_op(m: &mut Modifiers<'a>) -> Option<u8> {
+        m.find(|w| match w {
+            "and" => Some(logic::AND),
+            "or" => Some(logic::OR),
+            "xor" => Some(logic::XOR),
+            _ => None,
+        })
+    }
+
+    fn compare_into(&mut self, op: Cmp, ty: Ty, flags: u32, d: u32, a: u32, b: u32) {
+        let mut i = self.inst(Op::Alu, ty);
+        i.handler = alu::compare(op, ty, flags & flag::FTZ != 0);
+        (i.d, i.a, i.b, i.sub) = (d, a, b, op as u8);
+        i.flags |= flags;
+        self.emit(i);
+    }
+
+    fn setp(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        // `lo`, the unsigned comparison, was taken for the modifier of multiplications.
+        let op = m.find(Cmp::parse).or(if m.has(flag::NAN) { None } else { Self::plain_cmp(inst) });
+        let Some(op) = op else { return self.fail("a comparison is missing") };
+        m.flags &= !flag::HI;
+        let combine = Self::bool_op(m);
+        let ty = self.one_type(m)?;
+        let [d, rest @ ..] = inst.operands.as_slice() else { return self.fail("operands are missing") };
+        let (a, b, c) = match (rest, combine) {
+            ([a, b], None) => (a, b, None),
+            ([a, b, c], Some(op)) => (a, b, Some((op, self.pred(c)?))),
+            _ => return self.fail("wrong number of operands"),
+        };
+        let (a, b) = (self.src(a, ty)?, self.src(b, ty)?);
+        let (p, q) = match d {
+            Operand::Pair(p, q) => {
+                let sink = |n: &str| n == "_";
+                let p = if sink(p) { None } else { Some(self.dst(&Operand::Name(p), Ty::Pred)?) };
+                let q = if sink(q) { None } else { Some(self.dst(&Operand::Name(q), Ty::Pred)?) };
+                (p, q)
+            }
+            other => (Some(self.dst(other, Ty::Pred)?), None),
+        };
+        if matches!(ty, Ty::F16x2 | Ty::Bf16x2) {
+            let (low, high) = (self.register(Ty::Pred)?, self.register(Ty::Pred)?);
+            let mut i = self.inst(Op::Alu, ty);
+            i.handler = plain(alu::compare_packed);
+            (i.d, i.e, i.a, i.b, i.sub) = (low, high, a, b, op as u8);
+            self.emit(i);
+            let zero = self.bits(0, false)?;
+            for (d, t) in [(p, low), (q, high)] {
+                let Some(d) = d else { continue };
+                match c {
+                    Some((op, c)) => self.logic(op, d, (t, false), c),
+                    None => self.logic(logic::MOV, d, (t, false), (zero, false)),
+                }
+            }
+            return Ok(());
+        }
+        if ty == Ty::Pred || ty == Ty::B128 || ty.bytes() == 1 {
+            return self.fail("not defined for this type");
+        }
+        if let (Some(p), None, None) = (p, q, c) {
+            self.compare_into(op, ty, m.flags, p, a, b);
+            return Ok(());
+        }
+        let t = self.register(Ty::Pred)?;
+        self.compare_into(op, ty, m.flags, t, a, b);
+        let zero = self.bits(0, false)?;
+        let (op, c) = c.unwrap_or((logic::OR, (zero, false)));
+        // The complement first into a register of its own: p may be an input of both.
+        let u = self.register(Ty::Pred)?;
+        if q.is_some() {
+            self.logic(op, u, (t, true), c);
+        }
+        if let Some(p) = p {
+            self.logic(op, p, (t, false), c);
+        }
+        if let Some(q) = q {
+            self.logic(logic::MOV, q, (u, false), (zero, false));
+        }
+        Ok(())
+    }
+
+    fn plain_cmp(inst: &Instruction<'a>) -> Option<Cmp> {
+        inst.modifiers.iter().find_map(|w| match *w {
+            "lo" => Some(Cmp::Lt),
+            "hi" => Some(Cmp::Gt),
+            _ => None,
+        })
+    }
+
+    fn set(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let op = m.find(Cmp::parse).or_else(|| Self::plain_cmp(inst));
+        let Some(op) = op else { return self.fail("a comparison is missing") };
+        let combine = Self::bool_op(m);
+        let (dst, src) = self.two_types(m)?;
+        let [d, rest @ ..] = inst.operands.as_slice() else { return self.fail("operands are missing") };
+        let (a, b, c) = match (rest, combine) {
+            ([a, b], None) => (a, b, None),
+            ([a, b, c], Some(op)) => (a, b, Some((op, self.pred(c)?))),
+            _ => return self.fail("wrong number of operands"),
+        };
+        let (a, b) = (self.src(a, src)?, self.src(b, src)?);
+        let d = self.dst(d, dst)?;
+        if matches!(src, Ty::F16x2 | Ty::Bf16x2) {
+            if c.is_some() {
+                return self.unsupported("packed form with a predicate");
+            }
+            let mut i = self.inst(Op::Alu, dst);
+            i.handler = plain(alu::set_packed);
+            (i.d, i.a, i.b, i.sty, i.sub) = (d, a, b, src, op as u8);
+            self.emit(i);
+            return Ok(());
+        }
+        if dst.bytes() == 8 || src.bytes() == 1 || src == Ty::B128 || src == Ty::Pred {
+            return self.fail("not defined for this type");
+        }
+        let t = self.register(Ty::Pred)?;
+        self.compare_into(op, src, m.flags, t, a, b);
+        if let Some((op, c)) = c {
+            self.logic(op, t, (t, false), c);
+        }
+        self.alu(plain(alu::set_from), dst, d, [t, 0, 0], 0);
+        Ok(())
+    }
+
+    // ---- memory ----
+
+    /// The registers of a vector operand, or the one register.
+    fn elements<'o>(&self, operand: &'o Operand<'a>, n: u8) -> Res<&'o [Operand<'a>]> {
+        let list = match operand {
+            Operand::Vector(parts) => parts.as_slice(),
+            one => core::slice::from_ref(one),
+        };
+        if list.len() == usize::from(n) {
+            Ok(list)
+        } else {
+            self.fail("the vector does not have the length of the instruction")
+        }
+    }
+
+    fn memory_type(&self, m: &Modifiers<'a>) -> Res<Ty> {
+        let ty = self.one_type(m)?;
+        match ty {
+            Ty::Pred | Ty::B1 | Ty::S4 | Ty::U4 => self.fail("not a memory type"),
+            Ty::B128 => self.unsupported("128-bit registers are not supported"),
+            ty if ty.bytes() * u32::from(m.vector) > 32 => self.fail("an access has at most 32 bytes"),
+            ty => Ok(ty),
+        }
+    }
+
+    fn load(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        // The optional cache policy operand is a hint.
+        let (d, address) = match inst.operands.as_slice() {
+            [d, address] | [d, address, _] => (d, address),
+            _ => return self.fail("takes 2 operands"),
+        };
+        m.take("unified");
+        let ty = self.memory_type(m)?;
+        let space = m.space.unwrap_or(Space::Generic);
+        let elements = self.elements(d, m.vector)?;
+        if space == Space::Param
+            && let Operand::Memory { base: Some(name), offset, extra: false } = address
+        {
+            match self.lookup(name)? {
+                Some(Name::Kernel { offset: at, size }) => {
+                    for (n, element) in elements.iter().enumerate() {
+                        let (d, reg) = self.dst_any(element, ty)?;
+                        let at_in =
+                            offset.wrapping_add(i64::from(ty.bytes()) * i64::try_from(n).unwrap_or(0));
+                        let end = at_in.checked_add(i64::from(ty.bytes()));
+                        if at_in < 0 || end.is_none_or(|e| e > i64::from(size)) {
+                            return self.fail(format!("outside of parameter {name}"));
+                        }
+                        let wide = reg.bytes() == 8;
+                        let offset = at + u32::try_from(at_in).unwrap_or(0);
+                        let size = u8::try_from(ty.bytes()).unwrap_or(8);
+                        let a = self.constant(Constant::Param { offset, size, signed: ty.signed(), wide })?;
+                        self.mov(d, a, wide);
+                        if reg.bytes() == 2 && ty.signed() {
+                            self.extract(d, Ty::B16, d, false, 0);
+                        }
+                    }
+                    return Ok(());
+                }
+                Some(Name::Words { first, bytes }) => {
+                    for (n, element) in elements.iter().enumerate() {
+                        let at = offset.wrapping_add(i64::from(ty.bytes()) * i64::try_from(n).unwrap_or(0));
+                        self.load_word(element, ty, first, bytes, at)?;
+                    }
+                    return Ok(());
+                }
+                _ => {}
+            }
+        }
+        let (a, imm, flags) = self.address(address, space)?;
+        let mut slots = Vec::new();
+        let mut wide = false;
+        for (n, element) in elements.iter().enumerate() {
+            let (slot, reg) = self.dst_any(element, ty)?;
+            if n > 0 && wide != (reg.bytes() == 8) {
+                return self.fail("the registers of a vector must have one width");
+            }
+            wide = reg.bytes() == 8;
+            slots.push(slot);
+        }
+        let mut i = self.inst(Op::Load, ty);
+        (i.a, i.imm, i.space, i.n) = (a, imm, space, m.vector);
+        i.flags |= flags | m.flags | if wide { flag::WIDE_D } else { 0 };
+        i.d = slots[0];
+        i.e = u32::try_from(self.code.extra.len()).unwrap_or(u32::MAX);
+        self.code.extra.extend(&slots);
+        self.emit(i);
+        if !wide && ty.signed() && ty.bytes() < 4 {
+            for (slot, element) in slots.iter().zip(elements) {
+                if self.dst_any(element, ty)?.1.bytes() == 2 {
+                    self.extract(*slot, Ty::B16, *slot, false, 0);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A load from a parameter that lives in the frame.
+    fn load_word(&mut self, element: &Operand<'a>, ty: Ty, first: u32, bytes: u32, at: i64) -> Res<()> {
+        let (d, reg) = self.dst_any(element, ty)?;
+        let end = at.checked_add(i64::from(ty.bytes()));
+        if at < 0 || end.is_none_or(|e| e > i64::from(bytes)) || at % i64::from(ty.bytes()) != 0 {
+            return self.fail("outside of the parameter, or misaligned");
+        }
+        let at = u32::try_from(at).unwrap_or(0);
+        let word = first + at / 4 * UNITS;
+        let wide = reg.bytes() == 8;
+        match ty.bytes() {
+            8 => self.alu(alu::pack_pair(true), ty, d, [word, word + UNITS, 0], 0),
+            4 if !wide => self.mov(d, word, false),
+            size => {
+                let part = if at % 4 == 0 {
+                    word
+                } else {
+                    let t = self.register(Ty::B32)?;
+                    self.extract(t, if size == 1 { Ty::B8 } else { Ty::B16 }, word, false, at % 4 * 8);
+                    t
+                };
+                let to = match reg.bytes() {
+                    8 => {
+                        if ty.signed() {
+                            Ty::S64
+                        } else {
+                            Ty::U64
+                        }
+                    }
+                    4 => {
+                        if ty.signed() {
+                            Ty::S32
+                        } else {
+                            Ty::U32
+                        }
+                    }
+                    _ => {
+                        if ty.signed() {
+                            Ty::S16
+                        } else {
+                            Ty::U16
+                        }
+                    }
+                };
+                let from = match (size, ty.signed()) {
+                    (1, true) => Ty::S8,
+                    (1, false) => Ty::U8,
+                    (2, true) => Ty::S16,
+                    (2, false) => Ty::U16,
+                    (_, true) => Ty::S32,
+                    (_, false) => Ty::U32,
+                };
+                let mut i = self.inst(Op::Alu, to);
+                i.handler = alu::conversion(to, from, wide, false, reg.bytes(), 0, Round::Rn);
+                (i.d, i.a, i.sty) = (d, part, from);
+                i.flags |= if wide { flag::WIDE_D } else { 0 };
+                self.emit(i);
+                if reg.bytes() == 2 {
+                    self.extract(d, Ty::B16, d, false, 0);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let (address, a) = match inst.operands.as_slice() {
+            [address, a] | [address, a, _] => (address, a),
+            _ => return self.fail("takes 2 operands"),
+        };
+        let ty = self.memory_type(m)?;
+        let space = m.space.unwrap_or(Space::Generic);
+        let elements = self.elements(a, m.vector)?;
+        if space == Space::Param
+            && let Operand::Memory { base: Some(name), offset, extra: false } = address
+            && let Some(Name::Words { first, bytes }) = self.lookup(name)?
+        {
+            for (n, element) in elements.iter().enumerate() {
+                let at = offset.wrapping_add(i64::from(ty.bytes()) * i64::try_from(n).unwrap_or(0));
+                self.store_word(element, ty, first, bytes, at)?;
+            }
+            return Ok(());
+        }
+        if matches!(space, Space::Const | Space::Param) {
+            return self.fail("this space is read-only");
+        }
+        let (to, imm, flags) = self.address(address, space)?;
+        let mut slots = Vec::new();
+        let mut wide = false;
+        for (n, element) in elements.iter().enumerate() {
+            let (slot, w) = self.src_any(element, ty)?;
+            if n > 0 && wide != w {
+                return self.fail("the registers of a vector must have one width");
+            }
+            wide = w;
+            slots.push(slot);
+        }
+        let mut i = self.inst(Op::Store, ty);
+        (i.a, i.imm, i.space, i.n) = (to, imm, space, m.vector);
+        i.flags |= flags | m.flags | if wide { flag::WIDE_B } else { 0 };
+        i.b = slots[0];
+        i.e = u32::try_from(self.code.extra.len()).unwrap_or(u32::MAX);
+        self.code.extra.extend(&slots);
+        self.emit(i);
+        Ok(())
+    }
+
+    fn store_word(&mut self, element: &Operand<'a>, ty: Ty, first: u32, bytes: u32, at: i64) -> Res<()> {
+        let (a, wide) = self.src_any(element, ty)?;
+        let end = at.checked_add(i64::from(ty.bytes()));
+        if at < 0 || end.is_none_or(|e| e > i64::from(bytes)) || at % i64::from(ty.bytes()) != 0 {
+            return self.fail("outside of the parameter, or misaligned");
+        }
+        let at = u32::try_from(at).unwrap_or(0);
+        let word = first + at / 4 * UNITS;
+        match ty.bytes() {
+            8 => {
+                self.extract(word, Ty::B32, a, true, 0);
+                self.extract(word + UNITS, Ty::B32, a, true, 32);
+            }
+            4 => self.extract(word, Ty::B32, a, wide, 0),
+            size => {
+                let (shift, mask) = (at % 4 * 8, if size == 1 { 0xffu32 } else { 0xffff });
+                let keep = self.bits(u64::from(!(mask << shift)), false)?;
+                let Some(and) = alu::integer("and", Ty::B32, 0) else {
+                    return self.fail("no such operation");
+                };
+                self.alu(and, Ty::B32, word, [word, keep, 0], 0);
+                let mut i = self.inst(Op::Alu, if size == 1 { Ty::B8 } else { Ty::B16 });
+                i.handler = alu::insert_part();
+                i.imm = i64::from(shift);
+                (i.d, i.a, i.c) = (word, a, word);
+                i.flags |= if wide { flag::WIDE_A } else { 0 };
+                self.emit(i);
+            }
+        }
+        Ok(())
+    }
+
+    fn atomic(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        if m.take("async") {
+            return self.unsupported("asynchronous reductions are not supported");
+        }
+        let Some(op) = m.find(AtomicOp::parse) else { return self.fail("an operation is missing") };
+        if m.vector != 1 {
+            return self.unsupported("vector atomics do not exist below sm_90");
+        }
+        let ty = self.one_type(m)?;
+        if !op.takes(ty) {
+            return self.unsupported("not executed for this type");
+        }
+        let red = inst.opcode == "red";
+        let list = inst.operands.as_slice();
+        let (d, rest) = if red { (None, list) } else { (list.first(), list.get(1..).unwrap_or(&[])) };
+        let sources = if op == AtomicOp::Cas { 2 } else { 1 };
+        if rest.len() != sources + 1 && rest.len() != sources + 2 {
+            return self.fail("wrong number of operands");
+        }
+        let space = m.space.unwrap_or(Space::Generic);
+        if !matches!(space, Space::Generic | Space::Global | Space::Shared) {
+            return self.fail("atomics work on global and shared memory");
+        }
+        let (a, imm, flags) = self.address(&rest[0], space)?;
+        let b = self.src(&rest[1], ty)?;
+        let c = if sources == 2 { self.src(&rest[2], ty)? } else { 0 };
+        let d = match d {
+            Some(d) => self.dst(d, ty)?,
+            None => NONE,
+        };
+        let mut i = self.inst(Op::Atomic, ty);
+        (i.d, i.a, i.b, i.c, i.imm, i.space, i.sub) = (d, a, b, c, imm, space, op as u8);
+        i.flags |= flags | (m.flags & flag::ORDERED);
+        self.emit(i);
+        Ok(())
+    }
+}

@@ -1,0 +1,868 @@
+//! From the syntax tree to decoded instructions: names become slots, labels become indexes.
+//!
+//! Every slot number that the executor sees is made here, inside the frame whose size is recorded in the [`Code`]; the
+//! width of each operand is checked against the width the instruction reads, so that no access leaves its frame.
+
+mod control;
+mod data;
+mod matrix;
+mod modifiers;
+
+use std::collections::{HashMap, HashSet};
+
+use crate::api::{LOCAL_WINDOW, LoadError, LoadErrorKind, SHARED_WINDOW};
+use crate::dispatch::{Handler, plain};
+use crate::exec::{PARAM_WINDOW, Special, alu};
+use crate::ir::{Argument, Code, Constant, Inst, Op, Round, flag, function_token};
+use crate::ptx::{Function, Instruction, Operand, Prototype, Space, Statement, Ty, Variable};
+use crate::regs::{CONST, NONE, UNITS};
+
+pub(crate) use control::signature;
+pub(crate) use modifiers::Modifiers;
+
+pub(crate) type Res<T> = Result<T, LoadError>;
+
+/// Largest register frame, in units of four bytes: 4,096 slots of 64 bits for 32 lanes are 1 MiB.
+const MAX_FRAME_UNITS: u32 = 1 << 22;
+/// Nesting of blocks.
+const MAX_SCOPES: usize = 256;
+
+/// What a name of the module means.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Symbol {
+    Global(u32),
+    Shared(u32),
+    /// Dynamic shared memory: behind the static part of whichever kernel runs.
+    Dynamic,
+    Function(u32),
+    /// Declared elsewhere and never defined.
+    Undefined,
+}
+
+/// The names of the module.
+pub(crate) struct Symbols<'a> {
+    pub(crate) names: HashMap<&'a str, Symbol>,
+    pub(crate) signatures: Vec<Prototype>,
+    pub(crate) defined: HashSet<&'a str>,
+}
+
+impl Symbols<'_> {
+    fn defined(&self, name: &str) -> bool {
+        self.defined.contains(name)
+    }
+}
+
+/// What a name of a function means.
+#[derive(Clone, Copy, Debug)]
+enum Name {
+    Register {
+        slot: u32,
+        ty: Ty,
+    },
+    /// A family of registers `%r<n>`; each gets a slot when it is first met.
+    Family {
+        id: u32,
+        count: u32,
+        ty: Ty,
+    },
+    /// A parameter of a kernel, in the parameter block.
+    Kernel {
+        offset: u32,
+        size: u32,
+    },
+    /// A parameter of a function or call: 32-bit words of the frame.
+    Words {
+        first: u32,
+        bytes: u32,
+    },
+    Local(u32),
+    Shared(u32),
+    Dynamic,
+}
+
+/// The lowering of one function.
+pub(crate) struct Lower<'a, 's> {
+    symbols: &'s Symbols<'a>,
+    code: Code,
+    entry: bool,
+    scopes: Vec<(u32, HashMap<&'a str, Name>)>,
+    next_scope: u32,
+    family: u32,
+    family_slots: HashMap<(u32, u32), u32>,
+    predicates: (u32, u32),
+    constants: HashMap<Constant, u32>,
+    labels: HashMap<(u32, &'a str), u32>,
+    fixups: Vec<(usize, u32, &'a str)>,
+    label_at: Vec<u32>,
+    branch_tables: HashMap<&'a str, Vec<&'a str>>,
+    prototypes: HashMap<&'a str, Prototype>,
+    shared: &'s mut u32,
+    guard: (u32, bool),
+    line: u32,
+    carry: u32,
+}
+
+/// What lowering a function needs to know about it.
+pub(crate) struct Lowered {
+    pub(crate) code: Code,
+    pub(crate) params: Vec<crate::api::Param>,
+    pub(crate) param_bytes: u32,
+}
+
+fn nothing(_: &crate::regs::Frame, _: &Inst, _: u32) {}
+
+impl<'a, 's> Lower<'a, 's> {
+    /// Lowers a function with a body. `shared` is the next free byte of static shared memory.
+    pub(crate) fn function(f: &Function<'a>, symbols: &'s Symbols<'a>, shared: &'s mut u32) -> Res<Lowered> {
+        let mut lower = Lower {
+            symbols,
+            code: Code { name: f.name.to_owned(), defined: true, ..Code::default() },
+            entry: f.entry,
+            scopes: vec![(0, HashMap::new())],
+            next_scope: 1,
+            family: 0,
+            family_slots: HashMap::new(),
+            predicates: (0, 32),
+            constants: HashMap::new(),
+            labels: HashMap::new(),
+            fixups: Vec::new(),
+            label_at: Vec::new(),
+            branch_tables: HashMap::new(),
+            prototypes: HashMap::new(),
+            shared,
+            guard: (NONE, false),
+            line: f.line,
+            carry: NONE,
+        };
+        let (params, param_bytes) = lower.parameters(f)?;
+        let body = f.body.as_deref().unwrap_or(&[]);
+        lower.collect_labels(body)?;
+        lower.body(body)?;
+        lower.finish()?;
+        Ok(Lowered { code: lower.code, params, param_bytes })
+    }
+
+    fn fail<T>(&self, message: impl Into<String>) -> Res<T> {
+        Err(LoadError { kind: LoadErrorKind::Syntax, line: self.line, message: message.into() })
+    }
+
+    fn unsupported<T>(&self, message: impl Into<String>) -> Res<T> {
+        Err(LoadError { kind: LoadErrorKind::Unsupported, line: self.line, message: message.into() })
+    }
+
+    // ---- slots ----
+
+    fn slots(&mut self, units: u32) -> Res<u32> {
+        let at = self.code.frame_units;
+        match at.checked_add(units) {
+            Some(end) if end <= MAX_FRAME_UNITS => {
+                self.code.frame_units = end;
+                Ok(at)
+            }
+            _ => self.unsupported(format!("function {} needs too many registers", self.code.name)),
+        }
+    }
+
+    fn register(&mut self, ty: Ty) -> Res<u32> {
+        match ty {
+            Ty::Pred => {
+                if self.predicates.1 == 32 {
+                    self.predicates = (self.slots(UNITS)?, 0);
+                }
+                self.predicates.1 += 1;
+                Ok(self.predicates.0 + self.predicates.1 - 1)
+            }
+            Ty::B128 => self.unsupported("128-bit registers are not supported"),
+            _ => self.slots(if ty.bytes() == 8 { 2 * UNITS } else { UNITS }),
+        }
+    }
+
+    fn constant(&mut self, c: Constant) -> Res<u32> {
+        if let Some(&slot) = self.constants.get(&c) {
+            return Ok(slot);
+        }
+        let wide = match c {
+            Constant::Bits64(_) | Constant::Global { .. } => true,
+            Constant::Bits32(_) => false,
+            Constant::Param { wide, .. } | Constant::Dynamic { wide, .. } => wide,
+        };
+        let at = self.code.const_units;
+        let end = at + if wide { 2 * UNITS } else { UNITS };
+        if end > MAX_FRAME_UNITS {
+            return self.unsupported(format!("function {} has too many constants", self.code.name));
+        }
+        self.code.const_units = end;
+        self.code.constants.push((c, at));
+        self.constants.insert(c, at | CONST);
+        Ok(at | CONST)
+    }
+
+    fn bits(&mut self, value: u64, wide: bool) -> Res<u32> {
+        #[expect(clippy::cast_possible_truncation, reason = "a 32-bit operand takes the low half")]
+        let c = if wide { Constant::Bits64(value) } else { Constant::Bits32(value as u32) };
+        self.constant(c)
+    }
+
+    // ---- names ----
+
+    fn declare(&mut self, name: &'a str, what: Name) {
+        if let Some((_, scope)) = self.scopes.last_mut() {
+            scope.insert(name, what);
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<Name> {
+        self.scopes.iter().rev().find_map(|(_, scope)| scope.get(name).copied())
+    }
+
+    /// The name, or the member of a family.
+    fn lookup(&mut self, name: &str) -> Res<Option<Name>> {
+        if let Some(found) = self.find(name)
+            && !matches!(found, Name::Family { .. })
+        {
+            return Ok(Some(found));
+        }
+        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        for split in name.len() - digits..name.len() {
+            let (stem, number) = name.split_at(split);
+            if number.len() > 1 && number.starts_with('0') {
+                continue;
+            }
+            if let (Some(Name::Family { id, count, ty }), Ok(n)) = (self.find(stem), number.parse::<u32>())
+                && n < count
+            {
+                let slot = match self.family_slots.get(&(id, n)) {
+                    Some(&slot) => slot,
+                    None => {
+                        let slot = self.register(ty)?;
+                        self.family_slots.insert((id, n), slot);
+                        slot
+                    }
+                };
+                return Ok(Some(Name::Register { slot, ty }));
+            }
+        }
+        Ok(None)
+    }
+
+    fn unknown<T>(&self, name: &str) -> Res<T> {
+        let kind = match self.symbols.names.get(name) {
+            Some(Symbol::Undefined) => LoadErrorKind::Link,
+            _ => LoadErrorKind::Syntax,
+        };
+        Err(LoadError { kind, line: self.line, message: format!("unknown symbol {name}") })
+    }
+
+    /// A register by name.
+    fn reg(&mut self, name: &str) -> Res<(u32, Ty)> {
+        match self.lookup(name)? {
+            Some(Name::Register { slot, ty }) => Ok((slot, ty)),
+            Some(_) => self.fail(format!("{name} is not a register")),
+            None => self.unknown(name),
+        }
+    }
+
+    // ---- operands ----
+
+    /// A destination register with the slot width of `ty`; `_` gets a slot of its own.
+    fn dst(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<u32> {
+        match operand {
+            Operand::Name("_") => self.register(ty),
+            Operand::Name(name) => {
+                let (slot, reg) = self.reg(name)?;
+                self.check(name, reg, ty)?;
+                Ok(slot)
+            }
+            _ => self.fail("a destination must be a register"),
+        }
+    }
+
+    fn check(&self, name: &str, reg: Ty, ty: Ty) -> Res<()> {
+        let class = |t: Ty| if t == Ty::Pred { 0 } else { t.bytes() };
+        if class(reg) == class(ty) {
+            Ok(())
+        } else {
+            self.fail(format!("register {name} does not have the width of the instruction"))
+        }
+    }
+
+    /// A destination register of any width but not narrower than `ty`; also its own type.
+    fn dst_any(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<(u32, Ty)> {
+        match operand {
+            Operand::Name("_") => Ok((self.register(ty)?, ty)),
+            Operand::Name(name) => {
+                let (slot, reg) = self.reg(name)?;
+                if reg == Ty::Pred || reg.bytes() < ty.bytes() {
+                    return self.fail(format!("register {name} is too narrow"));
+                }
+                Ok((slot, reg))
+            }
+            _ => self.fail("a destination must be a register"),
+        }
+    }
+
+    /// A source of exactly the width of `ty`.
+    fn src(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<u32> {
+        if let Operand::Name(name) = operand
+            && let Some(Name::Register { slot, ty: reg }) = self.lookup(name)?
+        {
+            self.check(name, reg, ty)?;
+            return Ok(slot);
+        }
+        self.value(operand, ty)
+    }
+
+    /// A source that may be wider than `ty` (`st`, `cvt`); also whether its slot is wide.
+    fn src_any(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<(u32, bool)> {
+        if let Operand::Name(name) = operand
+            && let Some(Name::Register { slot, ty: reg }) = self.lookup(name)?
+        {
+            if reg == Ty::Pred || reg.bytes() < ty.bytes() {
+                return self.fail(format!("register {name} is too narrow"));
+            }
+            return Ok((slot, reg.bytes() == 8));
+        }
+        Ok((self.value(operand, ty)?, ty.bytes() == 8))
+    }
+
+    /// Anything but a register.
+    fn value(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<u32> {
+        let wide = ty.bytes() == 8;
+        match operand {
+            Operand::Int(v) => {
+                let v = match ty {
+                    #[expect(
+                        clippy::cast_precision_loss,
+                        reason = "an integer where a float is due is converted"
+                    )]
+                    Ty::F32 => u64::from((v.cast_signed() as f32).to_bits()),
+                    #[expect(
+                        clippy::cast_precision_loss,
+                        reason = "an integer where a float is due is converted"
+                    )]
+                    Ty::F64 => (v.cast_signed() as f64).to_bits(),
+                    _ if ty.bytes() == 2 => v & 0xffff,
+                    _ if ty.bytes() == 1 => v & 0xff,
+                    _ => *v,
+                };
+                self.bits(v, wide)
+            }
+            Operand::F32(v) => match ty {
+                Ty::F64 => self.bits(f64::from(f32::from_bits(*v)).to_bits(), true),
+                _ if ty.bytes() == 4 => self.bits(u64::from(*v), false),
+                _ => self.fail("an f32 constant does not fit here"),
+            },
+            Operand::F64(v) => match ty {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "a constant is rounded to the type it is used as"
+                )]
+                Ty::F32 => self.bits(u64::from((f64::from_bits(*v) as f32).to_bits()), false),
+                _ if wide => self.bits(*v, true),
+                _ => self.fail("an f64 constant does not fit here"),
+            },
+            Operand::Dotted(name, part) => match Special::parse(name, part) {
+                Some(which) => self.special(which, wide),
+                None => self.unknown(&format!("{name}.{part}")),
+            },
+            Operand::Name(name) => {
+                if let Some(which) = Special::parse(name, "") {
+                    return self.special(which, wide);
+                }
+                self.address_of(name, 0, wide)
+            }
+            Operand::SymbolOffset(name, offset) => self.address_of(name, *offset, wide),
+            _ => self.fail("this kind of operand does not belong here"),
+        }
+    }
+
+    fn special(&mut self, which: Special, wide: bool) -> Res<u32> {
+        let ty = if wide { Ty::B64 } else { Ty::B32 };
+        let d = self.register(ty)?;
+        let mut inst = self.inst(Op::Special, ty);
+        inst.d = d;
+        inst.sub = which as u8;
+        inst.flags |= if wide { flag::WIDE_D } else { 0 };
+        self.emit(inst);
+        Ok(d)
+    }
+
+    /// The address of a variable or function in its own space.
+    fn address_of(&mut self, name: &str, offset: i64, wide: bool) -> Res<u32> {
+        match self.lookup(name)? {
+            Some(Name::Local(at)) => self.local_address(i64::from(at).wrapping_add(offset), wide),
+            Some(Name::Shared(at)) => self.bits(u64::from(at).wrapping_add_signed(offset), wide),
+            Some(Name::Dynamic) => self.constant(Constant::Dynamic { base: 0, offset, wide }),
+            Some(Name::Kernel { offset: at, .. }) => {
+                self.bits(u64::from(at).wrapping_add_signed(offset), wide)
+            }
+            Some(Name::Words { .. }) => {
+                self.unsupported(format!("the address of parameter {name} cannot be taken"))
+            }
+            Some(_) => self.fail(format!("{name} has no address")),
+            None => match self.symbols.names.get(name) {
+                Some(Symbol::Global(index)) if wide => {
+                    self.constant(Constant::Global { index: *index, offset })
+                }
+                Some(Symbol::Function(index)) if wide => self.bits(function_token(*index as usize), true),
+                Some(Symbol::Shared(at)) => self.bits(u64::from(*at).wrapping_add_signed(offset), wide),
+                Some(Symbol::Dynamic) => self.constant(Constant::Dynamic { base: 0, offset, wide }),
+                Some(Symbol::Undefined) => self.unknown(name),
+                Some(_) => self.fail(format!("the address of {name} has 64 bits")),
+                None => self.unknown(name),
+            },
+        }
+    }
+
+    fn local_address(&mut self, offset: i64, wide: bool) -> Res<u32> {
+        let ty = if wide { Ty::B64 } else { Ty::B32 };
+        let d = self.register(ty)?;
+        let mut inst = self.inst(Op::LocalAddress, ty);
+        inst.d = d;
+        inst.imm = offset;
+        inst.flags |= if wide { flag::WIDE_D } else { 0 };
+        self.emit(inst);
+        Ok(d)
+    }
+
+    /// A source predicate and whether it is negated; constants are allowed.
+    fn pred(&mut self, operand: &Operand<'a>) -> Res<(u32, bool)> {
+        match operand {
+            Operand::Name(name) => {
+                let (slot, ty) = self.reg(name)?;
+                self.check(name, ty, Ty::Pred)?;
+                Ok((slot, false))
+            }
+            Operand::Not(name) => {
+                let (slot, ty) = self.reg(name)?;
+                self.check(name, ty, Ty::Pred)?;
+                Ok((slot, true))
+            }
+            Operand::Int(v) => Ok((self.bits(if *v != 0 { 0xffff_ffff } else { 0 }, false)?, false)),
+            _ => self.fail("a predicate is expected"),
+        }
+    }
+
+    /// An address operand: slot, constant offset, flags, and the space when the operand fixes it.
+    fn address(&mut self, operand: &Operand<'a>, space: Space) -> Res<(u32, i64, u32)> {
+        let Operand::Memory { base, offset, extra: false } = operand else {
+            return self.fail("an address in brackets is expected");
+        };
+        let Some(name) = base else {
+            return Ok((self.bits(0, true)?, *offset, 0));
+        };
+        match self.lookup(name)? {
+            Some(Name::Register { slot, ty }) => match ty.bytes() {
+                8 => Ok((slot, *offset, 0)),
+                4 if ty != Ty::Pred => Ok((slot, *offset, flag::ADDR32)),
+                _ => self.fail("an address has 32 or 64 bits"),
+            },
+            Some(Name::Local(at)) if space == Space::Local => {
+                Ok((self.local_address(i64::from(at), false)?, *offset, flag::ADDR32))
+            }
+            Some(Name::Shared(at)) if space == Space::Shared => {
+                Ok((self.bits(u64::from(at), false)?, *offset, flag::ADDR32))
+            }
+            Some(Name::Dynamic) if space == Space::Shared => Ok((
+                self.constant(Constant::Dynamic { base: 0, offset: 0, wide: false })?,
+                *offset,
+                flag::ADDR32,
+            )),
+            Some(Name::Dynamic) if space == Space::Generic => Ok((
+                self.constant(Constant::Dynamic { base: SHARED_WINDOW.start, offset: 0, wide: true })?,
+                *offset,
+                0,
+            )),
+            Some(Name::Shared(at)) if space == Space::Generic => {
+                Ok((self.bits(SHARED_WINDOW.start + u64::from(at), true)?, *offset, 0))
+            }
+            Some(_) => self.fail(format!("{name} is not in the space of the instruction")),
+            None => match self.symbols.names.get(name) {
+                Some(Symbol::Global(index)) => {
+                    if !matches!(space, Space::Global | Space::Const | Space::Generic) {
+                        return self.fail(format!("{name} is not in the space of the instruction"));
+                    }
+                    Ok((self.constant(Constant::Global { index: *index, offset: 0 })?, *offset, 0))
+                }
+                Some(Symbol::Shared(at)) if space == Space::Shared => {
+                    Ok((self.bits(u64::from(*at), false)?, *offset, flag::ADDR32))
+                }
+                Some(Symbol::Dynamic) if space == Space::Shared => Ok((
+                    self.constant(Constant::Dynamic { base: 0, offset: 0, wide: false })?,
+                    *offset,
+                    flag::ADDR32,
+                )),
+                Some(Symbol::Dynamic) if space == Space::Generic => Ok((
+                    self.constant(Constant::Dynamic { base: SHARED_WINDOW.start, offset: 0, wide: true })?,
+                    *offset,
+                    0,
+                )),
+                Some(Symbol::Shared(at)) if space == Space::Generic => {
+                    Ok((self.bits(SHARED_WINDOW.start + u64::from(*at), true)?, *offset, 0))
+                }
+                Some(Symbol::Undefined) | None => self.unknown(name),
+                Some(_) => self.fail(format!("{name} is not in the space of the instruction")),
+            },
+        }
+    }
+
+    // ---- emission ----
+
+    fn inst(&self, op: Op, ty: Ty) -> Inst {
+        Inst {
+            handler: plain(nothing),
+            imm: 0,
+            guard: self.guard.0,
+            d: 0,
+            a: 0,
+            b: 0,
+            c: 0,
+            e: NONE,
+            flags: if self.guard.1 { flag::NOT } else { 0 },
+            line: self.line,
+            op,
+            ty,
+            sty: ty,
+            round: Round::Rn,
+            space: Space::Generic,
+            sub: 0,
+            n: 1,
+        }
+    }
+
+    fn emit(&mut self, inst: Inst) {
+        self.code.insts.push(inst);
+    }
+
+    /// A lane-wise instruction.
+    fn alu(&mut self, handler: Handler, ty: Ty, d: u32, sources: [u32; 3], flags: u32) {
+        let mut inst = self.inst(Op::Alu, ty);
+        inst.handler = handler;
+        inst.d = d;
+        [inst.a, inst.b, inst.c] = sources;
+        inst.flags |= flags;
+        self.emit(inst);
+    }
+
+    fn mov(&mut self, d: u32, a: u32, wide: bool) {
+        let ty = if wide { Ty::B64 } else { Ty::B32 };
+        self.alu(alu::mov(wide), ty, d, [a, 0, 0], 0);
+    }
+
+    fn logic(&mut self, sub: u8, d: u32, a: (u32, bool), b: (u32, bool)) {
+        let mut inst = self.inst(Op::Alu, Ty::Pred);
+        inst.handler = plain(alu::predicate);
+        (inst.d, inst.a, inst.b, inst.sub) = (d, a.0, b.0, sub);
+        inst.flags |= if a.1 { flag::CLAMP } else { 0 } | if b.1 { flag::NOT_C } else { 0 };
+        self.emit(inst);
+    }
+
+    // ---- the function ----
+
+    fn parameters(&mut self, f: &Function<'a>) -> Res<(Vec<crate::api::Param>, u32)> {
+        let mut params = Vec::new();
+        let mut at = 0u32;
+        for p in &f.params {
+            self.line = p.line;
+            if !f.entry {
+                let argument = self.formal(p)?;
+                self.code.params.push(argument);
+                continue;
+            }
+            let size = u32::try_from(p.size).ok().filter(|&s| s <= 32768);
+            let Some(size) = size else { return self.fail(format!("parameter {} is too large", p.name)) };
+            let offset = at.next_multiple_of(p.align.max(1));
+            at = offset + size;
+            if at > 32768 {
+                return self.fail("too many parameters");
+            }
+            params.push(crate::api::Param { offset, size, align: p.align });
+            self.declare(p.name, Name::Kernel { offset, size });
+        }
+        for p in &f.returns {
+            self.line = p.line;
+            let argument = self.formal(p)?;
+            self.code.returns.push(argument);
+        }
+        Ok((params, at))
+    }
+
+    fn formal(&mut self, p: &Variable<'a>) -> Res<Argument> {
+        if p.register {
+            if p.ty == Ty::Pred {
+                return self.unsupported("predicate parameters are not supported");
+            }
+            let slot = self.register(p.ty)?;
+            self.declare(p.name, Name::Register { slot, ty: p.ty });
+            return Ok(if p.ty.bytes() == 8 { Argument::Wide(slot) } else { Argument::Narrow(slot) });
+        }
+        let (first, words) = self.words(p)?;
+        Ok(Argument::Words(first, words))
+    }
+
+    /// Storage of a `.param` variable in the frame.
+    fn words(&mut self, p: &Variable<'a>) -> Res<(u32, u32)> {
+        let Ok(bytes) = u32::try_from(p.size) else {
+            return self.fail(format!("parameter {} is too large", p.name));
+        };
+        let words = bytes.div_ceil(4);
+        let first = match words.checked_mul(UNITS) {
+            Some(units) => self.slots(units)?,
+            None => return self.fail(format!("parameter {} is too large", p.name)),
+        };
+        self.declare(p.name, Name::Words { first, bytes });
+        Ok((first, words))
+    }
+
+    fn collect_labels(&mut self, body: &[Statement<'a>]) -> Res<()> {
+        let (mut stack, mut next) = (vec![0u32], 1u32);
+        for statement in body {
+            match statement {
+                Statement::Open => {
+                    stack.push(next);
+                    next += 1;
+                    if stack.len() > MAX_SCOPES {
+                        return self.fail("blocks nested too deep");
+                    }
+                }
+                Statement::Close => {
+                    stack.pop();
+                }
+                Statement::Label(name, line) => {
+                    let scope = stack.last().copied().unwrap_or(0);
+                    let id = u32::try_from(self.label_at.len()).unwrap_or(u32::MAX);
+                    self.label_at.push(u32::MAX);
+                    if self.labels.insert((scope, name), id).is_some() {
+                        self.line = *line;
+                        return self.fail(format!("label {name} is defined twice"));
+                    }
+                }
+                Statement::BranchTargets(name, targets) => {
+                    self.branch_tables.insert(name, targets.clone());
+                }
+                Statement::CallPrototype(name, prototype) => {
+                    self.prototypes.insert(name, prototype.clone());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn label(&self, name: &str) -> Option<u32> {
+        self.scopes.iter().rev().find_map(|(id, _)| self.labels.get(&(*id, name)).copied())
+    }
+
+    fn body(&mut self, body: &[Statement<'a>]) -> Res<()> {
+        for statement in body {
+            match statement {
+                Statement::Open => {
+                    let id = self.next_scope;
+                    self.next_scope += 1;
+                    self.scopes.push((id, HashMap::new()));
+                }
+                Statement::Close => {
+                    self.scopes.pop();
+                }
+                Statement::Registers { ty, names, line } => {
+                    self.line = *line;
+                    for (name, count) in names {
+                        let what = match count {
+                            Some(count) => {
+                                self.family += 1;
+                                Name::Family { id: self.family, count: *count, ty: *ty }
+                            }
+                            None => Name::Register { slot: self.register(*ty)?, ty: *ty },
+                        };
+                        self.declare(name, what);
+                    }
+                }
+                Statement::Variable(v) => self.variable(v)?,
+                Statement::Label(name, _) => {
+                    let scope = self.scopes.last().map_or(0, |s| s.0);
+                    if let Some(&id) = self.labels.get(&(scope, *name)) {
+                        self.label_at[id as usize] = u32::try_from(self.code.insts.len()).unwrap_or(u32::MAX);
+                    }
+                }
+                Statement::BranchTargets(..) | Statement::CallPrototype(..) | Statement::CallTargets(_) => {}
+                Statement::Instruction(inst) => {
+                    self.line = inst.line;
+                    self.guard = (NONE, false);
+                    if let Some((name, negated)) = inst.guard {
+                        let (slot, ty) = self.reg(name)?;
+                        self.check(name, ty, Ty::Pred)?;
+                        self.guard = (slot, negated);
+                    }
+                    self.instruction(inst).map_err(|mut e| {
+                        if !e.message.starts_with("instruction ") {
+                            e.message = format!("instruction {}: {}", spelled(inst), e.message);
+                        }
+                        e
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn variable(&mut self, v: &Variable<'a>) -> Res<()> {
+        self.line = v.line;
+        match v.space {
+            Space::Local => {
+                let size = u32::try_from(v.size).ok().filter(|&s| s <= 1 << 19);
+                let Some(size) = size else {
+                    return self.fail(format!("local variable {} is too large", v.name));
+                };
+                let at = self.code.local_bytes.next_multiple_of(v.align.max(1));
+                if at + size > 1 << 19 {
+                    return self.fail("too much local memory");
+                }
+                self.code.local_bytes = at + size;
+                self.declare(v.name, Name::Local(at));
+            }
+            Space::Shared if v.external => self.declare(v.name, Name::Dynamic),
+            Space::Shared => {
+                let at = place_shared(self.shared, v)?;
+                self.declare(v.name, Name::Shared(at));
+            }
+            Space::Param => {
+                self.words(v)?;
+            }
+            _ => return self.unsupported("module-space variables inside a function are not supported"),
+        }
+        Ok(())
+    }
+
+    /// Resolves labels and closes the code.
+    fn finish(&mut self) -> Res<()> {
+        // Running off the end is a return.
+        self.guard = (NONE, false);
+        let op = if self.entry { Op::Exit } else { Op::Ret };
+        let last = self.inst(op, Ty::B32);
+        self.emit(last);
+        for (at, id, name) in core::mem::take(&mut self.fixups) {
+            let target = self.label_at[id as usize];
+            let inst = &mut self.code.insts[at];
+            if target == u32::MAX {
+                return Err(LoadError {
+                    kind: LoadErrorKind::Syntax,
+                    line: inst.line,
+                    message: format!("label {name} is not defined"),
+                });
+            }
+            inst.imm = i64::from(target);
+            if target as usize <= at {
+                inst.flags |= flag::BACKWARD;
+            }
+        }
+        let label_at = &self.label_at;
+        for table in &mut self.code.tables {
+            for target in table {
+                *target = label_at[*target as usize];
+                if *target == u32::MAX {
+                    return self.fail("a branch target is not defined");
+                }
+            }
+        }
+        self.line = 0;
+        Ok(())
+    }
+
+    fn instruction(&mut self, inst: &Instruction<'a>) -> Res<()> {
+        let mut m = Modifiers::parse(&inst.modifiers);
+        let done = self.data(inst, &mut m)? || self.control(inst, &mut m)? || self.matrix(inst, &mut m)?;
+        if !done {
+            const KNOWN: &[&str] = &[
+                "tex",
+                "tld4",
+                "txq",
+                "suld",
+                "sust",
+                "sured",
+                "suq",
+                "istypep",
+                "wgmma",
+                "tcgen05",
+                "mbarrier",
+                "multimem",
+                "tensormap",
+                "clusterlaunchcontrol",
+                "elect",
+                "mapa",
+                "getctarank",
+                "vote_",
+                "pmevent",
+                "stacksave_",
+                "griddepcontrol",
+                "setmaxnreg",
+                "createpolicy",
+                "movmatrix",
+                "stmatrix",
+                "st_async",
+                "red_async",
+                "cp_",
+                "vset2",
+                "vset4",
+                "vset",
+                "vmad",
+                "vshl",
+                "vshr",
+            ];
+            return if KNOWN.contains(&inst.opcode) {
+                self.unsupported("not executed by this device")
+            } else {
+                self.fail("unknown instruction")
+            };
+        }
+        if let Some(word) = m.other.first() {
+            return self.fail(format!("modifier .{word} does not belong to it"));
+        }
+        Ok(())
+    }
+
+    fn operands<'o, const N: usize>(&self, inst: &'o Instruction<'a>) -> Res<[&'o Operand<'a>; N]> {
+        let mut iter = inst.operands.iter();
+        let out = core::array::from_fn(|_| iter.next());
+        if inst.operands.len() != N || out.iter().any(Option::is_none) {
+            return self.fail(format!("takes {N} operands, has {}", inst.operands.len()));
+        }
+        // All are there.
+        Ok(out.map(|o| o.unwrap_or(&inst.operands[0])))
+    }
+
+    /// Generic address of local memory and of parameters, for `cvta`.
+    fn window(space: Space) -> u64 {
+        match space {
+            Space::Shared => SHARED_WINDOW.start,
+            Space::Local => LOCAL_WINDOW.start,
+            Space::Param => PARAM_WINDOW,
+            _ => 0,
+        }
+    }
+}
+
+/// The opcode with its modifiers.
+fn spelled(inst: &Instruction<'_>) -> String {
+    let mut s = inst.opcode.to_owned();
+    for m in &inst.modifiers {
+        s.push('.');
+        s.push_str(m);
+    }
+    s
+}
+
+/// Places a shared variable.
+pub(crate) fn place_shared(next: &mut u32, v: &Variable<'_>) -> Res<u32> {
+    let at = next.next_multiple_of(v.align.max(1));
+    match u32::try_from(v.size).ok().and_then(|s| at.checked_add(s)).filter(|&e| e <= 1 << 20) {
+        Some(end) => {
+            *next = end;
+            Ok(at)
+        }
+        None => Err(LoadError {
+            kind: LoadErrorKind::Syntax,
+            line: v.line,
+            message: format!("shared variable {} is too large", v.name),
+        }),
+    }
+}

@@ -1,0 +1,899 @@
+//! The grammar. One token of look-ahead, no recursion except in constant expressions, which are bounded.
+
+use super::lex::{Tok, Token, tokens};
+use super::tree::{Function, Init, Instruction, Operand, Prototype, Space, Statement, Tree, Ty, Variable};
+use crate::api::{LoadError, LoadErrorKind};
+
+/// The newest ISA that is understood, times ten.
+const NEWEST_ISA: u64 = 95;
+/// Nesting of constant expressions and initialisers.
+const MAX_DEPTH: u32 = 32;
+/// Largest variable with an initialiser.
+const MAX_INITIALISED: u64 = 1 << 28;
+
+type Res<T> = Result<T, LoadError>;
+
+struct Parser<'a> {
+    tokens: Vec<Token<'a>>,
+    pos: usize,
+}
+
+/// Parses a module and checks its version and target.
+pub(crate) fn parse(src: &[u8], max_sm: u32) -> Res<Tree<'_>> {
+    let mut parser = Parser { tokens: tokens(src)?, pos: 0 };
+    parser.module(max_sm)
+}
+
+impl<'a> Parser<'a> {
+    fn peek(&self) -> Tok<'a> {
+        self.tokens[self.pos].kind
+    }
+
+    fn peek_at(&self, ahead: usize) -> Tok<'a> {
+        self.tokens.get(self.pos + ahead).map_or(Tok::Eof, |t| t.kind)
+    }
+
+    fn line(&self) -> u32 {
+        self.tokens[self.pos].line
+    }
+
+    fn next(&mut self) -> Tok<'a> {
+        let tok = self.tokens[self.pos].kind;
+        if self.pos + 1 < self.tokens.len() {
+            self.pos += 1;
+        }
+        tok
+    }
+
+    fn fail<T>(&self, message: impl Into<String>) -> Res<T> {
+        Err(LoadError { kind: LoadErrorKind::Syntax, line: self.line(), message: message.into() })
+    }
+
+    fn unexpected<T>(&self, wanted: &str) -> Res<T> {
+        self.fail(format!("expected {wanted}, found {:?}", self.peek()))
+    }
+
+    fn eat(&mut self, c: u8) -> bool {
+        let hit = self.peek() == Tok::Punct(c);
+        if hit {
+            self.next();
+        }
+        hit
+    }
+
+    fn eat_dot(&mut self, name: &str) -> bool {
+        let hit = self.peek() == Tok::Dot(name);
+        if hit {
+            self.next();
+        }
+        hit
+    }
+
+    fn expect(&mut self, c: u8) -> Res<()> {
+        if self.eat(c) { Ok(()) } else { self.unexpected(&format!("'{}'", c as char)) }
+    }
+
+    fn ident(&mut self) -> Res<&'a str> {
+        match self.peek() {
+            Tok::Ident(name) => {
+                self.next();
+                Ok(name)
+            }
+            _ => self.unexpected("a name"),
+        }
+    }
+
+    fn small(&mut self) -> Res<u32> {
+        let value = self.constant(0)?;
+        u32::try_from(value).or_else(|_| self.fail("number out of range"))
+    }
+
+    // ---- module level ----
+
+    fn module(&mut self, max_sm: u32) -> Res<Tree<'a>> {
+        let mut tree = Tree { variables: Vec::new(), functions: Vec::new(), aliases: Vec::new() };
+        let mut seen = (false, false);
+        loop {
+            match self.peek() {
+                Tok::Eof => break,
+                Tok::Dot("version") => {
+                    self.next();
+                    self.version()?;
+                    seen.0 = true;
+                }
+                _ if !seen.0 => return self.fail("a module starts with .version"),
+                Tok::Dot("target") => {
+                    self.next();
+                    self.target(max_sm)?;
+                    seen.1 = true;
+                }
+                _ if !seen.1 => return self.fail(".target is missing"),
+                Tok::Dot("address_size") => {
+                    self.next();
+                    if self.next() != Tok::Int(64) {
+                        return self.fail("only 64-bit addresses exist");
+                    }
+                }
+                Tok::Dot("file" | "loc") => self.skip_line(),
+                Tok::Dot("section") => self.section()?,
+                Tok::Dot("pragma") => {
+                    self.skip_to_semicolon()?;
+                }
+                Tok::Dot("alias") => {
+                    let line = self.line();
+                    self.next();
+                    let name = self.ident()?;
+                    self.expect(b',')?;
+                    let target = self.ident()?;
+                    self.expect(b';')?;
+                    tree.aliases.push((name, target, line));
+                }
+                Tok::Punct(b';') => {
+                    self.next();
+                }
+                Tok::Dot(_) => self.definition(&mut tree)?,
+                // Debug output of some compilers: `@@DWARF` lines.
+                Tok::Punct(b'@') => self.skip_line(),
+                _ => return self.unexpected("a directive"),
+            }
+        }
+        if !seen.1 {
+            return self.fail(".version or .target is missing");
+        }
+        Ok(tree)
+    }
+
+    fn version(&mut self) -> Res<()> {
+        let tenths = match self.peek() {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "saturates, compared below"
+            )]
+            Tok::F64(bits) => (f64::from_bits(bits) * 10.0).round() as u64,
+            Tok::Int(major) => major.saturating_mul(10),
+            _ => return self.unexpected("a version"),
+        };
+        if tenths > NEWEST_ISA {
+            return Err(LoadError {
+                kind: LoadErrorKind::Version,
+                line: self.line(),
+                message: format!(".version {}.{} is newer than 9.5", tenths / 10, tenths % 10),
+            });
+        }
+        self.next();
+        Ok(())
+    }
+
+    fn target(&mut self, max_sm: u32) -> Res<()> {
+        loop {
+            let name = self.ident()?;
+            if let Some(number) = name.strip_prefix("sm_") {
+                let refuse = |message: String| {
+                    Err(LoadError { kind: LoadErrorKind::Target, line: self.line(), message })
+                };
+                match number.parse::<u32>() {
+                    Ok(sm) if sm <= max_sm => {}
+                    Ok(_) => return refuse(format!(".target {name} is above sm_{max_sm}")),
+                    Err(_) => return refuse(format!(".target {name} is architecture-specific")),
+                }
+            } else if !matches!(name, "debug" | "texmode_unified" | "texmode_independent" | "map_f64_to_f32")
+            {
+                return self.fail(format!("unknown target {name}"));
+            }
+            if !self.eat(b',') {
+                return Ok(());
+            }
+        }
+    }
+
+    fn skip_line(&mut self) {
+        let line = self.line();
+        while self.line() == line && self.peek() != Tok::Eof {
+            self.next();
+        }
+    }
+
+    fn skip_to_semicolon(&mut self) -> Res<()> {
+        while self.peek() != Tok::Eof {
+            if self.next() == Tok::Punct(b';') {
+                return Ok(());
+            }
+        }
+        self.unexpected("';'")
+    }
+
+    fn section(&mut self) -> Res<()> {
+        while self.peek() != Tok::Eof {
+            if self.next() == Tok::Punct(b'{') {
+                while self.peek() != Tok::Eof {
+                    if self.next() == Tok::Punct(b'}') {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        self.unexpected("'}'")
+    }
+
+    fn definition(&mut self, tree: &mut Tree<'a>) -> Res<()> {
+        let (mut external, mut visible) = (false, false);
+        loop {
+            match self.peek() {
+                Tok::Dot("extern") => external = true,
+                Tok::Dot("visible" | "weak" | "common") => visible = true,
+                Tok::Dot("entry" | "func") => {
+                    let function = self.function(external)?;
+                    tree.functions.push(function);
+                    return Ok(());
+                }
+                Tok::Dot("global" | "const" | "shared" | "tex") => {
+                    return self.variables(external, visible, &mut tree.variables);
+                }
+                _ => return self.unexpected("a module-scope directive"),
+            }
+            self.next();
+        }
+    }
+
+    fn function(&mut self, external: bool) -> Res<Function<'a>> {
+        let entry = self.next() == Tok::Dot("entry");
+        let line = self.line();
+        // `.attribute(...)` of functions says nothing that matters here.
+        self.attribute()?;
+        let returns = if !entry && self.peek() == Tok::Punct(b'(') { self.params()? } else { Vec::new() };
+        let name = self.ident()?;
+        let params = if self.peek() == Tok::Punct(b'(') { self.params()? } else { Vec::new() };
+        let mut f = Function {
+            name,
+            entry,
+            external,
+            returns,
+            params,
+            body: None,
+            max_threads: None,
+            required_block: None,
+            line,
+        };
+        loop {
+            match self.peek() {
+                Tok::Dot("maxntid") => {
+                    self.next();
+                    let d = self.triple()?;
+                    f.max_threads = Some(d.iter().fold(1u32, |a, &b| a.saturating_mul(b)));
+                }
+                Tok::Dot("reqntid") => {
+                    self.next();
+                    f.required_block = Some(self.triple()?);
+                }
+                Tok::Dot("minnctapersm" | "maxnctapersm" | "maxnreg") => {
+                    self.next();
+                    self.small()?;
+                }
+                Tok::Dot("noreturn") => {
+                    self.next();
+                }
+                Tok::Dot("pragma") => self.skip_to_semicolon()?,
+                Tok::Dot("abi_preserve" | "abi_preserve_control") => {
+                    self.next();
+                    self.small()?;
+                }
+                Tok::Dot(
+                    name @ ("explicitcluster" | "reqnctapercluster" | "maxclusterrank" | "blocksareclusters"),
+                ) => {
+                    return Err(LoadError {
+                        kind: LoadErrorKind::Unsupported,
+                        line: self.line(),
+                        message: format!(".{name}: clusters do not exist on this device"),
+                    });
+                }
+                _ => break,
+            }
+        }
+        if self.eat(b';') {
+            return Ok(f);
+        }
+        f.body = Some(self.body()?);
+        Ok(f)
+    }
+
+    fn triple(&mut self) -> Res<[u32; 3]> {
+        let mut d = [1u32; 3];
+        for slot in &mut d {
+            *slot = self.small()?;
+            if !self.eat(b',') {
+                break;
+            }
+        }
+        Ok(d)
+    }
+
+    fn attribute(&mut self) -> Res<bool> {
+        let mut managed = false;
+        while self.eat_dot("attribute") {
+            self.expect(b'(')?;
+            let mut depth = 1;
+            while depth > 0 {
+                match self.next() {
+                    Tok::Punct(b'(') => depth += 1,
+                    Tok::Punct(b')') => depth -= 1,
+                    Tok::Dot("managed") => managed = true,
+                    Tok::Eof => return self.unexpected("')'"),
+                    _ => {}
+                }
+            }
+        }
+        Ok(managed)
+    }
+
+    fn params(&mut self) -> Res<Vec<Variable<'a>>> {
+        self.expect(b'(')?;
+        let mut out = Vec::new();
+        while !self.eat(b')') {
+            let line = self.line();
+            let register = match self.next() {
+                Tok::Dot("param") => false,
+                Tok::Dot("reg") => true,
+                _ => return self.unexpected("a parameter"),
+            };
+            let (ty, align) = self.type_and_align()?;
+            // `.ptr .global .align 16` describes what a pointer points at.
+            if self.eat_dot("ptr") {
+                while let Tok::Dot(word) = self.peek() {
+                    self.next();
+                    if word == "align" {
+                        self.small()?;
+                    }
+                }
+            }
+            let name = match self.peek() {
+                Tok::Ident(name) => {
+                    self.next();
+                    name
+                }
+                // The names of a prototype may be left out.
+                Tok::Punct(b',' | b')') => "_",
+                _ => return self.unexpected("a parameter name"),
+            };
+            let (size, _) = self.dimensions(ty, true)?;
+            out.push(Variable {
+                name,
+                space: Space::Param,
+                ty,
+                align,
+                size,
+                init: None,
+                external: false,
+                visible: false,
+                managed: false,
+                register,
+                line,
+            });
+            if !self.eat(b',') && self.peek() != Tok::Punct(b')') {
+                return self.unexpected("',' or ')'");
+            }
+        }
+        Ok(out)
+    }
+
+    fn type_and_align(&mut self) -> Res<(Ty, u32)> {
+        let (mut ty, mut align, mut vector) = (None, None, 1);
+        loop {
+            match self.peek() {
+                Tok::Dot("align") => {
+                    self.next();
+                    let a = self.small()?;
+                    if !a.is_power_of_two() || a > 1 << 20 {
+                        return self.fail("an alignment is a power of two");
+                    }
+                    align = Some(a);
+                    continue;
+                }
+                Tok::Dot("v2") => vector = 2,
+                Tok::Dot("v4") => vector = 4,
+                Tok::Dot("texref" | "samplerref" | "surfref") => {
+                    return Err(LoadError {
+                        kind: LoadErrorKind::Unsupported,
+                        line: self.line(),
+                        message: "texture, sampler and surface references are not supported".into(),
+                    });
+                }
+                Tok::Dot(name) if ty.is_none() && Ty::parse(name).is_some() => ty = Ty::parse(name),
+                Tok::Dot("attribute") => {
+                    return self.fail("misplaced .attribute");
+                }
+                _ => break,
+            }
+            self.next();
+        }
+        match ty {
+            Some(_) if vector != 1 => Err(LoadError {
+                kind: LoadErrorKind::Unsupported,
+                line: self.line(),
+                message: "variables of vector type are not supported".into(),
+            }),
+            Some(ty) => Ok((ty, align.unwrap_or(ty.bytes()))),
+            None => self.unexpected("a type"),
+        }
+    }
+
+    /// Array dimensions: the size in bytes, and the lengths (0 for `[]`).
+    fn dimensions(&mut self, ty: Ty, allow_open: bool) -> Res<(u64, Vec<u64>)> {
+        let mut dims = Vec::new();
+        while self.eat(b'[') {
+            if self.eat(b']') {
+                if !allow_open || !dims.is_empty() {
+                    return self.fail("only the first dimension may be open");
+                }
+                dims.push(0);
+                continue;
+            }
+            dims.push(u64::from(self.small()?));
+            self.expect(b']')?;
+            if dims.len() > MAX_DEPTH as usize {
+                return self.fail("too many dimensions");
+            }
+        }
+        let size = dims.iter().try_fold(u64::from(ty.bytes()), |a, &b| a.checked_mul(b));
+        match size {
+            Some(size) if size <= 1 << 40 => Ok((size, dims)),
+            _ => self.fail("variable too large"),
+        }
+    }
+
+    fn variables(&mut self, external: bool, visible: bool, out: &mut Vec<Variable<'a>>) -> Res<()> {
+        let line = self.line();
+        let space = match self.next() {
+            Tok::Dot("global") => Space::Global,
+            Tok::Dot("const") => Space::Const,
+            Tok::Dot("shared") => Space::Shared,
+            Tok::Dot("local") => Space::Local,
+            Tok::Dot("param") => Space::Param,
+            _ => return self.unexpected("a state space that can be declared"),
+        };
+        let managed = self.attribute()?;
+        let (ty, align) = self.type_and_align()?;
+        loop {
+            let name = self.ident()?;
+            let (mut size, mut dims) = self.dimensions(ty, true)?;
+            let mut init = None;
+            if self.eat(b'=') {
+                if dims.is_empty() {
+                    init = Some(vec![(0, self.init_value()?)]);
+                } else {
+                    let mut items = Vec::new();
+                    let count = self.init_list(&dims, 0, 0, &mut items)?;
+                    if dims[0] == 0 {
+                        dims[0] = count;
+                        size = dims
+                            .iter()
+                            .try_fold(u64::from(ty.bytes()), |a, &b| a.checked_mul(b))
+                            .unwrap_or(u64::MAX);
+                    }
+                    init = Some(items);
+                }
+                if size > MAX_INITIALISED {
+                    return self.fail("initialised variable too large");
+                }
+            }
+            out.push(Variable {
+                name,
+                space,
+                ty,
+                align,
+                size,
+                init,
+                external,
+                visible,
+                managed,
+                register: false,
+                line,
+            });
+            if !self.eat(b',') {
+                break;
+            }
+        }
+        self.expect(b';')
+    }
+
+    /// `{ … }` for dimension `level`; returns how many elements of that dimension were given.
+    fn init_list(
+        &mut self,
+        dims: &[u64],
+        level: usize,
+        base: u64,
+        out: &mut Vec<(u64, Init<'a>)>,
+    ) -> Res<u64> {
+        self.expect(b'{')?;
+        let stride: u64 = dims[level + 1..].iter().fold(1u64, |a, &b| a.saturating_mul(b));
+        let mut index = 0u64;
+        while !self.eat(b'}') {
+            if dims[level] != 0 && index >= dims[level] {
+                return self.fail("too many initialisers");
+            }
+            let at = base.saturating_add(index.saturating_mul(stride));
+            if self.peek() == Tok::Punct(b'{') && level + 1 < dims.len() {
+                self.init_list(dims, level + 1, at, out)?;
+                index += 1;
+            } else if level + 1 < dims.len() {
+                return self.unexpected("'{'");
+            } else {
+                let value = self.init_value()?;
+                out.push((at, value));
+                index += 1;
+            }
+            if !self.eat(b',') && self.peek() != Tok::Punct(b'}') {
+                return self.unexpected("',' or '}'");
+            }
+        }
+        Ok(index)
+    }
+
+    fn init_value(&mut self) -> Res<Init<'a>> {
+        let neg = self.peek() == Tok::Punct(b'-');
+        match if neg { self.peek_at(1) } else { self.peek() } {
+            Tok::F32(bits) => {
+                self.pos += usize::from(neg);
+                self.next();
+                Ok(Init::F32(if neg { bits ^ (1 << 31) } else { bits }))
+            }
+            Tok::F64(bits) => {
+                self.pos += usize::from(neg);
+                self.next();
+                Ok(Init::F64(if neg { bits ^ (1 << 63) } else { bits }))
+            }
+            Tok::Int(mask) if !neg && self.peek_at(1) == Tok::Punct(b'(') => {
+                self.next();
+                self.next();
+                let (name, offset) = self.init_symbol()?;
+                self.expect(b')')?;
+                Ok(Init::Symbol { name, offset, mask: Some(mask) })
+            }
+            Tok::Ident(_) if !neg => {
+                let (name, offset) = self.init_symbol()?;
+                Ok(Init::Symbol { name, offset, mask: None })
+            }
+            _ => Ok(Init::Int(self.constant(0)?)),
+        }
+    }
+
+    fn init_symbol(&mut self) -> Res<(&'a str, i64)> {
+        let mut name = self.ident()?;
+        if name == "generic" && self.eat(b'(') {
+            name = self.ident()?;
+            self.expect(b')')?;
+        }
+        let offset = self.offset()?;
+        Ok((name, offset))
+    }
+
+    /// An optional `+ n` or `- n`.
+    fn offset(&mut self) -> Res<i64> {
+        if self.eat(b'+') {
+            Ok(self.constant(0)?.cast_signed())
+        } else if self.eat(b'-') {
+            Ok(self.constant(0)?.cast_signed().wrapping_neg())
+        } else {
+            Ok(0)
+        }
+    }
+
+    // ---- constant expressions ----
+
+    fn constant(&mut self, depth: u32) -> Res<u64> {
+        self.binary(depth, 0)
+    }
+
+    fn operator(&self) -> Option<(u8, u32, usize)> {
+        let Tok::Punct(c) = self.peek() else { return None };
+        let second = self.peek_at(1);
+        Some(match c {
+            b'*' | b'/' | b'%' => (c, 10, 1),
+            b'+' | b'-' => (c, 9, 1),
+            b'<' if second == Tok::Punct(b'<') => (b'l', 8, 2),
+            b'>' if second == Tok::Punct(b'>') => (b'r', 8, 2),
+            b'&' if second != Tok::Punct(b'&') => (c, 5, 1),
+            b'^' => (c, 4, 1),
+            _ => return None,
+        })
+    }
+
+    /// Precedence climbing; a `|` is not taken, since `%p|%q` uses it.
+    fn binary(&mut self, depth: u32, least: u32) -> Res<u64> {
+        if depth > MAX_DEPTH {
+            return self.fail("expression too deep");
+        }
+        let mut left = self.unary(depth + 1)?;
+        while let Some((op, precedence, width)) = self.operator() {
+            if precedence < least {
+                break;
+            }
+            for _ in 0..width {
+                self.next();
+            }
+            let right = self.binary(depth + 1, precedence + 1)?;
+            let (a, b) = (left, right);
+            left = match op {
+                b'*' => a.wrapping_mul(b),
+                b'/' | b'%' if b == 0 => return self.fail("division by zero in a constant"),
+                b'/' => a.cast_signed().wrapping_div(b.cast_signed()).cast_unsigned(),
+                b'%' => a.cast_signed().wrapping_rem(b.cast_signed()).cast_unsigned(),
+                b'+' => a.wrapping_add(b),
+                b'-' => a.wrapping_sub(b),
+                b'l' => a.checked_shl(u32::try_from(b).unwrap_or(64)).unwrap_or(0),
+                b'r' => a.checked_shr(u32::try_from(b).unwrap_or(64)).unwrap_or(0),
+                b'&' => a & b,
+                _ => a ^ b,
+            };
+        }
+        Ok(left)
+    }
+
+    fn unary(&mut self, depth: u32) -> Res<u64> {
+        if depth > MAX_DEPTH {
+            return self.fail("expression too deep");
+        }
+        match self.next() {
+            Tok::Int(v) => Ok(v),
+            Tok::Punct(b'-') => Ok(self.unary(depth + 1)?.wrapping_neg()),
+            Tok::Punct(b'+') => self.unary(depth + 1),
+            Tok::Punct(b'~') => Ok(!self.unary(depth + 1)?),
+            Tok::Punct(b'!') => Ok(u64::from(self.unary(depth + 1)? == 0)),
+            Tok::Punct(b'(') => {
+                // A cast such as `(.s64)` changes nothing at 64 bits.
+                if matches!(self.peek(), Tok::Dot("s64" | "u64")) {
+                    self.next();
+                    self.expect(b')')?;
+                    return self.unary(depth + 1);
+                }
+                let v = self.constant(depth + 1)?;
+                self.expect(b')')?;
+                Ok(v)
+            }
+            Tok::Ident("WARP_SZ") => Ok(32),
+            _ => self.fail("expected a constant"),
+        }
+    }
+
+    // ---- bodies ----
+
+    fn body(&mut self) -> Res<Vec<Statement<'a>>> {
+        self.expect(b'{')?;
+        let mut out = Vec::new();
+        let mut depth = 1u32;
+        let mut label = "";
+        loop {
+            let line = self.line();
+            match self.peek() {
+                Tok::Punct(b'{') => {
+                    self.next();
+                    depth += 1;
+                    out.push(Statement::Open);
+                }
+                Tok::Punct(b'}') => {
+                    self.next();
+                    depth -= 1;
+                    if depth == 0 {
+                        return Ok(out);
+                    }
+                    out.push(Statement::Close);
+                }
+                Tok::Punct(b';') => {
+                    self.next();
+                }
+                Tok::Dot("reg") => {
+                    self.next();
+                    let (ty, _) = self.type_and_align()?;
+                    let mut names = Vec::new();
+                    loop {
+                        let name = self.ident()?;
+                        let count = if self.eat(b'<') {
+                            let n = self.small()?;
+                            self.expect(b'>')?;
+                            Some(n)
+                        } else {
+                            None
+                        };
+                        names.push((name, count));
+                        if !self.eat(b',') {
+                            break;
+                        }
+                    }
+                    self.expect(b';')?;
+                    out.push(Statement::Registers { ty, names, line });
+                }
+                Tok::Dot("local" | "shared" | "param" | "const" | "global") => {
+                    let mut vars = Vec::new();
+                    self.variables(false, false, &mut vars)?;
+                    out.extend(vars.into_iter().map(Statement::Variable));
+                }
+                Tok::Dot("extern") if self.peek_at(1) == Tok::Dot("shared") => {
+                    self.next();
+                    let mut vars = Vec::new();
+                    self.variables(true, false, &mut vars)?;
+                    out.extend(vars.into_iter().map(Statement::Variable));
+                }
+                Tok::Dot("loc" | "file") => self.skip_line(),
+                Tok::Dot("pragma") => self.skip_to_semicolon()?,
+                Tok::Dot("section") => self.section()?,
+                Tok::Dot("branchtargets" | "calltargets") => {
+                    let branch = self.next() == Tok::Dot("branchtargets");
+                    let mut names = vec![self.ident()?];
+                    while self.eat(b',') {
+                        names.push(self.ident()?);
+                    }
+                    self.expect(b';')?;
+                    out.push(if branch {
+                        Statement::BranchTargets(label, names)
+                    } else {
+                        Statement::CallTargets(label)
+                    });
+                }
+                Tok::Dot("callprototype") => {
+                    self.next();
+                    let returns = if self.peek() == Tok::Punct(b'(') { self.params()? } else { Vec::new() };
+                    self.ident()?;
+                    let params = if self.peek() == Tok::Punct(b'(') { self.params()? } else { Vec::new() };
+                    while let Tok::Dot("noreturn") = self.peek() {
+                        self.next();
+                    }
+                    self.expect(b';')?;
+                    let sizes = |v: &[Variable<'_>]| v.iter().map(|p| p.size).collect();
+                    let proto = Prototype { returns: sizes(&returns), params: sizes(&params) };
+                    out.push(Statement::CallPrototype(label, proto));
+                }
+                Tok::Ident(name) if self.peek_at(1) == Tok::Punct(b':') => {
+                    self.next();
+                    self.next();
+                    label = name;
+                    out.push(Statement::Label(name, line));
+                }
+                Tok::Ident(_) | Tok::Punct(b'@') => out.push(Statement::Instruction(self.instruction()?)),
+                Tok::Eof => return self.unexpected("'}'"),
+                _ => return self.unexpected("a statement"),
+            }
+        }
+    }
+
+    fn instruction(&mut self) -> Res<Instruction<'a>> {
+        let guard = if self.eat(b'@') {
+            let negated = self.eat(b'!');
+            Some((self.ident()?, negated))
+        } else {
+            None
+        };
+        let line = self.line();
+        let opcode = self.ident()?;
+        let mut modifiers = Vec::new();
+        while let Tok::Dot(word) = self.peek() {
+            self.next();
+            modifiers.push(word);
+        }
+        let mut operands = Vec::new();
+        if !self.eat(b';') {
+            loop {
+                operands.push(self.operand(opcode == "call")?);
+                if self.eat(b';') {
+                    break;
+                }
+                if !self.eat(b',') {
+                    return self.unexpected("',' or ';'");
+                }
+                if operands.len() > 64 {
+                    return self.fail("too many operands");
+                }
+            }
+        }
+        Ok(Instruction { guard, opcode, modifiers, operands, line })
+    }
+
+    fn operand(&mut self, call: bool) -> Res<Operand<'a>> {
+        match self.peek() {
+            Tok::Punct(b'{') => {
+                self.next();
+                let mut parts = Vec::new();
+                while !self.eat(b'}') {
+                    parts.push(self.simple()?);
+                    if parts.len() > 128 {
+                        return self.fail("vector too long");
+                    }
+                    if !self.eat(b',') && self.peek() != Tok::Punct(b'}') {
+                        return self.unexpected("',' or '}'");
+                    }
+                }
+                Ok(Operand::Vector(parts))
+            }
+            Tok::Punct(b'(') if call => {
+                self.next();
+                let mut parts = Vec::new();
+                while !self.eat(b')') {
+                    parts.push(self.simple()?);
+                    if !self.eat(b',') && self.peek() != Tok::Punct(b')') {
+                        return self.unexpected("',' or ')'");
+                    }
+                }
+                Ok(Operand::List(parts))
+            }
+            Tok::Punct(b'[') => {
+                self.next();
+                let base = match self.peek() {
+                    Tok::Ident(name) => {
+                        self.next();
+                        Some(name)
+                    }
+                    _ => None,
+                };
+                let mut offset =
+                    if base.is_some() { self.offset()? } else { self.constant(0)?.cast_signed() };
+                if self.peek() == Tok::Punct(b'+') {
+                    offset = offset.wrapping_add(self.offset()?);
+                }
+                let mut extra = false;
+                if self.eat(b',') {
+                    extra = true;
+                    loop {
+                        if self.peek() == Tok::Punct(b'{') {
+                            self.next();
+                            while !self.eat(b'}') {
+                                self.simple()?;
+                                if !self.eat(b',') && self.peek() != Tok::Punct(b'}') {
+                                    return self.unexpected("'}'");
+                                }
+                            }
+                        } else {
+                            self.simple()?;
+                        }
+                        if !self.eat(b',') {
+                            break;
+                        }
+                    }
+                }
+                self.expect(b']')?;
+                Ok(Operand::Memory { base, offset, extra })
+            }
+            _ => self.simple(),
+        }
+    }
+
+    fn simple(&mut self) -> Res<Operand<'a>> {
+        match self.peek() {
+            Tok::Ident("WARP_SZ") => Ok(Operand::Int(self.constant(0)?)),
+            Tok::Ident(name) => {
+                self.next();
+                match self.peek() {
+                    Tok::Dot(part) => {
+                        self.next();
+                        Ok(Operand::Dotted(name, part))
+                    }
+                    Tok::Punct(b'|') => {
+                        self.next();
+                        Ok(Operand::Pair(name, self.ident()?))
+                    }
+                    Tok::Punct(b'+' | b'-') => Ok(Operand::SymbolOffset(name, self.offset()?)),
+                    _ => Ok(Operand::Name(name)),
+                }
+            }
+            Tok::Punct(b'!') if matches!(self.peek_at(1), Tok::Ident(_)) => {
+                self.next();
+                Ok(Operand::Not(self.ident()?))
+            }
+            Tok::F32(bits) => {
+                self.next();
+                Ok(Operand::F32(bits))
+            }
+            Tok::F64(bits) => {
+                self.next();
+                Ok(Operand::F64(bits))
+            }
+            Tok::Punct(b'-') if matches!(self.peek_at(1), Tok::F32(_) | Tok::F64(_)) => {
+                self.next();
+                match self.next() {
+                    Tok::F32(bits) => Ok(Operand::F32(bits ^ (1 << 31))),
+                    Tok::F64(bits) => Ok(Operand::F64(bits ^ (1 << 63))),
+                    _ => self.fail("expected a number"),
+                }
+            }
+            _ => Ok(Operand::Int(self.constant(0)?)),
+        }
+    }
+}

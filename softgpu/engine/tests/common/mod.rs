@@ -1,0 +1,219 @@
+//! A device for the tests: buffers of the test process are its memory.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use softgpu_engine::{Fault, Launch, Linked, Memory, Module, Pool, Runtime};
+
+/// Device memory of one buffer.
+pub struct Buffer {
+    words: Box<[AtomicU64]>,
+    bytes: usize,
+}
+
+pub trait Scalar: Copy {
+    const SIZE: usize;
+    fn to_bits(self) -> u64;
+    fn of_bits(v: u64) -> Self;
+}
+macro_rules! scalars { ($($t:ty: $to:expr, $of:expr;)*) => {$(
+    impl Scalar for $t {
+        const SIZE: usize = size_of::<$t>();
+        fn to_bits(self) -> u64 { let f: fn($t) -> u64 = $to; f(self) }
+        fn of_bits(v: u64) -> Self { let f: fn(u64) -> $t = $of; f(v) }
+    }
+)*}; }
+scalars! {
+    u8: |v| v.into(), |v| v.to_le_bytes()[0];
+    u16: |v| v.into(), |v| (v & 0xffff).try_into().unwrap();
+    i16: |v| v.cast_unsigned().into(), |v| u16::try_from(v & 0xffff).unwrap().cast_signed();
+    u32: |v| v.into(), |v| (v & 0xffff_ffff).try_into().unwrap();
+    i32: |v| v.cast_unsigned().into(), |v| u32::try_from(v & 0xffff_ffff).unwrap().cast_signed();
+    u64: |v| v, |v| v;
+    i64: |v| v.cast_unsigned(), |v| v.cast_signed();
+    f32: |v| f32::to_bits(v).into(), |v| f32::from_bits((v & 0xffff_ffff).try_into().unwrap());
+    f64: |v| f64::to_bits(v), f64::from_bits;
+}
+
+impl Buffer {
+    pub fn zeroed(bytes: usize) -> Buffer {
+        Buffer { words: (0..bytes.div_ceil(8).max(1)).map(|_| AtomicU64::new(0)).collect(), bytes }
+    }
+
+    pub fn of<T: Scalar>(values: &[T]) -> Buffer {
+        let b = Buffer::zeroed(values.len() * T::SIZE);
+        for (n, v) in values.iter().enumerate() {
+            b.set(n, *v);
+        }
+        b
+    }
+
+    pub fn addr(&self) -> u64 {
+        self.words.as_ptr().expose_provenance() as u64
+    }
+
+    pub fn range(&self) -> Range<u64> {
+        self.addr()..self.addr() + self.bytes as u64
+    }
+
+    pub fn set<T: Scalar>(&self, n: usize, v: T) {
+        let at = n * T::SIZE;
+        let word = &self.words[at / 8];
+        let shift = at % 8 * 8;
+        let mask = if T::SIZE == 8 { !0 } else { ((1u64 << (T::SIZE * 8)) - 1) << shift };
+        let old = word.load(Ordering::SeqCst);
+        word.store((old & !mask) | ((v.to_bits() << shift) & mask), Ordering::SeqCst);
+    }
+
+    pub fn get<T: Scalar>(&self, n: usize) -> T {
+        let at = n * T::SIZE;
+        T::of_bits(self.words[at / 8].load(Ordering::SeqCst) >> (at % 8 * 8))
+    }
+
+    pub fn all<T: Scalar>(&self) -> Vec<T> {
+        (0..self.bytes / T::SIZE).map(|n| self.get(n)).collect()
+    }
+}
+
+/// The mapping table: a list of ranges.
+#[derive(Default)]
+pub struct Table {
+    pub ranges: Vec<(Range<u64>, bool)>,
+}
+
+impl Memory for Table {
+    fn range(&self, addr: u64, write: bool) -> Option<Range<u64>> {
+        self.ranges.iter().find(|(r, w)| r.contains(&addr) && (*w || !write)).map(|(r, _)| r.clone())
+    }
+}
+
+/// The host side: text is collected, the heap is a list of buffers.
+#[derive(Default)]
+pub struct Host {
+    pub text: Mutex<Vec<u8>>,
+    pub heap: Mutex<Vec<u64>>,
+    pub freed: Mutex<Vec<u64>>,
+}
+
+impl Runtime for Host {
+    fn print(&self, text: &[u8]) {
+        self.text.lock().unwrap().extend_from_slice(text);
+    }
+    fn malloc(&self, _bytes: u64) -> u64 {
+        self.heap.lock().unwrap().pop().unwrap_or(0)
+    }
+    fn free(&self, address: u64) {
+        self.freed.lock().unwrap().push(address);
+    }
+}
+
+/// A loaded module with its globals in memory.
+pub struct Rig {
+    pub linked: Linked,
+    pub globals: Vec<Buffer>,
+    pub table: Table,
+    pub host: Host,
+    pub stop: AtomicBool,
+    pub pool: Pool,
+}
+
+/// How to launch.
+pub struct Shape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub cooperative: Option<u64>,
+    pub resident: u32,
+}
+
+pub fn shape(grid: u32, block: u32) -> Shape {
+    Shape { grid: [grid, 1, 1], block: [block, 1, 1], shared: 0, cooperative: None, resident: 64 }
+}
+
+/// Parameters, packed at their natural alignment.
+#[derive(Default, Clone)]
+pub struct Params(pub Vec<u8>);
+
+impl Params {
+    pub fn new() -> Params {
+        Params::default()
+    }
+    pub fn put<T: Scalar>(mut self, v: T) -> Params {
+        while !self.0.len().is_multiple_of(T::SIZE) {
+            self.0.push(0);
+        }
+        self.0.extend_from_slice(&v.to_bits().to_le_bytes()[..T::SIZE]);
+        self
+    }
+    pub fn buf(self, b: &Buffer) -> Params {
+        self.put(b.addr())
+    }
+}
+
+impl Rig {
+    pub fn new(ptx: &str) -> Rig {
+        let module = Module::load(ptx.as_bytes(), 80).unwrap_or_else(|e| panic!("does not load: {e}"));
+        let globals: Vec<Buffer> = module
+            .globals()
+            .iter()
+            .map(|g| Buffer::zeroed(usize::try_from(g.size).unwrap().max(8)))
+            .collect();
+        for (n, g) in globals.iter().enumerate() {
+            for (k, byte) in module.initial_bytes(n, &|i| globals[i].addr()).iter().enumerate() {
+                g.set(k, *byte);
+            }
+        }
+        let mut table = Table::default();
+        table.ranges.extend(globals.iter().map(|g| (g.range(), true)));
+        let addresses = globals.iter().map(Buffer::addr).collect();
+        Rig {
+            linked: Arc::new(module).link(addresses),
+            globals,
+            table,
+            host: Host::default(),
+            stop: AtomicBool::new(false),
+            pool: Pool::new(2),
+        }
+    }
+
+    /// A module with one kernel `k` whose body is given.
+    pub fn body(params: &str, body: &str) -> Rig {
+        Rig::new(&format!(
+            ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k({params})\n{{\n{body}\n}}\n"
+        ))
+    }
+
+    pub fn map(&mut self, buffers: &[&Buffer]) -> &mut Rig {
+        self.table.ranges.extend(buffers.iter().map(|b| (b.range(), true)));
+        self
+    }
+
+    pub fn launch(&self, kernel: &str, shape: Shape, params: Params) -> Result<(), Fault> {
+        let index = self.linked.module().kernels().iter().position(|k| k.name == kernel).expect("kernel");
+        self.pool.run(&Launch {
+            module: &self.linked,
+            kernel: index,
+            grid: shape.grid,
+            block: shape.block,
+            dynamic_shared: shape.shared,
+            params: &params.0,
+            cooperative: shape.cooperative,
+            resident_ctas: shape.resident,
+            memory: &self.table,
+            runtime: &self.host,
+            stop: &self.stop,
+            grid_id: 7,
+        })
+    }
+
+    pub fn run(&self, kernel: &str, shape: Shape, params: Params) {
+        self.launch(kernel, shape, params).unwrap_or_else(|f| panic!("{kernel}: {f}"));
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8(self.host.text.lock().unwrap().clone()).unwrap()
+    }
+}
