@@ -79,7 +79,6 @@ pub fn ensure_packages() -> Result<()> {
         "please install {} (QEMU at least {QEMU_AT_LEAST}); this host has no apt",
         missing.join(", ")
     );
-    progress::step(format!("installing {} (apt)", missing.join(", ")));
     let prefix: &[&str] = if rustix::process::geteuid().is_root() {
         &[]
     } else if has_passwordless_sudo() {
@@ -89,6 +88,7 @@ pub fn ensure_packages() -> Result<()> {
             install.iter().map(|words| format!("    sudo {}", words.join(" "))).collect();
         bail!("missing packages; please type this and start again:\n{}", lines.join("\n"));
     };
+    progress::step(format!("installing {} (apt)", missing.join(", ")));
     for words in &install {
         let mut line: Vec<&str> = prefix.to_vec();
         line.extend(words.iter().map(String::as_str));
@@ -357,7 +357,13 @@ impl PrivateApt {
         fs::create_dir_all(ready.join("modules"))?;
         fs::copy(root.join(format!("boot/vmlinuz-{version}")), ready.join("vmlinuz"))
             .context("copying the kernel")?;
-        let order = copy_modules(&root.join("lib/modules").join(&version), &ready.join("modules"))?;
+        // Debian 13 moved them.
+        let tree = ["usr/lib/modules", "lib/modules"]
+            .map(|folder| root.join(folder).join(&version))
+            .into_iter()
+            .find(|folder| folder.is_dir())
+            .context("the kernel package has no modules")?;
+        let order = copy_modules(&tree, &ready.join("modules"))?;
         fs::write(ready.join("order"), order.join("\n"))?;
         fs::write(ready.join("version"), &version)?;
         fs::write(ready.join("wanted"), MODULES.join("\n"))?;
