@@ -1,1 +1,37 @@
 //! The vhost-user virtio-gpu endpoint of one VM.
+//!
+//! It owns the connection to the VMM, the map of guest RAM, the virtio-gpu resources and contexts of the guest, and for
+//! each guest process with a session the control socket, the doorbell and the life of one worker. It knows nothing of
+//! CUDA and never reads what passes between shim and worker.
+//!
+//! It must never die and never stop draining its queue, because a stock VMM cannot reconnect and a guest process that
+//! waits for a full queue cannot even be killed: nothing here waits for a worker or for `sluiced`, whatever a guest or
+//! a worker sends is a value and not a panic, and a panic that happens all the same ends one session.
+//!
+//! A command travels [`endpoint`] (vhost-user) → [`chain`] (one private copy) → [`device`] (what it means, with
+//! [`resources`], [`contexts`] and [`sessions`]) and its answer back, at once or through [`waiters`] when there is
+//! something to wait for. [`workers`] speaks to workers, [`link`] to `sluiced`, [`poller`] is the one place where
+//! anything is waited for.
+
+#![warn(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+pub mod chain;
+pub mod contexts;
+pub mod device;
+pub mod endpoint;
+pub mod limiter;
+pub mod link;
+pub mod memory;
+pub mod page;
+pub mod poller;
+pub mod resources;
+pub mod serve;
+pub mod sessions;
+pub mod waiters;
+pub mod workers;

@@ -1,1 +1,54 @@
 //! Seccomp filters of the backend processes, a reason per rule.
+//!
+//! A process enters its filter once, after it has opened and loaded what it needs and before it reads a byte that a
+//! guest could have chosen. What is not in the list of its role ends it at once (`SIGSYS`), in every thread, for a
+//! process that makes a call it never makes has been taken over or was changed without changing its list.
+//!
+//! Each role is a file: [`device`], [`worker`], [`worker_settled`], [`launcher`]; what every process needs is in
+//! [`common`]. This crate never opens anything and knows nothing of what the processes do.
+
+mod common;
+mod device;
+mod filter;
+mod launcher;
+mod worker;
+mod worker_settled;
+
+pub use filter::{Profile, Rule, SandboxError};
+
+/// Which process enters its filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// `sluice-device`: no files, no programs, no sockets; connections come through a listener it has already.
+    Device,
+    /// `sluice-worker` before its driver is initialised: may open files and load code, for a driver does.
+    Worker,
+    /// `sluice-worker` with a driver that needs no more files: entered on top of [`Role::Worker`].
+    WorkerSettled,
+    /// The launcher. What it starts inherits its filter, so this is a list of what none of them may do.
+    Launcher,
+}
+
+impl Role {
+    /// The role's list.
+    #[must_use]
+    pub fn profile(self) -> Profile {
+        match self {
+            Role::Device => device::profile(),
+            Role::Worker => worker::profile(),
+            Role::WorkerSettled => worker_settled::profile(),
+            Role::Launcher => launcher::profile(),
+        }
+    }
+}
+
+/// Enters a role's filter, in all threads and for ever; gives up privileges by programs, and being debugged or dumped.
+///
+/// `SLUICE_SECCOMP=log` has the kernel log what it would kill for, `SLUICE_SECCOMP=off` does nothing; both are for
+/// development and say so.
+///
+/// # Errors
+/// [`SandboxError`] when the kernel refuses; the caller must not go on.
+pub fn enter(role: Role) -> Result<(), SandboxError> {
+    filter::enter(role)
+}

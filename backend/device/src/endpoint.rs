@@ -1,0 +1,384 @@
+//! The vhost-user end: features, configuration space, and the drain of the queues.
+
+use crate::{chain::Buffer, device::Device, limiter::Limiter, memory::Memory, poller::Event};
+use rustix::fd::{AsRawFd, RawFd};
+use sluice_protocol::gpu;
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use vhost::vhost_user::{
+    Backend, GpuBackend,
+    message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures},
+};
+use vhost_user_backend::{VhostUserBackend, VringMutex, VringT};
+use virtio_bindings::{
+    virtio_config::VIRTIO_F_VERSION_1,
+    virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
+};
+use virtio_queue::{QueueOwnedT, QueueT};
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+use vmm_sys_util::{
+    epoll::EventSet,
+    event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier},
+};
+
+/// A queue with its memory.
+pub type Vring = VringMutex<Memory>;
+
+/// The control queue.
+const CONTROL: u16 = 0;
+/// The cursor queue.
+const CURSOR: u16 = 1;
+/// Queues of a virtio-gpu device.
+pub const QUEUES: u16 = 2;
+/// What the loop calls the poller's descriptor: the first number it has no meaning for itself.
+pub const POLLER: u16 = QUEUES + 1;
+/// Slots of a queue.
+const QUEUE_SLOTS: usize = 1024;
+/// Commands handled before other events have their turn.
+const COMMANDS_PER_ROUND: usize = 256;
+/// How long a stopping queue waits for workers to let go of guest pages.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the device offers of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Everything; the VMM takes away what it does not know.
+    Full,
+    /// What stock QEMU leaves of it.
+    Legacy,
+}
+
+/// Feature bits that QEMU's device lets a guest acknowledge whether offered or not; the connection would end over one
+/// that was not offered.
+const UNMASKED: u64 = 1 << 24 | 1 << 27 | 1 << 40;
+
+impl Mode {
+    /// The feature bits to offer.
+    #[must_use]
+    pub const fn features(self) -> u64 {
+        let ring = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+        let gpu = match self {
+            Mode::Full => 1 << gpu::F_VIRGL | 1 << gpu::F_RESOURCE_BLOB | 1 << gpu::F_CONTEXT_INIT,
+            Mode::Legacy => 1 << gpu::F_VIRGL,
+        };
+        ring | gpu | UNMASKED | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+}
+
+/// One connection's end.
+#[derive(Debug)]
+pub struct Endpoint {
+    mode: Mode,
+    scanouts: u32,
+    state: Mutex<State>,
+    /// The end of the exit event that the loop keeps and forgets to close.
+    exit: Mutex<Option<RawFd>>,
+}
+
+struct State {
+    device: Device,
+    buffer: Buffer,
+    /// The control queue, once it has moved; answers withheld are returned through it.
+    vring: Option<Vring>,
+    /// Where the control queue stood when it was stopped.
+    stopped_at: Option<u16>,
+    /// Kept open and never used: a VMM that cannot hand this over ends the connection.
+    gpu: Option<GpuBackend>,
+    requests: Option<Backend>,
+}
+
+impl core::fmt::Debug for State {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("State")
+            .field("device", &self.device)
+            .field("stopped_at", &self.stopped_at)
+            .field("gpu", &self.gpu.is_some())
+            .field("requests", &self.requests.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// An endpoint around a device.
+    #[must_use]
+    pub fn new(device: Device, mode: Mode, scanouts: u32) -> Endpoint {
+        let state = State {
+            device,
+            buffer: Buffer::default(),
+            vring: None,
+            stopped_at: None,
+            gpu: None,
+            requests: None,
+        };
+        Endpoint { mode, scanouts, state: Mutex::new(state), exit: Mutex::new(None) }
+    }
+
+    /// The connection is over: ends every session. Answers the descriptor that is to be closed when the loop has ended.
+    pub fn disconnect(&self) -> Option<RawFd> {
+        let mut state = self.state();
+        let counters = state.device.counters;
+        tracing::info!(?counters, "connection over");
+        state.device.disconnect();
+        state.vring = None;
+        self.exit.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The descriptor the loop is to watch as [`POLLER`]. It stays valid as long as the endpoint.
+    #[must_use]
+    pub fn poller(&self) -> RawFd {
+        self.state().device.poller.descriptor().as_raw_fd()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic is caught inside, before it could poison; were one to slip through, going on is still better than dying.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The control queue was kicked, or has commands left from the last round.
+    fn control(&mut self, vring: &Vring) {
+        // A kick that was on its way when the queue was stopped.
+        if !vring.get_ref().get_queue().ready() {
+            return;
+        }
+        if self.vring.is_none() || self.stopped_at.is_some() {
+            self.started(vring);
+        }
+        let Some(memory) = self.device.memory().cloned() else { return };
+        for _ in 0..COMMANDS_PER_ROUND {
+            // Errors: the queue is being taken away, or its indices are impossible; either way there is nothing to take.
+            let _ = vring.disable_notification();
+            if self.drain(vring, &memory) {
+                self.return_answers();
+                self.device.poller.again();
+                return;
+            }
+            self.return_answers();
+            if !vring.enable_notification().unwrap_or(false) {
+                return;
+            }
+        }
+        self.device.poller.again();
+    }
+
+    /// Takes commands; `true` when there may be more.
+    fn drain(&mut self, vring: &Vring, memory: &Memory) -> bool {
+        for _ in 0..COMMANDS_PER_ROUND {
+            let memory = memory.memory();
+            let chain = match vring.get_mut().get_queue_mut().iter(memory.clone()) {
+                Ok(mut chains) => chains.next(),
+                Err(error) => {
+                    static LINES: Limiter = Limiter::new();
+                    LINES.run(
+                        |suppressed| tracing::info!(%error, suppressed, "the control queue cannot be read"),
+                    );
+                    return false;
+                }
+            };
+            let Some(chain) = chain else { return false };
+            self.one(&memory, chain);
+        }
+        true
+    }
+
+    fn one<M>(&mut self, memory: &GuestMemoryMmap<()>, chain: virtio_queue::DescriptorChain<M>)
+    where
+        M: core::ops::Deref<Target = GuestMemoryMmap<()>>,
+    {
+        let (copied, place) = self.buffer.copy(memory, chain);
+        let (device, buffer) = (&mut self.device, &self.buffer);
+        let handled = catch_unwind(AssertUnwindSafe(|| device.command(copied, buffer.command(), place)));
+        if handled.is_err() {
+            let recovered = catch_unwind(AssertUnwindSafe(|| device.panicked(buffer.command(), place)));
+            if recovered.is_err() {
+                tracing::error!("a session could not be ended after a panic");
+            }
+        }
+    }
+
+    /// The control queue moves for the first time since it was set up or stopped.
+    fn started(&mut self, vring: &Vring) {
+        let (base, slots) = {
+            let queue = vring.get_ref();
+            (queue.get_queue().next_avail(), queue.get_queue().size())
+        };
+        // From the beginning, though it was further: a new driver. Anything else is a resume.
+        if self.stopped_at.take().is_some_and(|at| at != 0 && base == 0) {
+            self.device.restart();
+        }
+        self.device.set_queue_size(slots);
+        self.vring = Some(vring.clone());
+    }
+
+    /// Whatever the poller has.
+    fn events(&mut self) {
+        let mut events = Vec::new();
+        if let Err(error) = self.device.poller.wait(Duration::ZERO, &mut events) {
+            static LINES: Limiter = Limiter::new();
+            LINES.run(|suppressed| tracing::error!(%error, suppressed, "epoll"));
+        }
+        let mut again = false;
+        for event in events {
+            again |= event == Event::Again;
+            let device = &mut self.device;
+            if catch_unwind(AssertUnwindSafe(|| device.event(event))).is_err() {
+                self.device.counters.panics = self.device.counters.panics.wrapping_add(1);
+            }
+        }
+        self.return_answers();
+        if again && let Some(vring) = self.vring.clone() {
+            self.control(&vring);
+        }
+    }
+
+    /// Gives answers to the guest, all with one interrupt.
+    fn return_answers(&mut self) {
+        let answers = self.device.take_answers();
+        let (Some(memory), Some(vring)) = (self.device.memory(), &self.vring) else { return };
+        if answers.is_empty() {
+            return;
+        }
+        let memory = memory.memory();
+        for answer in &answers {
+            let written = answer.place.write(&memory, answer.bytes());
+            if let Err(error) = vring.add_used(answer.place.head(), written) {
+                static LINES: Limiter = Limiter::new();
+                LINES.run(|suppressed| tracing::info!(%error, suppressed, "an answer cannot be returned"));
+            }
+        }
+        if vring.needs_notification().unwrap_or(true)
+            && let Err(error) = vring.signal_used_queue()
+        {
+            static LINES: Limiter = Limiter::new();
+            LINES.run(|suppressed| tracing::info!(%error, suppressed, "the guest cannot be interrupted"));
+        }
+        self.device.recycle(answers);
+    }
+
+    /// Cursor commands have no answer and no effect: every scanout is disabled.
+    fn cursor(&self, vring: &Vring) {
+        let Some(memory) = self.device.memory() else { return };
+        let memory = memory.memory();
+        let mut used = false;
+        for _ in 0..COMMANDS_PER_ROUND {
+            let head = match vring.get_mut().get_queue_mut().iter(memory.clone()) {
+                Ok(mut chains) => chains.next().map(|chain| chain.head_index()),
+                Err(_) => None,
+            };
+            let Some(head) = head else { break };
+            used |= vring.add_used(head, 0).is_ok();
+        }
+        if used {
+            // A guest that is not interrupted here finds its descriptors the next time it looks.
+            let _ = vring.signal_used_queue();
+        }
+        let _ = vring.enable_notification();
+    }
+}
+
+impl VhostUserBackend for Endpoint {
+    type Bitmap = ();
+    type Vring = Vring;
+
+    fn num_queues(&self) -> usize {
+        usize::from(QUEUES)
+    }
+
+    fn max_queue_size(&self) -> usize {
+        QUEUE_SLOTS
+    }
+
+    fn features(&self) -> u64 {
+        self.mode.features()
+    }
+
+    fn acked_features(&self, features: u64) {
+        tracing::debug!(features = format_args!("{features:#x}"), "features acknowledged");
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        // Not INFLIGHT_SHMFD: the back-end crate has no support for it.
+        VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+    }
+
+    fn reset_device(&self) {
+        self.state().device.restart();
+    }
+
+    fn set_event_idx(&self, _enabled: bool) {
+        // The queue itself knows.
+    }
+
+    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        // Never an error: a VMM ends the connection over one. What lies beyond the structure reads as zero.
+        let size = usize::try_from(size).unwrap_or(0).min(4096);
+        let mut bytes = vec![0; size];
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let known = gpu::configuration(self.scanouts);
+        for (to, from) in bytes.iter_mut().zip(known.get(offset..).unwrap_or_default()) {
+            *to = *from;
+        }
+        bytes
+    }
+
+    fn update_memory(&self, memory: Memory) -> io::Result<()> {
+        let mut state = self.state();
+        state.device.set_memory(memory.clone()).map_err(|error| {
+            tracing::error!(%error, "guest memory refused");
+            // The crate would go on using what it has mapped, and an access behind the end of a file kills the process.
+            memory.lock().unwrap_or_else(PoisonError::into_inner).replace(GuestMemoryMmap::new());
+            io::Error::other(error)
+        })
+    }
+
+    fn set_backend_req_fd(&self, backend: Backend) {
+        self.state().requests = Some(backend);
+    }
+
+    fn set_gpu_socket(&self, socket: GpuBackend) -> io::Result<()> {
+        self.state().gpu = Some(socket);
+        Ok(())
+    }
+
+    fn exit_event(&self, _thread: usize) -> Option<(EventConsumer, EventNotifier)> {
+        let (consumer, notifier) = new_event_consumer_and_notifier(EventFlag::CLOEXEC).ok()?;
+        *self.exit.lock().unwrap_or_else(PoisonError::into_inner) = Some(consumer.as_raw_fd());
+        Some((consumer, notifier))
+    }
+
+    fn stop_vring(&self, index: u32) -> io::Result<()> {
+        if index != u32::from(CONTROL) {
+            return Ok(());
+        }
+        let mut state = self.state();
+        let Some(vring) = state.vring.clone() else { return Ok(()) };
+        state.device.stop(STOP_PATIENCE);
+        state.return_answers();
+        state.stopped_at = Some(vring.queue_next_avail());
+        // What becomes due from now on is dropped: the ring is not ours any more.
+        state.vring = None;
+        Ok(())
+    }
+
+    fn handle_event(&self, event: u16, _set: EventSet, vrings: &[Vring], _thread: usize) -> io::Result<()> {
+        let mut state = self.state();
+        // Whatever happens, the answer is Ok: an error would end the loop and with it the device.
+        let handled = catch_unwind(AssertUnwindSafe(|| match event {
+            CONTROL => vrings.first().map_or((), |vring| state.control(vring)),
+            CURSOR => vrings.get(1).map_or((), |vring| state.cursor(vring)),
+            _ => state.events(),
+        }));
+        if handled.is_err() {
+            state.device.counters.panics = state.device.counters.panics.wrapping_add(1);
+        }
+        Ok(())
+    }
+}

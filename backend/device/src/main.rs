@@ -1,0 +1,119 @@
+//! `sluice-device`: the vhost-user back-end program.
+//!
+//! It stays in the foreground, ends quickly on SIGTERM (there is nothing to save), and fails early with a non-zero
+//! status. After set-up it enters its filter: from then on it cannot open a file, make a socket or start a program.
+
+#![expect(unsafe_code, reason = "adopting inherited descriptors")]
+
+use anyhow::{Context, bail};
+use clap::{ArgGroup, Parser};
+use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use sluice_device::{
+    endpoint::Mode,
+    link::{self, Link},
+    memory::Policy,
+    serve::{self, Options},
+};
+use std::{os::unix::net::UnixListener, path::PathBuf, sync::Arc};
+
+/// The vhost-user virtio-gpu device of one virtual machine.
+#[derive(Debug, Parser)]
+#[command(version, group = ArgGroup::new("listener").required(true))]
+struct Arguments {
+    /// Listen on this path for the VMM. An old socket there is replaced.
+    #[arg(long, group = "listener")]
+    socket_path: Option<PathBuf>,
+    /// Listen on this inherited socket.
+    #[arg(long, group = "listener")]
+    fd: Option<RawFd>,
+    /// Print what this program can do, as JSON, and exit.
+    #[arg(long, group = "listener")]
+    print_capabilities: bool,
+    /// Inherited SEQPACKET socket to sluiced. Without it every session is refused.
+    #[arg(long)]
+    control_fd: Option<RawFd>,
+    /// Scanouts to report, always disabled. Guest kernels before 6.12 need one.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1))]
+    scanouts: u32,
+    /// Serve processes instead of a VMM: any number of connections, memory sealed by each.
+    #[arg(long)]
+    direct: bool,
+    /// What to offer.
+    #[arg(long, value_enum, default_value = "full")]
+    mode: Mode,
+    /// Accept guest memory that the VMM could shrink, and with that crash this process. For VMMs that cannot seal.
+    #[arg(long, conflicts_with = "direct")]
+    trust_memory: bool,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    if arguments.print_capabilities {
+        println!("{{\n  \"type\": \"gpu\",\n  \"features\": []\n}}");
+        return Ok(());
+    }
+    start_log()?;
+    let listener = match (&arguments.socket_path, arguments.fd) {
+        (Some(path), _) => {
+            if let Err(error) = std::fs::remove_file(path)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                bail!("{} cannot be replaced: {error}", path.display());
+            }
+            UnixListener::bind(path).with_context(|| format!("listening on {}", path.display()))?
+        }
+        (None, Some(fd)) => UnixListener::from(inherited(fd).context("--fd")?),
+        (None, None) => bail!("--socket-path or --fd is required"),
+    };
+    let control = arguments.control_fd.map(inherited).transpose().context("--control-fd")?;
+    let options = Options {
+        direct: arguments.direct,
+        mode: arguments.mode,
+        scanouts: arguments.scanouts,
+        policy: match (arguments.direct, arguments.trust_memory) {
+            (true, _) => Policy::Sealed,
+            (false, false) => Policy::Vmm,
+            (false, true) => Policy::Any,
+        },
+    };
+    let link = Arc::new(Link::new(control.is_some())?);
+
+    sluice_sandbox::enter(sluice_sandbox::Role::Device)?;
+    let broker = Arc::clone(&link);
+    std::thread::Builder::new().name("link".into()).spawn(move || link::serve(&broker, control))?;
+    tracing::info!("ready");
+    serve::serve(listener, options, &link)?;
+    Ok(())
+}
+
+/// Takes over a descriptor that the parent passed on by number.
+fn inherited(fd: RawFd) -> anyhow::Result<OwnedFd> {
+    if fd <= 2 {
+        bail!("descriptor {fd} is a standard stream");
+    }
+    // SAFETY: borrowed for one call, which fails cleanly when the descriptor is not open.
+    let probe = unsafe { BorrowedFd::borrow_raw(fd) };
+    rustix::io::fcntl_setfd(probe, rustix::io::FdFlags::CLOEXEC)
+        .with_context(|| format!("descriptor {fd}"))?;
+    // SAFETY: it is open, and by the command line ours: nothing else in this process uses it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Logs to stderr; `SLUICE_LOG` sets the level. A panic is a line without a backtrace, which could not be made under
+/// the filter: it reads files.
+fn start_log() -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing::Level::INFO.into())
+        .with_env_var("SLUICE_LOG")
+        .from_env()
+        .context("SLUICE_LOG")?;
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_writer(std::io::stderr)
+        .finish();
+    // Not `init`, which would also collect what libraries log: some of that a guest can provoke at will.
+    tracing::subscriber::set_global_default(subscriber)?;
+    std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "panic")));
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! Withheld answers that are the sleep of guest threads: bounded per session and per device, oldest first out, and
+//! answered after a bounded time even when nothing happened, for each one holds a slot of the guest's queue.
+
+use crate::chain::Place;
+use sluice_protocol::{gpu, limits};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+/// One withheld answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiter {
+    /// Whose it is.
+    pub session: u32,
+    /// The command's header, to echo.
+    pub header: gpu::Header,
+    /// Where the answer goes.
+    pub place: Place,
+    /// When it is answered at the latest.
+    pub deadline: Instant,
+}
+
+/// All withheld answers of a device, oldest first. All wait equally long, so they also expire in this order.
+#[derive(Debug, Default)]
+pub struct Waiters {
+    queue: VecDeque<Waiter>,
+}
+
+impl Waiters {
+    /// Number of waiters.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// When the oldest expires.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.queue.front().map(|waiter| waiter.deadline)
+    }
+
+    /// Adds a waiter. If there are too many now, one has to go: the session's own oldest when the session has too many,
+    /// else the device's oldest.
+    pub fn push(
+        &mut self,
+        session: u32,
+        header: gpu::Header,
+        place: Place,
+        now: Instant,
+        limit: usize,
+    ) -> Option<Waiter> {
+        let deadline = now.checked_add(Duration::from_millis(limits::WAITER_MILLISECONDS)).unwrap_or(now);
+        self.queue.push_back(Waiter { session, header, place, deadline });
+        let own = self.queue.iter().filter(|waiter| waiter.session == session).count();
+        if own > limits::WAITERS_PER_SESSION {
+            let oldest = self.queue.iter().position(|waiter| waiter.session == session)?;
+            return self.queue.remove(oldest);
+        }
+        if self.queue.len() > limit { self.queue.pop_front() } else { None }
+    }
+
+    /// Takes the waiters of a session.
+    pub fn take(&mut self, session: u32) -> Vec<Waiter> {
+        let (taken, left): (Vec<Waiter>, Vec<Waiter>) =
+            core::mem::take(&mut self.queue).into_iter().partition(|waiter| waiter.session == session);
+        self.queue = left.into();
+        taken
+    }
+
+    /// Takes the expired.
+    pub fn expire(&mut self, now: Instant) -> Vec<Waiter> {
+        let expired = self.queue.partition_point(|waiter| waiter.deadline <= now);
+        self.queue.drain(..expired).collect()
+    }
+
+    /// Takes all.
+    pub fn take_all(&mut self) -> Vec<Waiter> {
+        core::mem::take(&mut self.queue).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, reason = "a test")]
+    use super::*;
+
+    const HEADER: gpu::Header = gpu::Header { kind: 0x207, flags: 1, fence: 0, context: 1, ring: 0 };
+
+    #[test]
+    fn a_session_with_too_many_loses_its_own_oldest() {
+        let mut waiters = Waiters::default();
+        let now = Instant::now();
+        assert!(waiters.push(9, HEADER, Place::nowhere(99), now, 128).is_none());
+        for head in 0..4 {
+            assert!(waiters.push(1, HEADER, Place::nowhere(head), now, 128).is_none());
+        }
+        let out = waiters.push(1, HEADER, Place::nowhere(4), now, 128).unwrap();
+        assert_eq!((out.session, out.place.head()), (1, 0));
+        assert_eq!(waiters.len(), 5);
+    }
+
+    #[test]
+    fn a_full_device_loses_its_oldest() {
+        let mut waiters = Waiters::default();
+        let now = Instant::now();
+        for session in 0..8 {
+            assert!(waiters.push(session, HEADER, Place::nowhere(0), now, 8).is_none());
+        }
+        assert_eq!(waiters.push(8, HEADER, Place::nowhere(0), now, 8).unwrap().session, 0);
+        assert_eq!(waiters.len(), 8);
+    }
+
+    #[test]
+    fn waiters_expire_in_order() {
+        let mut waiters = Waiters::default();
+        let now = Instant::now();
+        waiters.push(1, HEADER, Place::nowhere(1), now, 8);
+        waiters.push(2, HEADER, Place::nowhere(2), now + Duration::from_millis(10), 8);
+        assert!(waiters.expire(now + Duration::from_millis(999)).is_empty());
+        let expired = waiters.expire(now + Duration::from_millis(1000));
+        assert_eq!(expired.iter().map(|waiter| waiter.session).collect::<Vec<_>>(), [1]);
+        assert_eq!(waiters.take(2).len(), 1);
+        assert!(waiters.is_empty());
+    }
+}

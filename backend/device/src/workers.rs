@@ -1,0 +1,194 @@
+//! A worker as the device sees it: a socket, a pidfd and two eventfds. What comes from it is hostile.
+
+use crate::{
+    limiter::Limiter,
+    link::Arrival,
+    memory::Piece,
+    poller::{Event, Poller},
+};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fd::{AsFd, BorrowedFd, OwnedFd},
+    fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create},
+    io::Errno,
+    process::{Signal, pidfd_send_signal},
+};
+use sluice_protocol::control::{self, FromWorker, ToWorker};
+use sluice_shared_memory::socket;
+
+/// Kills a worker. Its pidfd becomes readable when it is gone.
+pub fn kill(pidfd: &OwnedFd, session: u32) {
+    match pidfd_send_signal(pidfd, Signal::KILL) {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(error) => tracing::error!(session, %error, "a worker cannot be killed"),
+    }
+}
+
+/// What a worker's socket brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A message.
+    Message(FromWorker),
+    /// Nothing more for now.
+    Nothing,
+    /// The end, or something no worker says.
+    Gone,
+}
+
+/// One worker.
+#[derive(Debug)]
+pub struct Worker {
+    socket: OwnedFd,
+    pidfd: OwnedFd,
+    /// Written by the device when the guest rings.
+    doorbell: OwnedFd,
+    /// Written by the worker to wake the guest; watched for changes and never read.
+    wake: OwnedFd,
+    /// Whether the poller reports that the socket can take more.
+    watched: bool,
+}
+
+impl Worker {
+    /// Adopts a worker: watches it and tells it that the session begins.
+    ///
+    /// # Errors
+    /// The kernel's; out of descriptors for instance. The worker is then to be buried.
+    pub fn adopt(
+        session: u32,
+        socket: OwnedFd,
+        pidfd: OwnedFd,
+        poller: &Poller,
+    ) -> Result<Worker, (Errno, OwnedFd)> {
+        let set_up = || -> Result<(OwnedFd, OwnedFd), Errno> {
+            // The worker holds the other end, not this open file, so it cannot make it blocking again.
+            rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;
+            // Not non-blocking: a worker reads its doorbell to sleep. A device that writes 1 to it blocks only if the
+            // worker has filled the counter, and so stops its own VM, which is all a worker may reach.
+            let doorbell = eventfd(0, EventfdFlags::CLOEXEC)?;
+            let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
+            let begin = ToWorker::Begin { session }.encode();
+            socket::send(&socket, &begin, &[doorbell.as_fd(), wake.as_fd()])?;
+            poller.edge(wake.as_fd(), Event::Wake(session))?;
+            poller.level(pidfd.as_fd(), Event::Exited(session))?;
+            poller.level(socket.as_fd(), Event::Socket(session))?;
+            Ok((doorbell, wake))
+        };
+        match set_up() {
+            Ok((doorbell, wake)) => Ok(Worker { socket, pidfd, doorbell, wake, watched: false }),
+            Err(error) => {
+                poller.forget(pidfd.as_fd());
+                Err((error, pidfd))
+            }
+        }
+    }
+
+    /// Writes the doorbell.
+    pub fn ring(&self, session: u32) {
+        if let Err(error) = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()) {
+            static LINES: Limiter = Limiter::new();
+            LINES.run(|suppressed| tracing::warn!(session, %error, suppressed, "a doorbell cannot be rung"));
+        }
+    }
+
+    /// Kills the worker.
+    pub fn kill(&self, session: u32) {
+        kill(&self.pidfd, session);
+    }
+
+    /// Closes what the worker hears, which asks it to exit, and keeps what tells when it has.
+    pub fn hang_up(&self, poller: &Poller) {
+        // Shut down, not closed: a message already in the socket is still to be received by the worker.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        poller.forget(self.socket.as_fd());
+        poller.forget(self.wake.as_fd());
+    }
+
+    /// Watches nothing of it any more and gives back its pidfd.
+    #[must_use]
+    pub fn release(self, poller: &Poller) -> OwnedFd {
+        poller.forget(self.socket.as_fd());
+        poller.forget(self.wake.as_fd());
+        poller.forget(self.pidfd.as_fd());
+        self.pidfd
+    }
+
+    /// Tells the worker to map one piece of a resource. `AGAIN`: the socket is full.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn attach(
+        &self,
+        slot: u32,
+        address: u64,
+        bytes: u64,
+        piece: &Piece,
+        more: bool,
+    ) -> Result<(), Errno> {
+        let mut list = Vec::with_capacity(piece.runs.len().saturating_mul(control::Run::BYTES));
+        for run in &piece.runs {
+            run.push(&mut list);
+        }
+        let runs = u32::try_from(piece.runs.len()).map_err(|_| Errno::OVERFLOW)?;
+        let memfd = sealed(&list)?;
+        let message = ToWorker::Attach { slot, address, bytes, runs, more };
+        socket::send(&self.socket, &message.encode(), &[memfd.as_fd(), piece.file.as_fd()])
+    }
+
+    /// Tells the worker to unmap a resource. `AGAIN`: the socket is full.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn detach(&self, slot: u32) -> Result<(), Errno> {
+        socket::send(&self.socket, &ToWorker::Detach { slot }.encode(), &[])
+    }
+
+    /// Has the poller report when the socket can take more.
+    pub fn watch_room(&mut self, session: u32, wanted: bool, poller: &Poller) {
+        if self.watched != wanted
+            && poller.writable(self.socket.as_fd(), Event::Socket(session), wanted).is_ok()
+        {
+            self.watched = wanted;
+        }
+    }
+
+    /// Takes the next message.
+    #[must_use]
+    pub fn hear(&self) -> Heard {
+        let mut buffer = [0; control::BYTES];
+        match socket::receive(&self.socket, &mut buffer) {
+            Ok(Some((bytes, descriptors))) if descriptors.is_empty() => {
+                FromWorker::decode(bytes).map_or(Heard::Gone, Heard::Message)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
+            _ => Heard::Gone,
+        }
+    }
+}
+
+/// A memfd with these bytes that nobody can change.
+fn sealed(bytes: &[u8]) -> Result<OwnedFd, Errno> {
+    let memfd = memfd_create(c"sluice-runs", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let mut left = bytes;
+    while !left.is_empty() {
+        let written = rustix::io::write(&memfd, left)?;
+        left = left.get(written..).unwrap_or_default();
+    }
+    fcntl_add_seals(&memfd, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+    Ok(memfd)
+}
+
+/// A worker that came for a session which is over.
+pub fn bury(link: &crate::link::Link, arrival: Arrival) {
+    if let Arrival::Worker { session, pidfd, .. } = arrival {
+        link.bury(session, pidfd);
+    }
+}
+
+/// Descriptors of a worker that a test may look at.
+impl Worker {
+    /// The control socket.
+    #[must_use]
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,29 @@
+//! `sluice-device`. It is reached by a guest directly and must be able to do next to nothing: no files, no programs, no
+//! new sockets except accepted ones.
+
+use crate::{
+    common,
+    filter::{Profile, Rule},
+};
+use libc::{
+    F_ADD_SEALS, F_DUPFD_CLOEXEC, F_GET_SEALS, SYS_accept4, SYS_fstatfs, SYS_lseek, SYS_memfd_create,
+    SYS_pidfd_send_signal, SYS_recvfrom, SYS_shutdown, SYS_timerfd_create, SYS_timerfd_settime,
+};
+
+pub(crate) fn profile() -> Profile {
+    let mut allowed = common::rules();
+    allowed.extend(common::data_only());
+    allowed.extend(common::settings(&[F_DUPFD_CLOEXEC, F_GET_SEALS, F_ADD_SEALS]));
+    allowed.extend([
+        Rule::any(SYS_accept4, "the VMM, or another process"),
+        Rule::any(SYS_recvfrom, "bodies of vhost-user messages"),
+        Rule::any(SYS_shutdown, "asking a worker to exit; ending a connection"),
+        Rule::any(SYS_lseek, "the length of a memory region's file"),
+        Rule::any(SYS_fstatfs, "whether a memory region is made of huge pages"),
+        Rule::any(SYS_memfd_create, "page lists for workers"),
+        Rule::any(SYS_timerfd_create, "the timer of a new connection"),
+        Rule::any(SYS_timerfd_settime, "deadlines of waiters and sessions"),
+        Rule::any(SYS_pidfd_send_signal, "killing the worker of a session that is over"),
+    ]);
+    Profile::Allow { allowed, absent: common::absent() }
+}

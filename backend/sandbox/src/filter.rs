@@ -1,0 +1,212 @@
+//! From lists to filters in the kernel.
+
+#![expect(unsafe_code, reason = "an allocator setting before the filter")]
+
+use crate::Role;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch, apply_filter_all_threads,
+};
+use std::collections::BTreeMap;
+
+/// A call that is allowed or denied, and why.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Its number.
+    pub call: libc::c_long,
+    /// Any of these suffices; all calls when empty.
+    conditions: Vec<Condition>,
+    /// Which code path makes it.
+    pub why: &'static str,
+}
+
+/// A condition on one argument: these bits have this value.
+#[derive(Clone, Copy, Debug)]
+struct Condition {
+    argument: u8,
+    mask: u64,
+    value: u64,
+}
+
+impl Rule {
+    /// The call with any arguments.
+    #[must_use]
+    pub const fn any(call: libc::c_long, why: &'static str) -> Rule {
+        Rule { call, conditions: Vec::new(), why }
+    }
+
+    /// The call if argument `argument` is one of these values; its lower 32 bits count.
+    #[must_use]
+    pub fn one_of(call: libc::c_long, argument: u8, values: &[i32], why: &'static str) -> Rule {
+        let condition =
+            |value: &i32| Condition { argument, mask: 0xffff_ffff, value: u64::from(value.cast_unsigned()) };
+        Rule { call, conditions: values.iter().map(condition).collect(), why }
+    }
+
+    /// The call if argument `argument` has none of these bits.
+    #[must_use]
+    pub fn without(call: libc::c_long, argument: u8, bits: i32, why: &'static str) -> Rule {
+        let mask = u64::from(bits.cast_unsigned());
+        Rule { call, conditions: vec![Condition { argument, mask, value: 0 }], why }
+    }
+
+    /// The call if argument `argument` has all of these bits.
+    #[must_use]
+    pub fn with(call: libc::c_long, argument: u8, bits: i32, why: &'static str) -> Rule {
+        let mask = u64::from(bits.cast_unsigned());
+        Rule { call, conditions: vec![Condition { argument, mask, value: mask }], why }
+    }
+
+    fn compile(&self) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+        let compile = |condition: &Condition| {
+            SeccompRule::new(vec![SeccompCondition::new(
+                condition.argument,
+                SeccompCmpArgLen::Qword,
+                SeccompCmpOp::MaskedEq(condition.mask),
+                condition.value,
+            )?])
+        };
+        self.conditions.iter().map(compile).collect()
+    }
+}
+
+/// The list of a role.
+#[derive(Clone, Debug)]
+pub enum Profile {
+    /// What it may do; everything else kills it.
+    Allow {
+        /// Allowed.
+        allowed: Vec<Rule>,
+        /// Answered with ENOSYS, because a library asks for them and copes without.
+        absent: Vec<Rule>,
+    },
+    /// What kills it; everything else it may do.
+    Deny(Vec<Rule>),
+}
+
+/// Why a filter cannot be entered.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// A list makes no filter.
+    #[error("the list makes no filter: {0}")]
+    Compile(#[from] seccompiler::BackendError),
+    /// The kernel refuses a filter.
+    #[error("the kernel refuses the filter: {0}")]
+    Apply(#[from] seccompiler::Error),
+    /// The kernel does not let the process be undumpable.
+    #[error("the process cannot be made undumpable: {0}")]
+    Dumpable(rustix::io::Errno),
+    /// `SLUICE_SECCOMP` is none of `kill`, `log`, `off`.
+    #[error("SLUICE_SECCOMP must be kill, log or off, not {0:?}")]
+    Setting(String),
+}
+
+#[cfg(target_arch = "x86_64")]
+const ARCH: TargetArch = TargetArch::x86_64;
+
+fn compile(
+    rules: &[Rule],
+    otherwise: SeccompAction,
+    then: SeccompAction,
+) -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut map: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for rule in rules {
+        map.entry(rule.call).or_default().extend(rule.compile()?);
+    }
+    SeccompFilter::new(map, otherwise, then, ARCH)?.try_into()
+}
+
+/// The programs of a profile, in the order in which they must be installed: the last one may forbid installing.
+fn programs(profile: &Profile, fatal: SeccompAction) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
+    match profile {
+        Profile::Deny(denied) => Ok(vec![compile(denied, SeccompAction::Allow, fatal)?]),
+        Profile::Allow { allowed, absent } => {
+            // Of two filters the stricter answer counts, so what is absent has to pass the list of what is allowed.
+            let enosys = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+            let mut all = allowed.clone();
+            all.extend(absent.iter().map(|rule| Rule::any(rule.call, rule.why)));
+            let mut programs = vec![compile(&all, fatal, SeccompAction::Allow)?];
+            if !absent.is_empty() {
+                programs.insert(0, compile(absent, SeccompAction::Allow, enosys)?);
+            }
+            Ok(programs)
+        }
+    }
+}
+
+pub(crate) fn enter(role: Role) -> Result<(), SandboxError> {
+    let fatal = match std::env::var("SLUICE_SECCOMP").as_deref() {
+        Err(_) | Ok("" | "kill") => SeccompAction::KillProcess,
+        Ok("log") => {
+            tracing::warn!(
+                ?role,
+                "SLUICE_SECCOMP=log: forbidden system calls are only logged. NOT FOR PRODUCTION"
+            );
+            SeccompAction::Log
+        }
+        Ok("off") => {
+            tracing::warn!(?role, "SLUICE_SECCOMP=off: this process is not confined. NOT FOR PRODUCTION");
+            return Ok(());
+        }
+        Ok(other) => return Err(SandboxError::Setting(other.to_owned())),
+    };
+    if role == Role::Device {
+        // One heap for all threads: with several, the allocator reads files to learn how many it may have, and whether
+        // it may shrink them.
+        // SAFETY: sets a number in the allocator; no memory is involved.
+        let set = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+        debug_assert_eq!(set, 1, "a parameter the allocator has");
+    }
+    // The launcher's children are not its own image any more after exec, which resets this; they set it themselves.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(SandboxError::Dumpable)?;
+    for program in programs(&role.profile(), fatal)? {
+        // Sets no_new_privs first.
+        apply_filter_all_threads(&program)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    const ROLES: [Role; 4] = [Role::Device, Role::Worker, Role::WorkerSettled, Role::Launcher];
+
+    fn rules(role: Role) -> Vec<Rule> {
+        match role.profile() {
+            Profile::Allow { allowed, absent } => [allowed, absent].concat(),
+            Profile::Deny(denied) => denied,
+        }
+    }
+
+    #[test]
+    fn every_rule_has_a_reason_and_every_call_one_rule() {
+        for role in ROLES {
+            let mut seen = HashSet::new();
+            for rule in rules(role) {
+                assert!(rule.why.len() > 8, "{role:?}: call {} has no reason", rule.call);
+                assert!(seen.insert(rule.call), "{role:?}: call {} has two rules", rule.call);
+            }
+        }
+    }
+
+    #[test]
+    fn every_list_compiles() {
+        for role in ROLES {
+            assert!(programs(&role.profile(), SeccompAction::KillProcess).is_ok(), "{role:?}");
+        }
+    }
+
+    #[test]
+    fn lists_stay_short() {
+        let allowed = |role: Role| match role.profile() {
+            Profile::Allow { allowed, .. } => allowed.len(),
+            Profile::Deny(_) => 0,
+        };
+        assert!(allowed(Role::Device) <= 45, "{}", allowed(Role::Device));
+        assert!(allowed(Role::WorkerSettled) <= 85, "{}", allowed(Role::WorkerSettled));
+        assert!(allowed(Role::Worker) <= 110, "{}", allowed(Role::Worker));
+    }
+}

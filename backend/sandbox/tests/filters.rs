@@ -1,0 +1,211 @@
+//! Each filter in a process of its own: what is allowed works, what is forbidden ends the process by SIGSYS.
+
+#![allow(unsafe_code, reason = "fork, and raw system calls")]
+
+use sluice_sandbox::{Role, enter};
+
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    Exit(i32),
+    Signal(i32),
+}
+
+const KILLED: End = End::Signal(libc::SIGSYS);
+const WORKED: End = End::Exit(0);
+
+/// Runs `body` in a child under the filters of `roles`; its answer is the exit status.
+fn under(roles: &[Role], body: impl FnOnce() -> bool) -> End {
+    // SAFETY: the child uses only memory of its own, and ends by _exit.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let entered = roles.iter().all(|role| enter(*role).is_ok());
+        let status = if !entered { 100 } else { i32::from(!body()) };
+        // SAFETY: ends the child without running the parent's destructors.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    if libc::WIFSIGNALED(status) {
+        End::Signal(libc::WTERMSIG(status))
+    } else {
+        End::Exit(libc::WEXITSTATUS(status))
+    }
+}
+
+/// A raw system call; the arguments are chosen so that it would do no harm.
+fn call(number: libc::c_long, arguments: [i64; 3]) -> i64 {
+    let [a, b, c] = arguments;
+    // SAFETY: each use says why its arguments are harmless.
+    unsafe { libc::syscall(number, a, b, c, 0, 0, 0) }
+}
+
+fn open_file() -> bool {
+    std::fs::File::open("/dev/null").is_ok()
+}
+
+fn map(protection: i32) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh anonymous mapping.
+    unsafe { libc::mmap(core::ptr::null_mut(), 4096, protection, flags, -1, 0) != libc::MAP_FAILED }
+}
+
+fn fork_here() -> bool {
+    // SAFETY: the new process, were there one, ends at once.
+    match unsafe { libc::fork() } {
+        // SAFETY: as above.
+        0 => unsafe { libc::_exit(0) },
+        child => child > 0,
+    }
+}
+
+/// What no confined process may do. All fail harmlessly where they are allowed.
+const FORBIDDEN: [(libc::c_long, &str); 12] = [
+    (libc::SYS_ptrace, "ptrace"),
+    (libc::SYS_process_vm_readv, "process_vm_readv"),
+    (libc::SYS_process_vm_writev, "process_vm_writev"),
+    (libc::SYS_userfaultfd, "userfaultfd"),
+    (libc::SYS_remap_file_pages, "remap_file_pages"),
+    (libc::SYS_bpf, "bpf"),
+    (libc::SYS_perf_event_open, "perf_event_open"),
+    (libc::SYS_io_uring_setup, "io_uring_setup"),
+    (libc::SYS_keyctl, "keyctl"),
+    (libc::SYS_pidfd_getfd, "pidfd_getfd"),
+    (libc::SYS_kexec_load, "kexec_load"),
+    (libc::SYS_modify_ldt, "modify_ldt"),
+];
+
+/// Role by role: what it takes to be under it.
+const STACKS: [&[Role]; 4] =
+    [&[Role::Device], &[Role::Worker], &[Role::Worker, Role::WorkerSettled], &[Role::Launcher]];
+
+#[test]
+fn nobody_reaches_into_other_processes_or_the_kernel() {
+    for roles in STACKS {
+        for (number, name) in FORBIDDEN {
+            // Arguments that make each call fail without effect: bad descriptors, null pointers, unknown requests.
+            assert_eq!(under(roles, || call(number, [-1, 0, 0]) == 0), KILLED, "{roles:?} {name}");
+        }
+    }
+}
+
+#[test]
+fn everybody_may_use_memory_threads_and_time() {
+    for roles in STACKS {
+        let body = || {
+            let big = vec![1u8; 8 << 20];
+            let handle = std::thread::spawn(move || big.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            handle.join().is_ok_and(|sum| sum == 8 << 20)
+        };
+        assert_eq!(under(roles, body), WORKED, "{roles:?}");
+    }
+}
+
+#[test]
+fn the_allocator_copes_with_many_threads() {
+    let body = || {
+        let threads: Vec<_> = (0..64)
+            .map(|i| {
+                std::thread::spawn(move || {
+                    let list: Vec<Vec<u8>> = (0..100).map(|j| vec![i; 100 * (j + 1)]).collect();
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    list.len()
+                })
+            })
+            .collect();
+        threads.into_iter().all(|thread| thread.join().is_ok_and(|count| count == 100))
+    };
+    for roles in [&[Role::Device][..], &[Role::Worker, Role::WorkerSettled]] {
+        assert_eq!(under(roles, body), WORKED, "{roles:?}");
+    }
+}
+
+#[test]
+fn a_growing_vector_copes_without_mremap() {
+    for roles in STACKS {
+        let body = || {
+            let mut list: Vec<u64> = Vec::new();
+            (0..4u64 << 20).for_each(|i| list.push(i));
+            list.iter().sum::<u64>() == (0..4u64 << 20).sum()
+        };
+        assert_eq!(under(roles, body), WORKED, "{roles:?}");
+    }
+    for roles in [&[Role::Device][..], &[Role::Worker]] {
+        let body = || call(libc::SYS_mremap, [0, 0, 0]) == -1 && errno() == libc::ENOSYS;
+        assert_eq!(under(roles, body), WORKED, "{roles:?}");
+    }
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+#[test]
+fn a_device_opens_nothing_and_starts_nothing() {
+    let device = &[Role::Device];
+    assert_eq!(under(device, open_file), KILLED);
+    assert_eq!(under(device, || std::os::unix::net::UnixStream::pair().is_ok()), KILLED);
+    assert_eq!(under(device, || std::os::unix::net::UnixDatagram::unbound().is_ok()), KILLED);
+    assert_eq!(under(device, fork_here), KILLED);
+    assert_eq!(under(device, || call(libc::SYS_execve, [0, 0, 0]) == 0), KILLED);
+    assert_eq!(under(device, || map(libc::PROT_READ | libc::PROT_EXEC)), KILLED);
+    assert_eq!(under(device, || call(libc::SYS_kill, [0, 0, 0]) == 0), KILLED);
+    assert_eq!(under(device, || call(libc::SYS_ioctl, [0, 0, 0]) == 0), KILLED);
+    assert_eq!(
+        under(device, || call(libc::SYS_prctl, [i64::from(libc::PR_SET_DUMPABLE), 1, 0]) == 0),
+        KILLED
+    );
+    assert_eq!(under(device, || call(libc::SYS_fcntl, [0, i64::from(libc::F_SETOWN), 0]) == 0), KILLED);
+    assert_eq!(under(device, || map(libc::PROT_READ | libc::PROT_WRITE)), WORKED);
+}
+
+#[test]
+fn a_worker_opens_files_until_it_is_settled() {
+    let (worker, settled) = (&[Role::Worker][..], &[Role::Worker, Role::WorkerSettled][..]);
+    assert_eq!(under(worker, open_file), WORKED);
+    assert_eq!(under(settled, || !open_file() && errno() == libc::ENOSYS), WORKED);
+    assert_eq!(under(settled, || call(libc::SYS_open, [0, 0, 0]) == 0), KILLED);
+    assert_eq!(under(settled, || std::os::unix::net::UnixStream::connect("/").is_ok()), KILLED);
+    assert_eq!(under(worker, || map(libc::PROT_READ | libc::PROT_EXEC)), WORKED);
+    assert_eq!(under(settled, || map(libc::PROT_READ | libc::PROT_EXEC)), KILLED);
+    for roles in [worker, settled] {
+        assert_eq!(under(roles, fork_here), KILLED);
+        assert_eq!(under(roles, || call(libc::SYS_execve, [0, 0, 0]) == 0), KILLED);
+        assert_eq!(under(roles, || map(libc::PROT_READ | libc::PROT_WRITE)), WORKED);
+        // A bad descriptor: the call is made and refused.
+        assert_eq!(
+            under(roles, || call(libc::SYS_ioctl, [-1, 0, 0]) == -1 && errno() == libc::EBADF),
+            WORKED
+        );
+    }
+}
+
+#[test]
+fn a_launcher_starts_programs() {
+    let body = || std::process::Command::new("/bin/true").status().is_ok_and(|status| status.success());
+    assert_eq!(under(&[Role::Launcher], body), WORKED);
+}
+
+#[test]
+fn nobody_can_be_dumped_or_gain_privileges() {
+    for roles in [&[Role::Worker][..], &[Role::Launcher]] {
+        let body = || {
+            let dumpable = call(libc::SYS_prctl, [i64::from(libc::PR_GET_DUMPABLE), 0, 0]);
+            let locked = call(libc::SYS_prctl, [i64::from(libc::PR_GET_NO_NEW_PRIVS), 0, 0]);
+            (dumpable, locked) == (0, 1)
+        };
+        assert_eq!(under(roles, body), WORKED, "{roles:?}");
+    }
+}
+
+#[test]
+fn a_wrong_setting_is_refused() {
+    let body = || {
+        // SAFETY: the child has one thread.
+        unsafe { std::env::set_var("SLUICE_SECCOMP", "yes") };
+        enter(Role::Device).is_err()
+    };
+    assert_eq!(under(&[], body), WORKED);
+}
