@@ -1,0 +1,81 @@
+// A stream held up by an event that only the host can release must hold up nobody else: not the stream's own launcher
+// beyond the launcher itself, not other streams, not other threads, not those who wait for it. A wait is over when what was
+// posted before it is done, whatever was posted after it.
+#include "check.h"
+#include <atomic>
+#include <thread>
+#include <vector>
+
+__global__ void hold(volatile int *released) {
+    while (!*released);
+}
+__global__ void bump(int *counter) { atomicAdd(counter, 1); }
+__global__ void triple(unsigned *values, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) values[i] *= 3;
+}
+
+int main() {
+    const int launches = 3000, waiters = 8, n = 100000;
+    volatile int *released;
+    CHECK(cudaMallocHost((void **)&released, 2 * sizeof(int)));
+    released[0] = released[1] = 0;
+    int *counter;
+    CHECK(cudaMalloc(&counter, sizeof(int)));
+    CHECK(cudaMemset(counter, 0, sizeof(int)));
+    cudaStream_t holding, held, open;
+    CHECK(cudaStreamCreateWithFlags(&holding, cudaStreamNonBlocking));
+    CHECK(cudaStreamCreateWithFlags(&held, cudaStreamNonBlocking));
+    CHECK(cudaStreamCreateWithFlags(&open, cudaStreamNonBlocking));
+    cudaEvent_t release, early;
+    CHECK(cudaEventCreate(&release));
+    CHECK(cudaEventCreate(&early));
+    CHECK(cudaDeviceSynchronize());
+
+    hold<<<1, 1, 0, holding>>>(released);
+    CHECK(cudaEventRecord(release, holding));
+    CHECK(cudaStreamWaitEvent(held, release, 0));
+    std::atomic<int> filled{0}, woken{0};
+    std::vector<std::thread> threads;
+    threads.emplace_back([&] { // more than any driver queues: blocks, and may
+        for (int i = 0; i < launches; i++) bump<<<1, 1, 0, held>>>(counter);
+        CHECK(cudaGetLastError());
+        filled = 1;
+    });
+    for (int i = 0; i < waiters; i++)
+        threads.emplace_back([&] {
+            CHECK(cudaEventSynchronize(release));
+            woken++;
+        });
+
+    // Meanwhile everything else goes on.
+    std::vector<unsigned> host(n);
+    for (int i = 0; i < n; i++) host[i] = i;
+    unsigned *values;
+    CHECK(cudaMalloc(&values, n * sizeof(unsigned)));
+    CHECK(cudaMemcpyAsync(values, host.data(), n * sizeof(unsigned), cudaMemcpyHostToDevice, open));
+    triple<<<(n + 255) / 256, 256, 0, open>>>(values, n);
+    CHECK(cudaMemcpyAsync(host.data(), values, n * sizeof(unsigned), cudaMemcpyDeviceToHost, open));
+    CHECK(cudaStreamSynchronize(open));
+    int wrong = 0;
+    for (int i = 0; i < n; i++) wrong += host[i] != 3u * i;
+    printf("open stream beside a held one: %d wrong\n", wrong);
+    bool still_held = cudaEventQuery(release) == cudaErrorNotReady && woken == 0;
+    printf("held stream is still held: %s\n", still_held ? "yes" : "no");
+
+    CHECK(cudaEventRecord(early, open));
+    hold<<<1, 1, 0, open>>>(released + 1);
+    CHECK(cudaEventSynchronize(early));
+    bool later_runs = cudaStreamQuery(open) == cudaErrorNotReady;
+    printf("a wait ends before later work does: %s\n", later_runs ? "yes" : "no");
+
+    released[1] = 1;
+    CHECK(cudaStreamSynchronize(open));
+    released[0] = 1;
+    for (auto &thread : threads) thread.join();
+    CHECK(cudaStreamSynchronize(held));
+    int count = 0;
+    CHECK(cudaMemcpy(&count, counter, sizeof count, cudaMemcpyDeviceToHost));
+    printf("released: %d of %d launches ran, %d of %d waiters woke\n", count, launches, (int)woken, waiters);
+    return verdict(wrong == 0 && still_held && later_runs && count == launches && woken == waiters && filled == 1);
+}
