@@ -25,5 +25,5 @@ pub(crate) fn profile() -> Profile {
         Rule::any(SYS_timerfd_settime, "deadlines of waiters and sessions"),
         Rule::any(SYS_pidfd_send_signal, "killing the worker of a session that is over"),
     ]);
-    Profile::Allow { allowed, absent: common::absent() }
+    Profile::Allow { allowed, absent: common::no_files() }
 }

@@ -152,8 +152,7 @@ pub(crate) fn enter(role: Role) -> Result<(), SandboxError> {
         Ok(other) => return Err(SandboxError::Setting(other.to_owned())),
     };
     if role == Role::Device {
-        // One heap for all threads: with several, the allocator reads files to learn how many it may have, and whether
-        // it may shrink them.
+        // One heap for all threads: they allocate little, and each heap keeps memory for itself.
         // SAFETY: sets a number in the allocator; no memory is involved.
         let set = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
         debug_assert_eq!(set, 1, "a parameter the allocator has");
