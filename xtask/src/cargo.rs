@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use sluice_tests::paths;
+use sluice_tests::progress::step;
 
 /// The pinned cargo, in the root of the checkout.
 pub(crate) fn cargo() -> Command {
@@ -24,6 +25,30 @@ pub(crate) fn nightly_cargo() -> Command {
     // Set by the pinned cargo that started us; they would win over the toolchain named here.
     command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTDOC").env_remove("RUSTUP_TOOLCHAIN");
     command
+}
+
+/// Puts programs that were installed into the cache on the search path of a command.
+pub(crate) fn with_tools(command: &mut Command) -> Result<&mut Command> {
+    let mut search = vec![paths::cache()?.join("tools/bin")];
+    search.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+    Ok(command.env("PATH", env::join_paths(search)?))
+}
+
+/// Builds a cargo subcommand from crates.io into the cache, unless it is there or installed elsewhere.
+pub(crate) fn ensure_tool(name: &str, version: &str) -> Result<()> {
+    let mut present = cargo();
+    present.args([name, "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+    if with_tools(&mut present)?.status().is_ok_and(|status| status.success()) {
+        return Ok(());
+    }
+    let package = format!("cargo-{name}");
+    step(format!("building {package} {version}"));
+    let mut install = cargo();
+    // Without optimisation: it is built once and runs for seconds.
+    install.args(["install", "--quiet", "--locked", "--debug", "--version", version, &package, "--root"]);
+    install.arg(paths::cache()?.join("tools")).env("CARGO_PROFILE_DEV_DEBUG", "0");
+    install.env("CARGO_TARGET_DIR", target_folder()?.join("tools"));
+    run_visibly(&mut install)
 }
 
 /// Where cargo puts what it builds.

@@ -1,14 +1,13 @@
 //! `cargo xtask fuzz`: one target of `fuzz/` under cargo-fuzz and the nightly toolchain, for a given time.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use sluice_tests::progress::step;
 use sluice_tests::{paths, process};
 
-use crate::cargo::{nightly_cargo, run_visibly, works};
+use crate::cargo::{ensure_tool, nightly_cargo, with_tools, works};
 
 /// The version that goes with the pinned libfuzzer-sys.
 const CARGO_FUZZ: &str = "0.13.2";
@@ -41,16 +40,13 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         works("rustup", ["run", "nightly", "rustc", "--version"]),
         "fuzzing needs the nightly toolchain: rustup toolchain install nightly"
     );
-    let tools = ensure_cargo_fuzz()?;
+    ensure_tool("fuzz", CARGO_FUZZ)?;
     let corpus = folder.join("corpus").join(&options.name);
     std::fs::create_dir_all(&corpus).with_context(|| format!("creating {}", corpus.display()))?;
     let seeds = folder.join("seeds").join(&options.name);
 
     let mut fuzz = nightly_cargo();
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut search = vec![tools.join("bin")];
-    search.extend(std::env::split_paths(&path));
-    fuzz.env("PATH", std::env::join_paths(search)?);
+    with_tools(&mut fuzz)?;
     fuzz.args(["fuzz", "run", &options.name]).arg(&corpus);
     if seeds.is_dir() {
         fuzz.arg(&seeds);
@@ -62,8 +58,10 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         "-timeout=25".to_owned(),
         "-rss_limit_mb=2048".to_owned(),
         "-print_final_stats=1".to_owned(),
-        format!("-fork={}", options.jobs),
     ]);
+    if options.jobs > 1 {
+        fuzz.arg(format!("-fork={}", options.jobs));
+    }
     let started = Instant::now();
     let status = fuzz.status().with_context(|| format!("starting {}", process::display(&fuzz)))?;
     let verdict = if status.success() { "PASS" } else { "FAIL" };
@@ -83,16 +81,4 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
         .collect();
     names.sort();
     Ok(names)
-}
-
-/// The folder that holds cargo-fuzz; installed into the cache when it is not there already.
-fn ensure_cargo_fuzz() -> Result<PathBuf> {
-    let tools = paths::cache()?.join("tools");
-    if !works("cargo", ["fuzz", "--version"]) && !tools.join("bin/cargo-fuzz").exists() {
-        step(format!("building cargo-fuzz {CARGO_FUZZ}"));
-        let mut install = nightly_cargo();
-        install.args(["install", "cargo-fuzz", "--locked", "--version", CARGO_FUZZ, "--root"]).arg(&tools);
-        run_visibly(&mut install)?;
-    }
-    Ok(tools)
 }

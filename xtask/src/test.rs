@@ -7,11 +7,15 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 use sluice_tests::{paths, process};
 
-use crate::cargo::{build_tests, cargo, nightly_cargo, run_visibly, target_folder, works};
+use crate::cargo::{
+    build_tests, cargo, ensure_tool, nightly_cargo, run_visibly, target_folder, with_tools, works,
+};
 use crate::record::{Machine, Record, TestResult, Verdict};
 use crate::runner::{self, Plan, missing};
 use crate::{docs, promises, record_file, setup};
 
+/// The newest that the pinned compiler builds.
+const CARGO_DENY: &str = "0.20.2";
 /// One check that is no test must end within this.
 const CHECK: Duration = Duration::from_secs(1200);
 /// One test.
@@ -298,19 +302,18 @@ fn documentation(options: &Options) -> Result<Vec<TestResult>> {
 }
 
 fn deny() -> Result<Vec<TestResult>> {
-    let file = paths::workspace().join("deny.toml");
-    let reason = missing("cargo-deny", works("cargo", ["deny", "--version"]))
-        .or_else(|| (!file.exists()).then(|| "there is no deny.toml".to_owned()));
-    if let Some(reason) = reason {
-        return Ok(vec![skipped("stage::deny", reason)]);
+    if let Err(error) = ensure_tool("deny", CARGO_DENY) {
+        return Ok(vec![skipped("stage::deny", format!("cargo-deny is not installed: {error:#}"))]);
     }
-    let rules = runner::check(
-        "stage::deny",
-        CHECK,
-        cargo().args(["deny", "--all-features", "check", "bans", "licenses", "sources"]),
-    );
+    let check = |what: &[&str]| -> Result<Command> {
+        let mut deny = cargo();
+        deny.args(["deny", "--all-features", "--color", "never", "check"]).args(what);
+        with_tools(&mut deny)?;
+        Ok(deny)
+    };
+    let rules = runner::check("stage::deny", CHECK, &mut check(&["bans", "licenses", "sources"])?);
     // Their database is on the network, which is not everywhere; without it nothing was checked, and that is said.
-    let finished = process::run(cargo().args(["deny", "--all-features", "check", "advisories"]), CHECK)?;
+    let finished = process::run(&mut check(&["advisories"])?, CHECK)?;
     let unreachable = ["failed to fetch advisory database", "failed to load advisory database"];
     let advisories = if finished.status.success() {
         TestResult {
