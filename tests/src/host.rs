@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
+use crate::debian::Series;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, run};
 
@@ -21,15 +22,16 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts the host side on the software GPU, or on the driver at `driver`.
+    /// Starts the host side for a guest of `series`, on the software GPU or on the driver at `driver`.
     ///
     /// # Errors
     /// When it does not become ready; the message holds what it said.
-    pub fn start(binaries: &Binaries, driver: Option<&Path>) -> Result<Self> {
+    pub fn start(binaries: &Binaries, series: Series, driver: Option<&Path>) -> Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("sluice-host-").tempdir().context("creating a folder")?;
         let mut command = Command::new(binaries.get("sluice")?);
         command.arg("host").arg("--dir").arg(folder.path());
+        command.arg("--scanouts").arg(series.max_outputs().to_string());
         if let Some(driver) = driver {
             command.arg("--driver").arg(driver);
         }

@@ -170,7 +170,7 @@ fn show(stage: &Stage) -> Result<bool> {
     }
 
     println!("\n3. Booting Debian's kernel {} with a vhost-user GPU", stage.kernel.version);
-    let host = Host::start(&stage.binaries, None)?;
+    let host = Host::start(&stage.binaries, stage.kernel.series, None)?;
     step(format!("host side is ready, socket {}", host.socket().display()));
     let image = Image::with_sluice(&stage.kernel, &stage.binaries, &stage.programs)?;
     let machine = Machine { gpu: Gpu::VhostUser(host.socket().to_path_buf()), ..Machine::new("demo") };
