@@ -1,0 +1,156 @@
+//! Million thread-instructions per second on one worker, for three kernels: element-wise, divergent, shared memory.
+
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "a benchmark")]
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use softgpu_engine::{Launch, Memory, Module, Pool, Runtime};
+
+const ELEMENTWISE: &str = include_str!("../tests/data/elementwise.ptx");
+const MATRIX: &str = include_str!("../tests/data/matrix.ptx");
+const ARITH: &str = include_str!("../tests/data/arith.ptx");
+
+struct Table(Vec<Range<u64>>);
+impl Memory for Table {
+    fn range(&self, addr: u64, _: bool) -> Option<Range<u64>> {
+        self.0.iter().find(|r| r.contains(&addr)).cloned()
+    }
+}
+struct Host;
+impl Runtime for Host {
+    fn print(&self, _: &[u8]) {}
+    fn malloc(&self, _: u64) -> u64 {
+        0
+    }
+    fn free(&self, _: u64) {}
+}
+
+struct Case {
+    name: &'static str,
+    ptx: &'static str,
+    kernel: &'static str,
+    grid: [u32; 3],
+    block: [u32; 3],
+    params: Vec<u8>,
+    /// Thread-instructions of one launch.
+    work: f64,
+}
+
+fn run(case: &Case, table: &Table) {
+    let module = Arc::new(Module::load(case.ptx.as_bytes(), 80).expect("loads"));
+    let index = module.kernels().iter().position(|k| k.name == case.kernel).expect("kernel");
+    let linked = module.link(vec![0; module.globals().len()]);
+    let (stop, pool) = (AtomicBool::new(false), Pool::new(1));
+    let mut best = f64::MAX;
+    for _ in 0..7 {
+        let start = Instant::now();
+        pool.run(&Launch {
+            module: &linked,
+            kernel: index,
+            grid: case.grid,
+            block: case.block,
+            dynamic_shared: 0,
+            params: &case.params,
+            cooperative: None,
+            resident_ctas: 64,
+            memory: table,
+            runtime: &Host,
+            stop: &stop,
+            grid_id: 0,
+        })
+        .expect("runs");
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    println!(
+        "{:24} {:9.3} ms  {:8.0} M thread-instructions/s",
+        case.name,
+        best * 1e3,
+        case.work / best / 1e6
+    );
+}
+
+fn main() {
+    let n = 1usize << 20;
+    let memory: Vec<u64> = vec![0x3f80_0000_3f80_0000; 4 * n];
+    let base = memory.as_ptr().expose_provenance() as u64;
+    let table = Table(vec![base..base + 8 * memory.len() as u64]);
+    let pack = |values: &[(u64, usize)]| {
+        let mut out: Vec<u8> = Vec::new();
+        for (v, size) in values {
+            while out.len() % size != 0 {
+                out.push(0);
+            }
+            out.extend_from_slice(&v.to_le_bytes()[..*size]);
+        }
+        out
+    };
+    let at = |k: usize| (base + (k * n * 4) as u64, 8usize);
+    let (w, h, it) = (512u64, 512u64, 256u64);
+    let mandel = |name, grid, block| Case {
+        name,
+        ptx: ELEMENTWISE,
+        kernel: "mandel",
+        grid,
+        block,
+        params: pack(&[at(0), (w, 4), (h, 4), (it, 4)]),
+        work: mandel_work(if block == [1, 1, 1] { 64 } else { 512 }, w, h, it),
+    };
+    let cases = [
+        Case {
+            name: "vadd",
+            ptx: ELEMENTWISE,
+            kernel: "vadd",
+            grid: [4096, 1, 1],
+            block: [256, 1, 1],
+            params: pack(&[at(0), at(1), at(2), (n as u64, 4)]),
+            work: n as f64 * 22.0,
+        },
+        mandel("mandel", [32, 32, 1], [16, 16, 1]),
+        mandel("mandel, 1 thread", [64, 64, 1], [1, 1, 1]),
+        Case {
+            name: "mc_pi",
+            ptx: ARITH,
+            kernel: "mc_pi",
+            grid: [64, 1, 1],
+            block: [256, 1, 1],
+            params: pack(&[at(0), (1000, 4), (42, 8)]),
+            work: 64.0 * 256.0 * 1000.0 * 27.75,
+        },
+        Case {
+            name: "gemm_tiled 256",
+            ptx: MATRIX,
+            kernel: "gemm_tiled",
+            grid: [16, 16, 1],
+            block: [16, 16, 1],
+            params: pack(&[at(0), at(1), at(2), (256, 4)]),
+            work: 256.0 * 256.0 * (16.0 * 59.0 + 50.0),
+        },
+    ];
+    let only = std::env::args().nth(1);
+    for case in cases.iter().filter(|c| only.as_deref().is_none_or(|o| c.name.starts_with(o))) {
+        run(case, &table);
+    }
+    drop(memory);
+}
+
+/// Thread-instructions of the Mandelbrot loop: iterations times the length of the loop body.
+fn mandel_work(side: u64, w: u64, h: u64, it: u64) -> f64 {
+    let mut total = 0u64;
+    for py in 0..side {
+        for px in 0..side {
+            let (cx, cy) = (3.0 * px as f32 / w as f32 - 2.0, 3.0 * py as f32 / h as f32 - 1.5);
+            let (mut x, mut y, mut k) = (0f32, 0f32, 0);
+            while k < it && x * x + y * y < 4.0 {
+                let t = x * x - y * y + cx;
+                y = 2.0 * x * y + cy;
+                x = t;
+                k += 1;
+            }
+            total += k * 13 + 36;
+        }
+    }
+    total as f64
+}

@@ -1,0 +1,25 @@
+//! Loads PTX files and says what does not load, and why.
+
+use softgpu_engine::Module;
+
+fn main() {
+    let mut bad = 0;
+    for path in std::env::args().skip(1) {
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(e) => {
+                eprintln!("{path}: {e}");
+                bad += 1;
+                continue;
+            }
+        };
+        match Module::load(&text, 80) {
+            Ok(m) => println!("{path}: {} kernels, {} globals", m.kernels().len(), m.globals().len()),
+            Err(e) => {
+                println!("{path}: {:?}: {e}", e.kind);
+                bad += 1;
+            }
+        }
+    }
+    std::process::exit(i32::from(bad > 0));
+}
