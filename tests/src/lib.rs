@@ -6,6 +6,7 @@
 
 pub mod agent_protocol;
 pub mod debian;
+pub mod direct;
 pub mod host;
 pub mod image;
 pub mod paths;

@@ -1,0 +1,211 @@
+//! A backend without a VM, and programs beside each other on it: what `sluice run` starts, held open for a test.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use tempfile::TempDir;
+
+use crate::paths::Binaries;
+use crate::process::{Background, Finished, run};
+
+/// How long anything that should take well under a second may take before a test gives up.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running backend and the environment its programs need.
+#[derive(Debug)]
+pub struct Backend {
+    holder: Background,
+    environment: BTreeMap<String, String>,
+    folder: TempDir,
+}
+
+impl Backend {
+    /// Starts a backend on a driver, the software GPU by default.
+    ///
+    /// # Errors
+    /// When something is not built or does not start.
+    pub fn start(binaries: &Binaries, driver: Option<&Path>) -> Result<Self> {
+        let folder = tempfile::tempdir().context("a folder for logs")?;
+        let mut command = Command::new(binaries.get("sluice")?);
+        command.arg("run");
+        if let Some(driver) = driver {
+            command.arg("--driver").arg(driver);
+        }
+        // The held program only shows what environment programs get; the backend lives as long as it does.
+        command.args(["--", "sh", "-c", "env | sed 's/^/environment /'; echo ready; exec sleep 100000"]);
+        let mut holder = Background::start("sluice run", &mut command, &folder.path().join("backend.log"))?;
+        holder.wait_for_line("ready", PATIENCE)?;
+        let environment = holder
+            .printed()
+            .lines()
+            .filter_map(|line| line.strip_prefix("environment ")?.split_once('='))
+            .filter(|(name, _)| matches!(*name, "LD_LIBRARY_PATH" | "SLUICE_SOCKET" | "SLUICE_TRANSPORT"))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        Ok(Self { holder, environment, folder })
+    }
+
+    /// A program on this backend, to be configured further.
+    #[must_use]
+    pub fn command(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments).envs(&self.environment);
+        command
+    }
+
+    /// Runs a program on this backend.
+    ///
+    /// # Errors
+    /// When it does not end in time.
+    pub fn run(&self, program: &Path, arguments: &[&str]) -> Result<Finished> {
+        run(&mut self.command(program, arguments), PATIENCE)
+    }
+
+    /// Starts a program on this backend in the background.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(&self, name: &str, program: &Path, arguments: &[&str]) -> Result<Background> {
+        Background::start(
+            name,
+            &mut self.command(program, arguments),
+            &self.folder.path().join(format!("{name}.log")),
+        )
+    }
+
+    /// The device's socket.
+    ///
+    /// # Errors
+    /// When the environment names none.
+    pub fn socket(&self) -> Result<PathBuf> {
+        self.environment.get("SLUICE_SOCKET").map(PathBuf::from).context("programs get SLUICE_SOCKET")
+    }
+
+    /// Live processes of this backend by program name.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub fn processes(&self, name: &str) -> Result<Vec<u32>> {
+        descendants(self.holder.id(), name)
+    }
+
+    /// The device's process.
+    ///
+    /// # Errors
+    /// When there is not exactly one.
+    pub fn device(&self) -> Result<u32> {
+        match self.processes("sluice-device")?.as_slice() {
+            [device] => Ok(*device),
+            other => bail!("{} device processes", other.len()),
+        }
+    }
+
+    /// Waits until exactly `count` workers live; returns them and how long it took.
+    ///
+    /// # Errors
+    /// When they do not within [`PATIENCE`].
+    pub fn wait_for_workers(&self, count: usize) -> Result<(Vec<u32>, Duration)> {
+        let start = Instant::now();
+        loop {
+            let workers = self.processes("sluice-worker")?;
+            if workers.len() == count {
+                return Ok((workers, start.elapsed()));
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("{} workers live, {count} expected\n{}", workers.len(), self.holder.printed());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// What the backend printed.
+    #[must_use]
+    pub fn printed(&self) -> String {
+        self.holder.printed()
+    }
+
+    /// Ends the backend as an operator would, and waits.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn stop(mut self) -> Result<()> {
+        self.holder.terminate(PATIENCE).map(drop)
+    }
+}
+
+/// Open descriptors of a process.
+///
+/// # Errors
+/// When there is no such process.
+pub fn descriptors(process: u32) -> Result<usize> {
+    Ok(std::fs::read_dir(format!("/proc/{process}/fd"))?.count())
+}
+
+/// Mappings of a process.
+///
+/// # Errors
+/// When there is no such process.
+pub fn mappings(process: u32) -> Result<usize> {
+    Ok(std::fs::read_to_string(format!("/proc/{process}/maps"))?.lines().count())
+}
+
+/// CPU time a process has used, in clock ticks.
+///
+/// # Errors
+/// When there is no such process.
+pub fn cpu_ticks(process: u32) -> Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let after_name = stat.rsplit_once(')').context("a name in parentheses")?.1;
+    let field = |index: usize| -> Result<u64> {
+        Ok(after_name.split_whitespace().nth(index).context("a field of stat")?.parse()?)
+    };
+    // utime and stime are fields 14 and 15 of the line; the name is the second.
+    Ok(field(11)? + field(12)?)
+}
+
+/// Kibibytes of a process's memory that are its own and resident.
+///
+/// # Errors
+/// When there is no such process.
+pub fn private_kibibytes(process: u32) -> Result<u64> {
+    let rollup = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup"))?;
+    rollup
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("Private_Clean:").or_else(|| line.strip_prefix("Private_Dirty:"))
+        })
+        .map(|rest| Ok(rest.trim().trim_end_matches(" kB").trim().parse::<u64>()?))
+        .sum()
+}
+
+/// Live processes called `name` among the descendants of a process.
+fn descendants(ancestor: u32, name: &str) -> Result<Vec<u32>> {
+    let mut parents = BTreeMap::new();
+    let mut named = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Some(id) = entry.file_name().to_str().and_then(|text| text.parse::<u32>().ok()) else { continue };
+        // A process may be gone between the listing and the reading.
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let Some((head, tail)) = stat.rsplit_once(')') else { continue };
+        let mut fields = tail.split_whitespace();
+        let (state, parent) = (fields.next(), fields.next().and_then(|text| text.parse::<u32>().ok()));
+        let Some(parent) = parent else { continue };
+        parents.insert(id, parent);
+        if state != Some("Z") && head.split_once('(').is_some_and(|(_, comm)| comm == name) {
+            named.push(id);
+        }
+    }
+    let descends = |mut id: u32| {
+        while let Some(parent) = parents.get(&id) {
+            if *parent == ancestor {
+                return true;
+            }
+            id = *parent;
+        }
+        false
+    };
+    Ok(named.into_iter().filter(|id| descends(*id)).collect())
+}

@@ -1,0 +1,201 @@
+//! The whole path without a VM: real `sluiced`, device and worker processes with their filters on, programs compiled by
+//! the vendor's compiler, the software GPU.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use sluice_tests::direct::{self, Backend, PATIENCE};
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::{Finished, signal};
+use sluice_tests::{host, programs};
+
+fn program(name: &str) -> Result<PathBuf> {
+    let programs = programs::compile_all()?;
+    Ok(programs.into_iter().find(|program| program.name == name).context("no such program")?.path)
+}
+
+fn started(driver: Option<&str>) -> Result<Backend> {
+    let binaries = Binaries::locate()?;
+    let driver = driver.map(|file| binaries.get(file)).transpose()?;
+    Backend::start(&binaries, driver.as_deref())
+}
+
+fn passed(finished: &Finished) -> Result<()> {
+    let Finished { status, stdout, stderr, .. } = finished;
+    ensure!(status.success() && stdout.ends_with("PASS\n"), "{status}\n{stdout}\n{stderr}");
+    Ok(())
+}
+
+// Promise: C1
+#[test]
+fn programs_print_the_same_natively_and_remoted() -> Result<()> {
+    let binaries = Binaries::locate()?;
+    let backend = started(None)?;
+    for program in programs::compile_all()? {
+        let native = host::run_native(&binaries, &program.path, &[], PATIENCE)?;
+        let remoted = backend.run(&program.path, &[])?;
+        println!("{}: native {:?}, remoted {:?}", program.name, native.elapsed, remoted.elapsed);
+        ensure!(
+            native.stdout == remoted.stdout && native.status == remoted.status,
+            "{}: natively {}\n{}\nremoted {}\n{}\n{}",
+            program.name,
+            native.status,
+            native.stdout,
+            remoted.status,
+            remoted.stdout,
+            remoted.stderr
+        );
+        passed(&remoted).with_context(|| program.name.clone())?;
+    }
+    backend.stop()
+}
+
+// Promise: C4
+#[test]
+fn a_fault_stays_in_its_process() -> Result<()> {
+    let backend = started(None)?;
+    let mut neighbour = backend.spawn("neighbour", &program("hold")?, &["5"])?;
+    neighbour.wait_for_line("holding", PATIENCE)?;
+    let faulty = backend.run(&program("errors")?, &["fault"])?;
+    ensure!(
+        faulty.stdout.contains("synchronise again                  700"),
+        "{}\n{}",
+        faulty.stdout,
+        faulty.stderr
+    );
+    passed(&backend.run(&program("vector_add")?, &[])?)?;
+    let status = neighbour.wait(PATIENCE)?.context("the neighbour goes on")?;
+    ensure!(status.success(), "{}", neighbour.printed());
+    backend.stop()
+}
+
+// Promise: F1
+#[test]
+fn a_killed_program_takes_its_worker_with_it() -> Result<()> {
+    killed_program(&["1000"])
+}
+
+// Promise: F1
+#[test]
+fn a_killed_program_with_a_sleeping_child_takes_its_worker_with_it() -> Result<()> {
+    killed_program(&["30", "fork"])
+}
+
+fn killed_program(arguments: &[&str]) -> Result<()> {
+    let backend = started(None)?;
+    let mut doomed = backend.spawn("doomed", &program("hold")?, arguments)?;
+    doomed.wait_for_line("holding", PATIENCE)?;
+    backend.wait_for_workers(1)?;
+    signal(doomed.id(), Signal::KILL)?;
+    let (_, took) = backend.wait_for_workers(0)?;
+    println!("worker gone {took:?} after the program was killed (target 1 s)");
+    passed(&backend.run(&program("vector_add")?, &[])?)?;
+    backend.stop()
+}
+
+// Promise: F2
+#[test]
+fn a_killed_worker_is_an_error_at_once_and_the_next_process_works() -> Result<()> {
+    let backend = started(None)?;
+    let mut bereft = backend.spawn("bereft", &program("bereft")?, &["killed"])?;
+    bereft.wait_for_line("waiting", PATIENCE)?;
+    let (workers, _) = backend.wait_for_workers(1)?;
+    let start = Instant::now();
+    signal(workers[0], Signal::KILL)?;
+    let status = bereft.wait(PATIENCE)?.context("the program is told")?;
+    println!("told {:?} after the worker was killed", start.elapsed());
+    ensure!(status.success(), "{}", bereft.printed());
+    passed(&backend.run(&program("vector_add")?, &[])?)?;
+    backend.stop()
+}
+
+// Promise: F3
+#[test]
+fn a_thousand_starts_leave_nothing_behind() -> Result<()> {
+    let backend = started(Some("libsluice_null_driver.so"))?;
+    let bench = Binaries::locate()?.get("sluice-bench")?;
+    let start = |count: usize| -> Result<()> {
+        for _ in 0..count {
+            let finished = backend.run(&bench, &["start"])?;
+            ensure!(finished.status.success(), "{}", finished.stderr);
+        }
+        backend.wait_for_workers(0).map(drop)
+    };
+    start(20)?;
+    let device = backend.device()?;
+    let all = ["sluiced", "sluice-launcher", "sluice-device"];
+    let count = |what: fn(u32) -> Result<usize>| -> Result<Vec<usize>> {
+        all.iter().map(|name| backend.processes(name)?.into_iter().map(what).sum::<Result<usize>>()).collect()
+    };
+    let before = (count(direct::descriptors)?, direct::mappings(device)?);
+    let began = Instant::now();
+    start(1000)?;
+    println!("1,000 starts in {:?}", began.elapsed());
+    // The device forgets a connection a moment after its worker is gone.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let after = (count(direct::descriptors)?, direct::mappings(device)?);
+        // A thread's arena or a cache may come and stay; what a start leaves behind would be there a thousand times.
+        let grown =
+            after.0.iter().zip(&before.0).any(|(after, before)| after > before) || after.1 > before.1 + 50;
+        if !grown {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "descriptors and mappings grew from {before:?} to {after:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    backend.stop()
+}
+
+// Promise: V7
+#[test]
+fn a_parked_session_costs_no_cpu_and_the_device_little_memory() -> Result<()> {
+    let backend = started(None)?;
+    let mut parked = backend.spawn("parked", &program("hold")?, &["1000"])?;
+    parked.wait_for_line("holding", PATIENCE)?;
+    let (workers, _) = backend.wait_for_workers(1)?;
+    // Whatever polls gives up well within this.
+    std::thread::sleep(Duration::from_secs(2));
+    let all = [workers[0], backend.device()?, parked.id()];
+    let ticks = || all.iter().map(|process| direct::cpu_ticks(*process)).sum::<Result<u64>>();
+    let before = ticks()?;
+    std::thread::sleep(Duration::from_secs(5));
+    let used = ticks()? - before;
+    println!("{used} ticks of CPU in 5 s of a parked session");
+    ensure!(used <= 2, "a parked session used {used} ticks (10 ms each) in 5 s");
+    let memory = direct::private_kibibytes(backend.device()?)?;
+    println!("sluice-device: {memory} KiB private resident memory");
+    ensure!(memory < 10 << 10, "sluice-device has {memory} KiB of private resident memory");
+    backend.stop()
+}
+
+// Promise: V8
+#[test]
+fn fifty_processes_of_eight_sleeping_threads_do_not_storm() -> Result<()> {
+    let backend = started(None)?;
+    let sleepers = program("sleepers")?;
+    let mut processes = Vec::new();
+    for number in 0..50 {
+        processes.push(backend.spawn(&format!("sleepers-{number}"), &sleepers, &["8"])?);
+    }
+    for process in &mut processes {
+        process.wait_for_line("sleeping", PATIENCE)?;
+    }
+    let device = backend.device()?;
+    std::thread::sleep(Duration::from_secs(1));
+    let before = direct::cpu_ticks(device)?;
+    std::thread::sleep(Duration::from_secs(5));
+    let used = direct::cpu_ticks(device)? - before;
+    println!("device: {used} ticks of CPU in 5 s of 400 sleeping threads");
+    ensure!(used <= 50, "the device used {used} ticks (10 ms each) in 5 s for sleepers");
+    for process in &processes {
+        signal(process.id(), Signal::USR1)?;
+    }
+    for process in &mut processes {
+        let status = process.wait(PATIENCE)?.context("a sleeper wakes")?;
+        ensure!(status.success(), "{}", process.printed());
+    }
+    backend.stop()
+}
