@@ -1,1 +1,33 @@
 //! Runs the CUDA calls of one guest process on the real driver.
+//!
+//! One worker is one session. It is guest code in all but name: nothing outside may rest on its honesty, and it is never
+//! used for a second session. What it shares with the guest is in [`session`]; what it may touch for it in [`address`].
+//!
+//! | thread | does | never |
+//! |---|---|---|
+//! | dispatcher | takes records off the ring, submits work | waits for the GPU |
+//! | completion | publishes what is done | |
+//! | feeder | submits what a closed permit held up | |
+//! | memory, modules | what may wait: contexts, memory, images | |
+//! | control | maps guest pages, ends the process with the device | |
+
+mod address;
+mod arenas;
+mod completion;
+mod control;
+mod dispatcher;
+mod driver;
+mod helper;
+mod lanes;
+mod memory;
+mod notice;
+mod objects;
+mod queue;
+mod session;
+mod spin;
+mod submit;
+mod table;
+
+pub use arenas::AttachError;
+pub use control::{RunError, run};
+pub use driver::DriverError;

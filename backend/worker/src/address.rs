@@ -1,0 +1,286 @@
+//! Which addresses of this process a guest may name.
+//!
+//! With unified addressing a number from a guest could name the worker's own memory. So every range is looked up here,
+//! in whole, before the driver sees it: [`Device`] and [`Host`] are made nowhere else. What is known: live device
+//! allocations, variables of loaded modules, and attached arenas.
+
+use crate::{
+    arenas::Arena,
+    driver::{Code, Rows, code},
+    lanes::ContextRef,
+};
+use sluice_protocol::{
+    field::{ArenaAddress, DeviceAddress},
+    handle::{Id, Module},
+};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// A range that device work may touch: checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Device {
+    address: u64,
+    bytes: u64,
+}
+
+/// A range of attached guest memory: checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    address: u64,
+    bytes: u64,
+}
+
+macro_rules! range {
+    ($($name:ident)+) => {$(
+        impl $name {
+            pub(crate) const fn address(self) -> u64 {
+                self.address
+            }
+            pub(crate) const fn bytes(self) -> u64 {
+                self.bytes
+            }
+        }
+    )+};
+}
+range!(Device Host);
+
+/// The session's address map; owned by the dispatcher.
+#[derive(Debug, Default)]
+pub(crate) struct AddressMap {
+    /// Live allocations: address to bytes and the context they were made in.
+    allocations: BTreeMap<u64, (u64, ContextRef)>,
+    /// Variables of modules: address to bytes and owner.
+    globals: BTreeMap<u64, (u64, Id<Module>)>,
+    /// Attached arenas by address.
+    arenas: BTreeMap<u64, Arc<Arena>>,
+}
+
+/// Whether `address + bytes` lies inside `base + length`, without overflow.
+fn inside(address: u64, bytes: u64, base: u64, length: u64) -> bool {
+    address.checked_sub(base).is_some_and(|offset| offset <= length && bytes <= length - offset)
+}
+
+impl AddressMap {
+    pub(crate) fn allocated(&mut self, address: u64, bytes: u64, context: ContextRef) {
+        self.allocations.insert(address, (bytes, context));
+    }
+
+    /// Forgets the allocations of a context that is going away, and names them.
+    pub(crate) fn context_gone(&mut self, context: ContextRef) -> Vec<u64> {
+        self.allocations
+            .extract_if(.., |_, (_, owner)| *owner == context)
+            .map(|(address, _)| address)
+            .collect()
+    }
+
+    /// Forgets an allocation; only the address that was given out counts.
+    pub(crate) fn freed(&mut self, address: DeviceAddress) -> Result<(), Code> {
+        self.allocations.remove(&address.0).map(|_| ()).ok_or(code::INVALID_VALUE)
+    }
+
+    pub(crate) fn global(&mut self, module: Id<Module>, address: u64, bytes: u64) {
+        self.globals.insert(address, (bytes, module));
+    }
+
+    /// Forgets the variables of a module.
+    pub(crate) fn module_gone(&mut self, module: Id<Module>) {
+        self.globals.retain(|_, (_, owner)| *owner != module);
+    }
+
+    pub(crate) fn adopted(&mut self, arena: Arc<Arena>) {
+        self.arenas.insert(arena.base(), arena);
+    }
+
+    /// Forgets the arena of a slot.
+    pub(crate) fn detached(&mut self, slot: u32) -> Option<Arc<Arena>> {
+        let base = self.arenas.values().find(|arena| arena.slot() == slot)?.base();
+        self.arenas.remove(&base)
+    }
+
+    /// A range for device work: inside one allocation, one variable, or arenas.
+    pub(crate) fn device(&self, address: u64, bytes: u64) -> Result<Device, Code> {
+        let in_allocation = || {
+            self.allocations
+                .range(..=address)
+                .next_back()
+                .is_some_and(|(base, (length, _))| inside(address, bytes, *base, *length))
+        };
+        let in_global = || {
+            self.globals
+                .range(..=address)
+                .next_back()
+                .is_some_and(|(base, (length, _))| inside(address, bytes, *base, *length))
+        };
+        (in_allocation() || in_global() || self.host(address, bytes).is_ok())
+            .then_some(Device { address, bytes })
+            .ok_or(code::INVALID_VALUE)
+    }
+
+    /// A range of arena memory; larger arenas are stitched from several resources, so it may cross their borders.
+    pub(crate) fn host(&self, address: u64, bytes: u64) -> Result<Host, Code> {
+        self.holders(address, bytes).map(|_| Host { address, bytes })
+    }
+
+    /// The arenas under a range, first and last included.
+    fn holders(&self, address: u64, bytes: u64) -> Result<impl Iterator<Item = &Arc<Arena>>, Code> {
+        let end = address.checked_add(bytes).ok_or(code::INVALID_VALUE)?;
+        let first = self.arenas.range(..=address).next_back().ok_or(code::INVALID_VALUE)?;
+        let mut covered = *first.0;
+        let mut last = covered;
+        for (base, arena) in self.arenas.range(*first.0..) {
+            if *base != covered {
+                break;
+            }
+            // Arenas lie inside `WINDOW_BOUNDS`, so their ends cannot overflow.
+            covered = base.saturating_add(arena.bytes());
+            last = *base;
+            if covered >= end {
+                break;
+            }
+        }
+        if covered < end || (bytes == 0 && address > covered) {
+            return Err(code::INVALID_VALUE);
+        }
+        Ok(self.arenas.range(*first.0..=last).map(|(_, arena)| arena))
+    }
+
+    /// A range of arena memory together with what keeps it mapped, for another thread.
+    pub(crate) fn hold(&self, address: ArenaAddress, bytes: u64) -> Result<HeldRange, Code> {
+        if bytes == 0 {
+            return Ok(HeldRange { host: Host { address: address.0, bytes }, arenas: Vec::new() });
+        }
+        let arenas = self.holders(address.0, bytes)?.cloned().collect();
+        Ok(HeldRange { host: Host { address: address.0, bytes }, arenas })
+    }
+
+    /// Rows of device memory.
+    pub(crate) fn device_rows(&self, address: u64, rows: Rows) -> Result<Device, Code> {
+        self.device(address, span(rows)?)
+    }
+
+    /// Rows of arena memory.
+    pub(crate) fn host_rows(&self, address: u64, rows: Rows) -> Result<Host, Code> {
+        self.host(address, span(rows)?)
+    }
+}
+
+/// Bytes from the first byte of the first row to the last of the last.
+fn span(rows: Rows) -> Result<u64, Code> {
+    if rows.height > 1 && rows.pitch < rows.width {
+        return Err(code::INVALID_VALUE);
+    }
+    let Some(before_last) = rows.height.checked_sub(1) else { return Ok(0) };
+    before_last
+        .checked_mul(rows.pitch)
+        .and_then(|bytes| bytes.checked_add(rows.width))
+        .ok_or(code::INVALID_VALUE)
+}
+
+/// Arena memory that stays mapped while this lives.
+#[derive(Clone, Debug)]
+pub(crate) struct HeldRange {
+    host: Host,
+    arenas: Vec<Arc<Arena>>,
+}
+
+impl HeldRange {
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.host.bytes
+    }
+
+    /// Copies the first bytes out, once; the guest may write meanwhile.
+    pub(crate) fn read(&self, into: &mut [u8]) {
+        let mut done = 0;
+        self.pieces(into.len(), |arena, offset, bytes| {
+            arena.read(offset, &mut into[done..done + bytes]);
+            done += bytes;
+        });
+    }
+
+    /// Copies bytes to the start of the range, as many as fit.
+    pub(crate) fn write(&self, from: &[u8]) {
+        let mut done = 0;
+        self.pieces(from.len(), |arena, offset, bytes| {
+            arena.write(offset, &from[done..done + bytes]);
+            done += bytes;
+        });
+    }
+
+    /// Visits the parts of the first `bytes` bytes, arena by arena.
+    fn pieces(&self, bytes: usize, mut visit: impl FnMut(&Arena, usize, usize)) {
+        let mut at = self.host.address;
+        let mut left = (bytes as u64).min(self.host.bytes);
+        for arena in &self.arenas {
+            let offset = at - arena.base();
+            let part = left.min(arena.bytes() - offset);
+            let (Ok(offset), Ok(length)) = (usize::try_from(offset), usize::try_from(part)) else { return };
+            visit(arena, offset, length);
+            (at, left) = (at + part, left - part);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena(slot: u32, base: u64, bytes: u64) -> Arc<Arena> {
+        Arc::new(Arena::for_test(slot, base, bytes))
+    }
+
+    #[test]
+    fn only_whole_ranges_of_live_memory_pass() {
+        let mut map = AddressMap::default();
+        let context = ContextRef { handle: 1, serial: 1 };
+        map.allocated(0x1000, 0x100, context);
+        map.allocated(0x1100, 0x100, ContextRef { handle: 1, serial: 2 });
+        assert!(map.device(0x1000, 0x100).is_ok());
+        assert!(map.device(0x10ff, 1).is_ok());
+        assert_eq!(map.device(0x1000, 0x101), Err(code::INVALID_VALUE), "crosses into a neighbour");
+        assert_eq!(map.device(0xfff, 1), Err(code::INVALID_VALUE));
+        assert_eq!(map.device(0x1010, u64::MAX), Err(code::INVALID_VALUE), "would overflow");
+        assert_eq!(map.device(u64::MAX, 2), Err(code::INVALID_VALUE));
+        assert_eq!(map.freed(DeviceAddress(0x1001)), Err(code::INVALID_VALUE), "not a start");
+        assert_eq!(map.freed(DeviceAddress(0x1000)), Ok(()));
+        assert_eq!(map.freed(DeviceAddress(0x1000)), Err(code::INVALID_VALUE), "freed twice");
+        assert_eq!(map.device(0x1000, 1), Err(code::INVALID_VALUE));
+        map.allocated(0x1000, 0x100, context);
+        assert_eq!(map.context_gone(context), [0x1000]);
+        assert!(map.device(0x1100, 1).is_ok(), "another context's");
+    }
+
+    #[test]
+    fn a_module_takes_its_variables_with_it() {
+        let mut map = AddressMap::default();
+        let (one, two) = (Id::new(1, 1), Id::new(2, 1));
+        map.global(one, 0x5000, 16);
+        map.global(two, 0x6000, 16);
+        map.module_gone(one);
+        assert_eq!(map.device(0x5000, 1), Err(code::INVALID_VALUE));
+        assert!(map.device(0x6000, 16).is_ok());
+    }
+
+    #[test]
+    fn arena_ranges_may_cross_stitched_resources_but_no_hole() {
+        let mut map = AddressMap::default();
+        map.adopted(arena(1, 0x10_0000, 0x1000));
+        map.adopted(arena(2, 0x10_1000, 0x1000));
+        map.adopted(arena(3, 0x10_3000, 0x1000));
+        assert!(map.host(0x10_0800, 0x1000).is_ok());
+        assert!(map.host(0x10_0000, 0x2000).is_ok());
+        assert_eq!(map.host(0x10_0000, 0x2001), Err(code::INVALID_VALUE));
+        assert_eq!(map.host(0x10_1000, 0x2000), Err(code::INVALID_VALUE), "a hole");
+        assert_eq!(map.host(0x10_3fff, 2), Err(code::INVALID_VALUE));
+        assert!(map.device(0x10_3000, 0x1000).is_ok(), "pinned memory is device memory too");
+        assert_eq!(map.detached(2).map(|arena| arena.slot()), Some(2));
+        assert_eq!(map.host(0x10_0800, 0x1000), Err(code::INVALID_VALUE));
+    }
+
+    #[test]
+    fn rows_are_measured_without_overflow() {
+        assert_eq!(span(Rows { pitch: 64, width: 10, height: 3 }), Ok(138));
+        assert_eq!(span(Rows { pitch: 0, width: 10, height: 1 }), Ok(10));
+        assert_eq!(span(Rows { pitch: 4, width: 10, height: 2 }), Err(code::INVALID_VALUE), "rows overlap");
+        assert_eq!(span(Rows { pitch: u64::MAX, width: 10, height: 3 }), Err(code::INVALID_VALUE));
+        assert_eq!(span(Rows { pitch: 64, width: 10, height: 0 }), Ok(0));
+    }
+}

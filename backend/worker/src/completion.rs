@@ -1,0 +1,167 @@
+//! Finding out what is complete, and saying so.
+//!
+//! A pass looks at the oldest marker of every stream that has one; a stream that is held back delays no other. The
+//! completion thread passes again and again while markers are under way and sleeps when there are none. The dispatcher
+//! makes a pass itself when its ring runs empty, so that short work is published without a thread switch. Whoever passes
+//! holds the lock of [`Completion`]; nobody waits for it.
+
+use crate::{
+    driver::Driver,
+    lanes::{ContextRef, Lane, Lanes},
+    session::Session,
+};
+use core::{
+    sync::atomic::{AtomicBool, Ordering, fence},
+    time::Duration,
+};
+use std::{
+    sync::{Arc, Mutex, OnceLock},
+    thread::Thread,
+};
+
+/// The driver's current context of one of our threads, remembered so that it is set only when it changes.
+#[derive(Debug, Default)]
+pub(crate) struct Current {
+    context: Option<ContextRef>,
+}
+
+impl Current {
+    pub(crate) fn set(&mut self, driver: &Driver, context: ContextRef) -> Result<(), u32> {
+        if self.context != Some(context) {
+            self.context = None;
+            driver.set_current(context.handle)?;
+            self.context = Some(context);
+        }
+        Ok(())
+    }
+}
+
+/// What the passes share.
+#[derive(Debug)]
+pub(crate) struct Completion {
+    driver: Arc<Driver>,
+    session: Arc<Session>,
+    lanes: Arc<Lanes>,
+    /// Held during a pass: the lanes have one consumer.
+    passing: Mutex<()>,
+    /// Set while the completion thread sleeps.
+    sleeping: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+impl Completion {
+    pub(crate) fn new(driver: Arc<Driver>, session: Arc<Session>, lanes: Arc<Lanes>) -> Completion {
+        Completion {
+            driver,
+            session,
+            lanes,
+            passing: Mutex::new(()),
+            sleeping: AtomicBool::new(false),
+            thread: OnceLock::new(),
+        }
+    }
+
+    /// Makes sure that the completion thread looks at what is under way.
+    pub(crate) fn notify(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleeping.load(Ordering::Relaxed)
+            && self.sleeping.swap(false, Ordering::SeqCst)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Whether any work is under way.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.lanes.is_pending()
+    }
+
+    /// Looks once at every stream with work under way; `true` when something was published. Returns at once when another
+    /// thread is looking.
+    pub(crate) fn pass(&self, current: &mut Current) -> bool {
+        let Ok(_passing) = self.passing.try_lock() else { return false };
+        let mut progress = false;
+        self.lanes.for_each_pending(|slot, lane| {
+            progress |= self.session.sticky().is_none() && self.look(slot, lane, current);
+        });
+        if progress {
+            self.session.wake_guest();
+        }
+        progress
+    }
+
+    /// Retires the markers of one lane that are done.
+    fn look(&self, slot: u32, lane: &Lane, current: &mut Current) -> bool {
+        let mut done = None;
+        while lane.pending() > 0 {
+            let marker = lane.peek(0);
+            let state =
+                current.set(&self.driver, marker.context).and_then(|()| self.driver.event_done(marker.event));
+            match state {
+                Ok(true) => {
+                    lane.retire();
+                    done = Some(marker.sequence);
+                }
+                Ok(false) => break,
+                Err(failed) => {
+                    // Whatever is queued behind the failure must not appear done, on any stream.
+                    self.session.set_sticky(failed);
+                    return false;
+                }
+            }
+        }
+        if let Some(sequence) = done {
+            self.session.set_completed(slot, sequence);
+        }
+        done.is_some()
+    }
+
+    /// The completion thread.
+    pub(crate) fn run(&self, cpus: usize) {
+        // A second initialisation cannot be: one thread runs this.
+        let _ = self.thread.set(std::thread::current());
+        let mut current = Current::default();
+        let mut idle = 0_u32;
+        loop {
+            if self.session.sticky().is_some() || !self.lanes.is_pending() {
+                self.sleep();
+                idle = 0;
+            } else if self.pass(&mut current) {
+                idle = 0;
+            } else {
+                idle = idle.saturating_add(1);
+                pause(idle, cpus);
+            }
+        }
+    }
+
+    fn sleep(&self) {
+        self.sleeping.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.session.sticky().is_none() && self.lanes.is_pending() {
+            self.sleeping.store(false, Ordering::SeqCst);
+            return;
+        }
+        while self.sleeping.load(Ordering::SeqCst) {
+            std::thread::park();
+        }
+    }
+}
+
+/// Longest sleep between two looks at work under way.
+const LONGEST: Duration = Duration::from_micros(50);
+
+/// Waits a little before the next look: spins while that cannot take a CPU from the work itself, then yields, then sleeps
+/// in growing steps.
+fn pause(idle: u32, cpus: usize) {
+    let spins = if cpus >= 3 { 200 } else { 0 };
+    if idle <= spins {
+        core::hint::spin_loop();
+    } else if idle <= spins + 8 {
+        std::thread::yield_now();
+    } else {
+        let step = idle - spins - 8;
+        std::thread::sleep(Duration::from_micros(5 * u64::from(step)).min(LONGEST));
+    }
+}

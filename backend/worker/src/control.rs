@@ -1,0 +1,319 @@
+//! The control thread: sets the worker up, maps what the device names, ends the process when the device goes.
+
+use crate::{
+    arenas::{AttachError, Attached, Incoming},
+    completion::Completion,
+    dispatcher::{Dispatcher, Shared},
+    driver::{Driver, DriverError, code},
+    helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, tell},
+    lanes::Lanes,
+    memory::Ledger,
+    notice::{Notice, Notices},
+    queue::Gate,
+    session::{Session, exit},
+    submit::Submitter,
+};
+use rustix::{fd::OwnedFd, io::Errno};
+use sluice_protocol::{
+    control::{BYTES, FromWorker, ToWorker, WorkerSetup, codec},
+    field::FieldError,
+    limits,
+    session::{self, Attachment},
+    shared::Shared as _,
+};
+use sluice_shared_memory::{Mapping, socket};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::Arc,
+    thread,
+};
+
+/// Why the worker ends before the session was served.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The control socket fails.
+    #[error("control socket: {0}")]
+    Socket(#[from] Errno),
+    /// The peer went away before the session began.
+    #[error("the control socket closed before the session began")]
+    Closed,
+    /// The first message is malformed.
+    #[error("setup: {0}")]
+    Setup(#[from] codec::CodecError),
+    /// A message is malformed.
+    #[error("message: {0}")]
+    Message(#[from] FieldError),
+    /// A message is not the one that is due, or has not its descriptors.
+    #[error("{0:?} with {1} descriptors is not due")]
+    Unexpected(ToWorker, usize),
+    /// The control resource cannot be used.
+    #[error("control resource: {0}")]
+    Attach(#[from] AttachError),
+    /// The control resource is too small or not a shim's.
+    #[error("the control resource is not a session's")]
+    NotASession,
+    /// There is no driver.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A thread cannot be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// Serves one session over `control`. Returns only when the session could not begin; otherwise the process ends with it.
+///
+/// # Errors
+/// [`RunError`] when the session did not begin.
+pub fn run(control: OwnedFd) -> Result<(), RunError> {
+    let control = Arc::new(control);
+    let mut buffer = vec![0; limits::CONTROL_BYTES];
+    let (message, _) = socket::receive(&*control, &mut buffer)?.ok_or(RunError::Closed)?;
+    let setup: WorkerSetup = codec::decode(message)?;
+    let span = tracing::info_span!("worker", vm = setup.vm, session = setup.session);
+    let _entered = span.enter();
+    // The driver is slow to start, and nobody waits for this thread until the guest's page comes.
+    let driver = start_driver(&setup);
+    let (doorbell, wake) = begin(&control)?;
+    let page = control_resource(&control)?;
+    let session = Arc::new(Session::new(page, doorbell, wake));
+    let driver = match driver {
+        Ok(driver) => driver,
+        Err(error) => {
+            tracing::error!(%error, "no session without a driver");
+            session.lose(code::DEVICE_UNAVAILABLE, 1)
+        }
+    };
+    let attached = Arc::new(Attached::default());
+    attached.insert(0, session.page_bytes());
+    let (helper, notices) = match start(&control, &session, driver, &setup, &attached) {
+        Ok(started) => started,
+        Err(error) => {
+            tracing::error!(%error, "cannot serve the session");
+            session.lose(code::DEVICE_UNAVAILABLE, 1)
+        }
+    };
+    session.set_attachment(0, Attachment::Adopted(session.page_bytes()));
+    tell(&control, FromWorker::Attached { slot: 0, error: 0 });
+    session.set_ready();
+    Attachments { control, session, helper, notices, attached, incoming: None }.serve()
+}
+
+fn start_driver(setup: &WorkerSetup) -> Result<Arc<Driver>, DriverError> {
+    let driver = Driver::load(Path::new(&setup.driver))?;
+    driver.init().map_err(DriverError::Init)?;
+    Ok(Arc::new(driver))
+}
+
+/// One fixed-size message; `None` when the device is gone.
+fn message(control: &OwnedFd) -> Result<Option<(ToWorker, Vec<OwnedFd>)>, RunError> {
+    let mut buffer = [0; BYTES];
+    loop {
+        match socket::receive(control, &mut buffer) {
+            Ok(None) => return Ok(None),
+            Ok(Some((bytes, descriptors))) => {
+                let message = ToWorker::decode(bytes)?;
+                if descriptors.len() != message.descriptors() {
+                    return Err(RunError::Unexpected(message, descriptors.len()));
+                }
+                return Ok(Some((message, descriptors)));
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The doorbell and the wake-up.
+fn begin(control: &OwnedFd) -> Result<(OwnedFd, OwnedFd), RunError> {
+    let (message, descriptors) = message(control)?.ok_or(RunError::Closed)?;
+    match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
+        (ToWorker::Begin { .. }, Ok([doorbell, wake])) => Ok((doorbell, wake)),
+        (message, _) => Err(RunError::Unexpected(message, 0)),
+    }
+}
+
+/// The session's page, wherever there is room for it.
+fn control_resource(control: &OwnedFd) -> Result<Mapping, RunError> {
+    let mut incoming: Option<Incoming> = None;
+    loop {
+        let (message, descriptors) = message(control)?.ok_or(RunError::Closed)?;
+        let ToWorker::Attach { slot: 0, address, bytes, runs, more } = message else {
+            return Err(RunError::Unexpected(message, descriptors.len()));
+        };
+        let part = match incoming.take() {
+            None => Incoming::new(0, address, bytes, 0),
+            Some(incoming) => Ok(incoming),
+        };
+        let mut part = part?;
+        take_part(&mut part, runs, descriptors)?;
+        if more {
+            incoming = Some(part);
+            continue;
+        }
+        let mapping = part.map()?;
+        let whole = mapping.bytes() >= session::BYTES as u64
+            && mapping.words().load_u64(session::MAGIC_AT, core::sync::atomic::Ordering::Acquire)
+                == session::MAGIC;
+        return if whole { Ok(mapping) } else { Err(RunError::NotASession) };
+    }
+}
+
+fn take_part(incoming: &mut Incoming, runs: u32, descriptors: Vec<OwnedFd>) -> Result<(), AttachError> {
+    match <[OwnedFd; 2]>::try_from(descriptors) {
+        Ok([list, region]) => incoming.push(runs, &list, region),
+        Err(_) => Err(AttachError::Parts(incoming.slot())),
+    }
+}
+
+/// Starts every thread but this one.
+fn start(
+    control: &Arc<OwnedFd>,
+    session: &Arc<Session>,
+    driver: Arc<Driver>,
+    setup: &WorkerSetup,
+    attached: &Arc<Attached>,
+) -> Result<(Helper, Arc<Notices>), std::io::Error> {
+    let cpus = thread::available_parallelism().map_or(1, core::num::NonZero::get);
+    let notices = Arc::new(Notices::default());
+    let lanes = Arc::new(Lanes::new());
+    let completion = Arc::new(Completion::new(Arc::clone(&driver), Arc::clone(session), Arc::clone(&lanes)));
+    let gate = Arc::new(Gate::new());
+    let ledger = Arc::new(Ledger::new(setup.memory));
+    let (helper, inboxes) = Helper::new();
+
+    let memory = MemoryHelper::new(
+        Arc::clone(&driver),
+        Arc::clone(session),
+        Arc::clone(&notices),
+        helper.clone(),
+        Arc::clone(&ledger),
+        Arc::clone(control),
+        Arc::clone(attached),
+    );
+    spawn("memory", session, move || memory.run(&inboxes.memory))?;
+    let modules =
+        ModuleHelper::new(Arc::clone(&driver), Arc::clone(session), Arc::clone(&notices), helper.clone());
+    spawn("modules", session, move || modules.run(&inboxes.modules))?;
+    let looking = Arc::clone(&completion);
+    spawn("completion", session, move || looking.run(cpus))?;
+    let (feeding, feeder_driver, feeder_session, feeder_helper) =
+        (Arc::clone(&gate), Arc::clone(&driver), Arc::clone(session), helper.clone());
+    spawn("feeder", session, move || feeding.feed(&feeder_driver, &feeder_session, &feeder_helper))?;
+    let submitter = Submitter::new(Arc::clone(&driver), Arc::clone(session), lanes, Arc::clone(&completion));
+    let shared = Shared {
+        driver,
+        session: Arc::clone(session),
+        notices: Arc::clone(&notices),
+        completion,
+        gate,
+        ledger,
+        helper: helper.clone(),
+    };
+    let dispatcher = Dispatcher::new(shared, submitter, cpus);
+    spawn("dispatcher", session, move || dispatcher.run())?;
+    Ok((helper, notices))
+}
+
+/// Starts a thread; a panic in it ends the session, not just the thread.
+fn spawn<R>(
+    name: &str,
+    session: &Arc<Session>,
+    body: impl FnOnce() -> R + Send + 'static,
+) -> Result<(), std::io::Error> {
+    let session = Arc::clone(session);
+    let span = tracing::Span::current();
+    let guarded = move || {
+        let _entered = span.enter();
+        // Nothing of the thread's state is used after a panic: the process ends.
+        let ended = catch_unwind(AssertUnwindSafe(body));
+        tracing::error!(panicked = ended.is_err(), "a thread of the worker ended");
+        session.lose(code::UNKNOWN, 1)
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(guarded).map(|_| ())
+}
+
+/// The guest's pages as they come and go.
+struct Attachments {
+    control: Arc<OwnedFd>,
+    session: Arc<Session>,
+    helper: Helper,
+    notices: Arc<Notices>,
+    attached: Arc<Attached>,
+    /// An attachment of which more is to come.
+    incoming: Option<Incoming>,
+}
+
+impl Attachments {
+    fn serve(mut self) -> Result<(), RunError> {
+        loop {
+            match message(&self.control) {
+                Ok(Some((ToWorker::Attach { slot, address, bytes, runs, more }, descriptors))) => {
+                    self.attach(slot, address, bytes, runs, more, descriptors);
+                }
+                Ok(Some((ToWorker::Detach { slot }, _))) => {
+                    self.notices.push(Notice::DetachWanted { slot });
+                    // The dispatcher may sleep.
+                    self.session.wake_dispatcher();
+                }
+                Ok(Some((unexpected, descriptors))) => {
+                    let error = RunError::Unexpected(unexpected, descriptors.len());
+                    tracing::error!(%error, "the device does not keep to the protocol");
+                    self.session.lose(code::DEVICE_UNAVAILABLE, 1)
+                }
+                Ok(None) => {
+                    tracing::info!("the session is over");
+                    exit(0)
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the control socket is unusable");
+                    self.session.lose(code::DEVICE_UNAVAILABLE, 1)
+                }
+            }
+        }
+    }
+
+    /// Takes one message of an attachment; after the last one, maps it and has it pinned.
+    fn attach(
+        &mut self,
+        slot: u32,
+        address: u64,
+        bytes: u64,
+        runs: u32,
+        more: bool,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        let mut result = match self.incoming.take() {
+            Some(incoming) if incoming.slot() == slot => Ok(incoming),
+            Some(_) => Err(AttachError::Parts(slot)),
+            None => {
+                let mapped = self.attached.total_without(slot).ok_or(AttachError::Parts(slot));
+                mapped.and_then(|mapped| Incoming::new(slot, address, bytes, mapped))
+            }
+        };
+        if let Ok(incoming) = &mut result
+            && let Err(error) = take_part(incoming, runs, descriptors)
+        {
+            result = Err(error);
+        }
+        match result {
+            Ok(incoming) if more => self.incoming = Some(incoming),
+            Ok(incoming) => match incoming.map() {
+                Ok(mapping) => {
+                    self.attached.insert(slot, mapping.bytes());
+                    self.helper.memory(MemoryJob::Adopt { slot, mapping });
+                }
+                Err(error) => self.refuse(slot, &error),
+            },
+            Err(error) => self.refuse(slot, &error),
+        }
+    }
+
+    fn refuse(&self, slot: u32, error: &AttachError) {
+        tracing::warn!(slot, %error, "guest memory is refused");
+        if slot < limits::ATTACHMENTS {
+            self.session.set_attachment(slot, Attachment::Refused(error.code()));
+        }
+        tell(&self.control, FromWorker::Attached { slot, error: error.code() });
+    }
+}

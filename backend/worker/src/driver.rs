@@ -1,0 +1,115 @@
+//! The driver: one library, loaded by absolute path, one table of optional entry points.
+//!
+//! The only room of the worker from which the driver is called ([`calls`]). An entry point that the library does not
+//! have answers `CUDA_ERROR_NOT_SUPPORTED`; nothing here panics because a driver is older than our table.
+
+#![expect(unsafe_code, reason = "loads a C library and takes its entry points at their declared signatures")]
+
+mod abi;
+mod calls;
+
+pub(crate) use abi::{LaunchAttribute, Rows};
+pub(crate) use calls::Launch;
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use sluice_cuda_abi::sys::CUresult;
+use std::path::{Path, PathBuf};
+
+/// A handle of the driver: a pointer for it, a number for us.
+pub(crate) type Handle = u64;
+/// A C callback; the worker never passes one.
+pub(crate) type Callback = unsafe extern "C" fn();
+/// Block size to dynamic shared bytes; the worker never passes one.
+pub(crate) type BlockToShared = unsafe extern "C" fn(c_int) -> usize;
+
+/// A CUresult that is not success.
+pub(crate) type Code = u32;
+
+/// The codes the worker gives itself.
+pub(crate) mod code {
+    use super::{CUresult, Code};
+
+    macro_rules! codes {
+        ($($name:ident = $of:ident;)+) => {
+            $(pub(crate) const $name: Code = CUresult::$of as Code;)+
+        };
+    }
+    codes! {
+        INVALID_VALUE = CUDA_ERROR_INVALID_VALUE;
+        OUT_OF_MEMORY = CUDA_ERROR_OUT_OF_MEMORY;
+        DEVICE_UNAVAILABLE = CUDA_ERROR_DEVICE_UNAVAILABLE;
+        INVALID_DEVICE = CUDA_ERROR_INVALID_DEVICE;
+        INVALID_CONTEXT = CUDA_ERROR_INVALID_CONTEXT;
+        ALREADY_MAPPED = CUDA_ERROR_ALREADY_MAPPED;
+        INVALID_IMAGE = CUDA_ERROR_INVALID_IMAGE;
+        INVALID_HANDLE = CUDA_ERROR_INVALID_HANDLE;
+        NOT_READY = CUDA_ERROR_NOT_READY;
+        SYSTEM_DRIVER_MISMATCH = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+        NOT_SUPPORTED = CUDA_ERROR_NOT_SUPPORTED;
+        UNKNOWN = CUDA_ERROR_UNKNOWN;
+    }
+}
+
+macro_rules! entries {
+    ($($(#[doc = $doc:literal])* $id:literal @ $since:literal $class:ident fn $name:ident($($p:ident: $ty:ty),*)
+        $(also $($also:ident),+)?;)+) => {
+        /// The driver's entry points, of those in the table of C functions that it has.
+        #[expect(dead_code, reason = "the table has more than the worker calls")]
+        struct Entries {
+            $($name: Option<unsafe extern "C" fn($($ty),*) -> c_uint>,)+
+        }
+
+        impl Entries {
+            fn load(library: &Library) -> Entries {
+                Entries {
+                    $($name: {
+                        let symbol = concat!(stringify!($name), "\0").as_bytes();
+                        // SAFETY: the symbol has this signature in the driver's header, from which the table is taken.
+                        unsafe { library.get::<unsafe extern "C" fn($($ty),*) -> c_uint>(symbol) }.ok().map(|entry| *entry)
+                    },)+
+                }
+            }
+        }
+    };
+}
+sluice_protocol::for_each_c_call!(entries);
+
+/// A loaded driver.
+pub(crate) struct Driver {
+    entries: Entries,
+    /// Keeps the code of `entries` mapped.
+    _library: Library,
+}
+
+/// Why there is no driver.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// A relative path would be searched for in places that others may write.
+    #[error("the driver's path {0} is not absolute")]
+    Relative(PathBuf),
+    /// The library does not load.
+    #[error("cannot load the driver: {0}")]
+    Load(#[from] libloading::Error),
+    /// `cuInit` failed.
+    #[error("the driver does not start: CUresult {0}")]
+    Init(u32),
+}
+
+impl Driver {
+    /// Loads the library at `path` and finds its entry points; calls nothing of it yet.
+    pub(crate) fn load(path: &Path) -> Result<Driver, DriverError> {
+        if !path.is_absolute() {
+            return Err(DriverError::Relative(path.to_path_buf()));
+        }
+        // SAFETY: the path comes from the operator; the library's constructors are the driver's own.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }?;
+        Ok(Driver { entries: Entries::load(&library), _library: library })
+    }
+}
+
+impl core::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Driver")
+    }
+}

@@ -1,0 +1,647 @@
+//! The calls the worker makes, one method each.
+//!
+//! Handles come from this driver and are forgotten before they are destroyed (the session's tables see to it); addresses
+//! come as [`Device`] and [`Host`] ranges, which only the session's address map makes. The driver checks the rest.
+
+#![expect(unsafe_code, reason = "calls the driver's C functions")]
+
+use super::{
+    Code, Driver, Handle, LaunchAttribute, Rows,
+    abi::{Access, AllocationProperties, Copy2D, LaunchConfig, Side},
+    code,
+};
+use crate::address::{Device, Host};
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString};
+
+/// Calls an entry point if the driver has it.
+macro_rules! call {
+    ($self:ident.$name:ident($($argument:expr),* $(,)?)) => {
+        match $self.entries.$name {
+            // SAFETY: the signature is that of the driver's header; pointers are to live values of this function or of
+            // its caller's borrowed arguments, which outlive the call.
+            Some(entry) => match unsafe { entry($($argument),*) } {
+                0 => Ok(()),
+                failed => Err(failed),
+            },
+            None => Err(code::NOT_SUPPORTED),
+        }
+    };
+}
+
+/// What a launch is made of, apart from its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Launch {
+    pub(crate) function: Handle,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+}
+
+type Result<T> = core::result::Result<T, Code>;
+
+fn size(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| code::INVALID_VALUE)
+}
+
+fn pointer<T>(address: u64) -> Result<*mut T> {
+    Ok(core::ptr::with_exposed_provenance_mut(size(address)?))
+}
+
+fn out<T>(value: &mut T) -> *mut c_void {
+    core::ptr::from_mut(value).cast()
+}
+
+fn input<T>(value: &T) -> *const c_void {
+    core::ptr::from_ref(value).cast()
+}
+
+// Start-up and devices.
+impl Driver {
+    pub(crate) fn init(&self) -> Result<()> {
+        call!(self.cuInit(0))
+    }
+
+    pub(crate) fn version(&self) -> Result<u32> {
+        let mut version = 0;
+        call!(self.cuDriverGetVersion(&raw mut version))?;
+        u32::try_from(version).map_err(|_| code::UNKNOWN)
+    }
+
+    pub(crate) fn device_count(&self) -> Result<u32> {
+        let mut count = 0;
+        call!(self.cuDeviceGetCount(&raw mut count))?;
+        u32::try_from(count).map_err(|_| code::UNKNOWN)
+    }
+
+    pub(crate) fn device(&self, ordinal: u32) -> Result<c_int> {
+        let ordinal = c_int::try_from(ordinal).map_err(|_| code::INVALID_DEVICE)?;
+        let mut device = 0;
+        call!(self.cuDeviceGet(&raw mut device, ordinal))?;
+        Ok(device)
+    }
+
+    pub(crate) fn device_name(&self, device: c_int) -> Result<[u8; 128]> {
+        let mut name = [0_u8; 128];
+        // The length leaves the last byte alone, so the name ends with a NUL whatever the driver does.
+        call!(self.cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), 127, device))?;
+        Ok(name)
+    }
+
+    pub(crate) fn device_uuid(&self, device: c_int) -> Result<[u8; 16]> {
+        let mut uuid = [0_u8; 16];
+        call!(self.cuDeviceGetUuid_v2(out(&mut uuid), device))?;
+        Ok(uuid)
+    }
+
+    pub(crate) fn device_memory(&self, device: c_int) -> Result<u64> {
+        let mut bytes = 0_usize;
+        call!(self.cuDeviceTotalMem_v2(&raw mut bytes, device))?;
+        Ok(bytes as u64)
+    }
+
+    pub(crate) fn device_attribute(&self, attribute: u32, device: c_int) -> Result<i32> {
+        let mut value = 0;
+        call!(self.cuDeviceGetAttribute(&raw mut value, attribute, device))?;
+        Ok(value)
+    }
+}
+
+// Contexts.
+impl Driver {
+    pub(crate) fn primary_retain(&self, device: c_int, flags: u32) -> Result<Handle> {
+        // The flags of an inactive primary context are set before it comes to life; an active one keeps its own.
+        if flags != 0 {
+            call!(self.cuDevicePrimaryCtxSetFlags_v2(device, flags))?;
+        }
+        let mut context = 0;
+        call!(self.cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+        Ok(context)
+    }
+
+    pub(crate) fn primary_release(&self, device: c_int) -> Result<()> {
+        call!(self.cuDevicePrimaryCtxRelease_v2(device))
+    }
+
+    pub(crate) fn context_create(&self, device: c_int, flags: u32) -> Result<Handle> {
+        let mut context = 0;
+        match call!(self.cuCtxCreate_v2(&raw mut context, flags, device)) {
+            Err(code::NOT_SUPPORTED) => {
+                call!(self.cuCtxCreate_v4(&raw mut context, core::ptr::null_mut(), flags, device))?;
+            }
+            other => other?,
+        }
+        Ok(context)
+    }
+
+    pub(crate) fn context_destroy(&self, context: Handle) -> Result<()> {
+        call!(self.cuCtxDestroy_v2(context))
+    }
+
+    pub(crate) fn set_current(&self, context: Handle) -> Result<()> {
+        call!(self.cuCtxSetCurrent(context))
+    }
+
+    pub(crate) fn limit(&self, limit: u32) -> Result<u64> {
+        let mut value = 0_usize;
+        call!(self.cuCtxGetLimit(&raw mut value, limit))?;
+        Ok(value as u64)
+    }
+
+    pub(crate) fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
+        let value = size(value)?;
+        call!(self.cuCtxSetLimit(limit, value))
+    }
+
+    pub(crate) fn priorities(&self) -> Result<(i32, i32)> {
+        let (mut least, mut greatest) = (0, 0);
+        call!(self.cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest))?;
+        Ok((least, greatest))
+    }
+}
+
+// Device memory, only ever through the virtual-memory API.
+impl Driver {
+    pub(crate) fn granularity(&self, device: c_int) -> Result<u64> {
+        let mut bytes = 0_usize;
+        let properties = AllocationProperties::device(device);
+        call!(self.cuMemGetAllocationGranularity(&raw mut bytes, input(&properties), 0))?;
+        Ok(bytes as u64)
+    }
+
+    pub(crate) fn chunk_create(&self, bytes: u64, device: c_int) -> Result<Handle> {
+        let mut handle = 0;
+        let properties = AllocationProperties::device(device);
+        let bytes = size(bytes)?;
+        call!(self.cuMemCreate(&raw mut handle, bytes, input(&properties), 0))?;
+        Ok(handle)
+    }
+
+    pub(crate) fn chunk_release(&self, handle: Handle) -> Result<()> {
+        call!(self.cuMemRelease(handle))
+    }
+
+    /// Reserves addresses near `base`; the answer may be elsewhere.
+    pub(crate) fn address_reserve(&self, base: u64, bytes: u64) -> Result<u64> {
+        let mut got = 0;
+        let bytes = size(bytes)?;
+        call!(self.cuMemAddressReserve(&raw mut got, bytes, 0, base, 0))?;
+        Ok(got)
+    }
+
+    pub(crate) fn address_free(&self, base: u64, bytes: u64) -> Result<()> {
+        let bytes = size(bytes)?;
+        call!(self.cuMemAddressFree(base, bytes))
+    }
+
+    pub(crate) fn map(&self, at: u64, bytes: u64, chunk: Handle) -> Result<()> {
+        let bytes = size(bytes)?;
+        call!(self.cuMemMap(at, bytes, 0, chunk, 0))
+    }
+
+    pub(crate) fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+        let bytes = size(bytes)?;
+        call!(self.cuMemUnmap(at, bytes))
+    }
+
+    pub(crate) fn allow(&self, at: u64, bytes: u64, device: c_int) -> Result<()> {
+        let access = Access::read_write(device);
+        let bytes = size(bytes)?;
+        call!(self.cuMemSetAccess(at, bytes, input(&access), 1))
+    }
+
+    /// Pins host pages for every context, at device addresses equal to theirs.
+    pub(crate) fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
+        const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
+        let (address, bytes) = (pointer(address)?, size(bytes)?);
+        call!(self.cuMemHostRegister_v2(address, bytes, PORTABLE_AND_MAPPED))
+    }
+
+    pub(crate) fn host_unregister(&self, address: u64) -> Result<()> {
+        let address = pointer(address)?;
+        call!(self.cuMemHostUnregister(address))
+    }
+}
+
+// Copies and fills, all asynchronous.
+impl Driver {
+    pub(crate) fn copy_to_device(&self, to: Device, from: Host, stream: Handle) -> Result<()> {
+        let (source, bytes) = (pointer::<c_void>(from.address())?, size(to.bytes().min(from.bytes()))?);
+        call!(self.cuMemcpyHtoDAsync_v2(to.address(), source.cast_const(), bytes, stream))
+    }
+
+    pub(crate) fn copy_from_device(&self, to: Host, from: Device, stream: Handle) -> Result<()> {
+        let (target, bytes) = (pointer::<c_void>(to.address())?, size(to.bytes().min(from.bytes()))?);
+        call!(self.cuMemcpyDtoHAsync_v2(target, from.address(), bytes, stream))
+    }
+
+    pub(crate) fn copy_on_device(&self, to: Device, from: Device, stream: Handle) -> Result<()> {
+        let bytes = size(to.bytes().min(from.bytes()))?;
+        call!(self.cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes, stream))
+    }
+
+    pub(crate) fn copy_rows_to_device(
+        &self,
+        to: (Device, u64),
+        from: (Host, u64),
+        rows: Rows,
+        stream: Handle,
+    ) -> Result<()> {
+        let (to, from) =
+            (Side::device(to.0.address(), size(to.1)?), Side::host(from.0.address(), size(from.1)?));
+        self.copy_2d(to, from, rows, stream)
+    }
+
+    pub(crate) fn copy_rows_from_device(
+        &self,
+        to: (Host, u64),
+        from: (Device, u64),
+        rows: Rows,
+        stream: Handle,
+    ) -> Result<()> {
+        let (to, from) =
+            (Side::host(to.0.address(), size(to.1)?), Side::device(from.0.address(), size(from.1)?));
+        self.copy_2d(to, from, rows, stream)
+    }
+
+    pub(crate) fn copy_rows_on_device(
+        &self,
+        to: (Device, u64),
+        from: (Device, u64),
+        rows: Rows,
+        stream: Handle,
+    ) -> Result<()> {
+        let (to, from) =
+            (Side::device(to.0.address(), size(to.1)?), Side::device(from.0.address(), size(from.1)?));
+        self.copy_2d(to, from, rows, stream)
+    }
+
+    fn copy_2d(&self, to: Side, from: Side, rows: Rows, stream: Handle) -> Result<()> {
+        let copy = Copy2D { from, to, width: size(rows.width)?, height: size(rows.height)? };
+        call!(self.cuMemcpy2DAsync_v2(input(&copy), stream))
+    }
+
+    /// Fills rows of `width` elements of `element` bytes.
+    #[expect(clippy::cast_possible_truncation, reason = "the low bytes of the value are the element")]
+    pub(crate) fn fill(
+        &self,
+        to: Device,
+        element: u32,
+        value: u32,
+        rows: Rows,
+        stream: Handle,
+    ) -> Result<()> {
+        let (at, pitch) = (to.address(), size(rows.pitch)?);
+        let (width, height) = (size(rows.width)?, size(rows.height)?);
+        match (element, height) {
+            (1, 1) => call!(self.cuMemsetD8Async(at, value as u8, width, stream)),
+            (2, 1) => call!(self.cuMemsetD16Async(at, value as u16, width, stream)),
+            (4, 1) => call!(self.cuMemsetD32Async(at, value, width, stream)),
+            (1, _) => call!(self.cuMemsetD2D8Async(at, pitch, value as u8, width, height, stream)),
+            (2, _) => call!(self.cuMemsetD2D16Async(at, pitch, value as u16, width, height, stream)),
+            (4, _) => call!(self.cuMemsetD2D32Async(at, pitch, value, width, height, stream)),
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+}
+
+// Modules, libraries, functions, kernels.
+impl Driver {
+    /// Loads an image as a module; the JIT's messages go to `log`. Returns how many bytes of it are used beside the result.
+    pub(crate) fn module_load(&self, image: &[u8], log: &mut [u8]) -> (Result<Handle>, usize) {
+        const INFO_LOG: c_uint = 3;
+        const INFO_LOG_BYTES: c_uint = 4;
+        const ERROR_LOG: c_uint = 5;
+        const ERROR_LOG_BYTES: c_uint = 6;
+        let image = image.as_ptr().cast::<c_void>();
+        let mut module = 0;
+        if log.is_empty() {
+            let done = call!(self.cuModuleLoadDataEx(
+                &raw mut module,
+                image,
+                0,
+                core::ptr::null_mut(),
+                core::ptr::null_mut()
+            ));
+            return (done.map(|()| module), 0);
+        }
+        let (info, error) = log.split_at_mut(log.len() / 2);
+        let mut options = [INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES];
+        let mut values = [
+            info.as_mut_ptr().cast::<c_void>(),
+            core::ptr::without_provenance_mut(info.len()),
+            error.as_mut_ptr().cast::<c_void>(),
+            core::ptr::without_provenance_mut(error.len()),
+        ];
+        let done = call!(self.cuModuleLoadDataEx(
+            &raw mut module,
+            image,
+            4,
+            options.as_mut_ptr(),
+            values.as_mut_ptr()
+        ));
+        // On success the guest's one buffer carries the information, else the errors.
+        let [_, info_used, _, error_used] = values.map(|value| value.addr());
+        let used = if done.is_ok() {
+            info_used.min(info.len())
+        } else {
+            let used = error_used.min(error.len());
+            info.get_mut(..used).unwrap_or_default().copy_from_slice(error.get(..used).unwrap_or_default());
+            used
+        };
+        (done.map(|()| module), used)
+    }
+
+    pub(crate) fn library_load(&self, image: &[u8]) -> Result<Handle> {
+        let mut library = 0;
+        let none = core::ptr::null_mut::<c_uint>();
+        let no_values = core::ptr::null_mut::<*mut c_void>();
+        call!(self.cuLibraryLoadData(
+            &raw mut library,
+            image.as_ptr().cast::<c_void>(),
+            none,
+            no_values,
+            0,
+            none,
+            no_values,
+            0
+        ))?;
+        Ok(library)
+    }
+
+    pub(crate) fn module_unload(&self, module: Handle) -> Result<()> {
+        call!(self.cuModuleUnload(module))
+    }
+
+    pub(crate) fn library_unload(&self, library: Handle) -> Result<()> {
+        call!(self.cuLibraryUnload(library))
+    }
+
+    pub(crate) fn module_function(&self, module: Handle, name: &CStr) -> Result<Handle> {
+        let mut function = 0;
+        call!(self.cuModuleGetFunction(&raw mut function, module, name.as_ptr()))?;
+        Ok(function)
+    }
+
+    pub(crate) fn library_kernel(&self, library: Handle, name: &CStr) -> Result<Handle> {
+        let mut kernel = 0;
+        call!(self.cuLibraryGetKernel(&raw mut kernel, library, name.as_ptr()))?;
+        Ok(kernel)
+    }
+
+    pub(crate) fn module_global(&self, module: Handle, name: &CStr) -> Result<(u64, u64)> {
+        let (mut address, mut bytes) = (0, 0_usize);
+        call!(self.cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name.as_ptr()))?;
+        Ok((address, bytes as u64))
+    }
+
+    pub(crate) fn library_global(&self, library: Handle, name: &CStr) -> Result<(u64, u64)> {
+        let (mut address, mut bytes) = (0, 0_usize);
+        call!(self.cuLibraryGetGlobal(&raw mut address, &raw mut bytes, library, name.as_ptr()))?;
+        Ok((address, bytes as u64))
+    }
+
+    pub(crate) fn module_function_count(&self, module: Handle) -> Result<u32> {
+        let mut count = 0;
+        call!(self.cuModuleGetFunctionCount(&raw mut count, module))?;
+        Ok(count)
+    }
+
+    pub(crate) fn library_kernel_count(&self, library: Handle) -> Result<u32> {
+        let mut count = 0;
+        call!(self.cuLibraryGetKernelCount(&raw mut count, library))?;
+        Ok(count)
+    }
+
+    /// The first functions of a module, as many as `into` has room for.
+    pub(crate) fn module_functions(&self, module: Handle, into: &mut [Handle]) -> Result<()> {
+        let count = c_uint::try_from(into.len()).map_err(|_| code::INVALID_VALUE)?;
+        call!(self.cuModuleEnumerateFunctions(into.as_mut_ptr(), count, module))
+    }
+
+    /// The first kernels of a library, as many as `into` has room for.
+    pub(crate) fn library_kernels(&self, library: Handle, into: &mut [Handle]) -> Result<()> {
+        let count = c_uint::try_from(into.len()).map_err(|_| code::INVALID_VALUE)?;
+        call!(self.cuLibraryEnumerateKernels(into.as_mut_ptr(), count, library))
+    }
+
+    pub(crate) fn function_name(&self, function: Handle) -> Result<CString> {
+        let mut name = core::ptr::null();
+        call!(self.cuFuncGetName(&raw mut name, function))?;
+        owned(name)
+    }
+
+    pub(crate) fn kernel_name(&self, kernel: Handle) -> Result<CString> {
+        let mut name = core::ptr::null();
+        call!(self.cuKernelGetName(&raw mut name, kernel))?;
+        owned(name)
+    }
+
+    pub(crate) fn function_attribute(&self, attribute: u32, function: Handle) -> Result<i32> {
+        let mut value = 0;
+        call!(self.cuFuncGetAttribute(&raw mut value, attribute, function))?;
+        Ok(value)
+    }
+
+    pub(crate) fn kernel_attribute(&self, attribute: u32, kernel: Handle, device: c_int) -> Result<i32> {
+        let mut value = 0;
+        call!(self.cuKernelGetAttribute(&raw mut value, attribute, kernel, device))?;
+        Ok(value)
+    }
+
+    pub(crate) fn set_function_attribute(&self, attribute: u32, value: i32, function: Handle) -> Result<()> {
+        call!(self.cuFuncSetAttribute(function, attribute, value))
+    }
+
+    pub(crate) fn set_kernel_attribute(
+        &self,
+        attribute: u32,
+        value: i32,
+        kernel: Handle,
+        device: c_int,
+    ) -> Result<()> {
+        call!(self.cuKernelSetAttribute(attribute, value, kernel, device))
+    }
+
+    pub(crate) fn function_parameter(&self, function: Handle, index: usize) -> Result<(usize, usize)> {
+        let (mut offset, mut bytes) = (0, 0);
+        call!(self.cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut bytes))?;
+        Ok((offset, bytes))
+    }
+
+    pub(crate) fn kernel_parameter(&self, kernel: Handle, index: usize) -> Result<(usize, usize)> {
+        let (mut offset, mut bytes) = (0, 0);
+        call!(self.cuKernelGetParamInfo(kernel, index, &raw mut offset, &raw mut bytes))?;
+        Ok((offset, bytes))
+    }
+
+    pub(crate) fn occupancy_blocks(
+        &self,
+        function: Handle,
+        block: i32,
+        shared: u64,
+        flags: u32,
+    ) -> Result<i32> {
+        let (mut blocks, shared) = (0, size(shared)?);
+        call!(self.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+            &raw mut blocks,
+            function,
+            block,
+            shared,
+            flags
+        ))?;
+        Ok(blocks)
+    }
+
+    pub(crate) fn occupancy_block_size(
+        &self,
+        function: Handle,
+        shared: u64,
+        limit: i32,
+        flags: u32,
+    ) -> Result<(i32, i32)> {
+        let (mut grid, mut block, shared) = (0, 0, size(shared)?);
+        call!(self.cuOccupancyMaxPotentialBlockSizeWithFlags(
+            &raw mut grid,
+            &raw mut block,
+            function,
+            None,
+            shared,
+            limit,
+            flags
+        ))?;
+        Ok((grid, block))
+    }
+
+    pub(crate) fn occupancy_shared(&self, function: Handle, blocks: i32, block: i32) -> Result<u64> {
+        let mut bytes = 0_usize;
+        call!(self.cuOccupancyAvailableDynamicSMemPerBlock(&raw mut bytes, function, blocks, block))?;
+        Ok(bytes as u64)
+    }
+
+    /// The largest cluster that fits (`potential`), or how many of the configured clusters run at once.
+    pub(crate) fn occupancy_clusters(
+        &self,
+        potential: bool,
+        launch: &Launch,
+        attributes: &[LaunchAttribute],
+    ) -> Result<i32> {
+        let mut value = 0;
+        let config = config(launch, attributes, 0)?;
+        if potential {
+            call!(self.cuOccupancyMaxPotentialClusterSize(&raw mut value, launch.function, input(&config)))?;
+        } else {
+            call!(self.cuOccupancyMaxActiveClusters(&raw mut value, launch.function, input(&config)))?;
+        }
+        Ok(value)
+    }
+
+    /// Launches with `parameters` packed as the function's layout says.
+    pub(crate) fn launch(
+        &self,
+        launch: &Launch,
+        attributes: &[LaunchAttribute],
+        parameters: &[u8],
+        stream: Handle,
+    ) -> Result<()> {
+        const END: *mut c_void = core::ptr::null_mut();
+        const BUFFER: *mut c_void = core::ptr::without_provenance_mut(1);
+        const BUFFER_BYTES: *mut c_void = core::ptr::without_provenance_mut(2);
+        let mut bytes = parameters.len();
+        // The driver reads the buffer only; the C signature has no const.
+        let buffer = parameters.as_ptr().cast_mut().cast::<c_void>();
+        let mut extra = [BUFFER, buffer, BUFFER_BYTES, out(&mut bytes), END];
+        let extra = if parameters.is_empty() { core::ptr::null_mut() } else { extra.as_mut_ptr() };
+        let none = core::ptr::null_mut::<*mut c_void>();
+        if attributes.is_empty() {
+            let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+            return call!(self.cuLaunchKernel(
+                launch.function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                launch.shared,
+                stream,
+                none,
+                extra
+            ));
+        }
+        let config = config(launch, attributes, stream)?;
+        call!(self.cuLaunchKernelEx(input(&config), launch.function, none, extra))
+    }
+}
+
+fn config(launch: &Launch, attributes: &[LaunchAttribute], stream: Handle) -> Result<LaunchConfig> {
+    Ok(LaunchConfig {
+        grid: launch.grid,
+        block: launch.block,
+        shared: launch.shared,
+        stream,
+        attributes: attributes.as_ptr(),
+        attribute_count: c_uint::try_from(attributes.len()).map_err(|_| code::INVALID_VALUE)?,
+    })
+}
+
+fn owned(name: *const c_char) -> Result<CString> {
+    if name.is_null() {
+        return Err(code::UNKNOWN);
+    }
+    // SAFETY: the driver answered with a C string that lives as long as its module, which is loaded.
+    Ok(unsafe { CStr::from_ptr(name) }.to_owned())
+}
+
+// Streams and events.
+impl Driver {
+    pub(crate) fn stream_create(&self, flags: u32, priority: i32) -> Result<Handle> {
+        let mut stream = 0;
+        call!(self.cuStreamCreateWithPriority(&raw mut stream, flags, priority))?;
+        Ok(stream)
+    }
+
+    pub(crate) fn stream_destroy(&self, stream: Handle) -> Result<()> {
+        call!(self.cuStreamDestroy_v2(stream))
+    }
+
+    pub(crate) fn stream_wait(&self, stream: Handle, event: Handle, flags: u32) -> Result<()> {
+        call!(self.cuStreamWaitEvent(stream, event, flags))
+    }
+
+    pub(crate) fn event_create(&self, flags: u32) -> Result<Handle> {
+        let mut event = 0;
+        call!(self.cuEventCreate(&raw mut event, flags))?;
+        Ok(event)
+    }
+
+    pub(crate) fn event_destroy(&self, event: Handle) -> Result<()> {
+        call!(self.cuEventDestroy_v2(event))
+    }
+
+    pub(crate) fn event_record(&self, event: Handle, flags: u32, stream: Handle) -> Result<()> {
+        if flags == 0 {
+            call!(self.cuEventRecord(event, stream))
+        } else {
+            call!(self.cuEventRecordWithFlags(event, stream, flags))
+        }
+    }
+
+    /// Whether everything before the event's last recording is done.
+    pub(crate) fn event_done(&self, event: Handle) -> Result<bool> {
+        match call!(self.cuEventQuery(event)) {
+            Ok(()) => Ok(true),
+            Err(code::NOT_READY) => Ok(false),
+            Err(failed) => Err(failed),
+        }
+    }
+
+    pub(crate) fn event_elapsed(&self, start: Handle, end: Handle) -> Result<f32> {
+        let mut milliseconds = 0.0;
+        match call!(self.cuEventElapsedTime_v2(&raw mut milliseconds, start, end)) {
+            Err(code::NOT_SUPPORTED) => call!(self.cuEventElapsedTime(&raw mut milliseconds, start, end))?,
+            other => other?,
+        }
+        Ok(milliseconds)
+    }
+}

@@ -1,0 +1,105 @@
+//! The two helper threads: what may wait, each kind in the order it was asked for.
+//!
+//! The memory helper owns contexts, device memory and the pinning of arenas; the module helper owns images and functions.
+//! A helper leaves a [`Notice`] for the dispatcher before it answers the guest.
+
+mod memory;
+mod modules;
+
+pub(crate) use memory::{MemoryHelper, MemoryJob};
+pub(crate) use modules::{ModuleHelper, ModuleJob, Question};
+
+use crate::{
+    driver::Code,
+    session::{ReplyTo, Session},
+};
+use core::sync::atomic::{AtomicUsize, Ordering};
+use rustix::fd::OwnedFd;
+use sluice_protocol::{
+    control::FromWorker,
+    field::{FieldError, Writer},
+    limits,
+};
+use sluice_shared_memory::socket;
+use std::sync::{
+    Arc,
+    mpsc::{Receiver, SyncSender, sync_channel},
+};
+
+/// Jobs that may wait for a helper; beyond it the dispatcher waits, which holds up this session only.
+const JOBS: usize = 1024;
+
+/// The helpers as the other threads see them.
+#[derive(Clone, Debug)]
+pub(crate) struct Helper {
+    memory: SyncSender<MemoryJob>,
+    modules: SyncSender<ModuleJob>,
+    /// Jobs the memory helper has not finished.
+    memory_jobs: Arc<AtomicUsize>,
+}
+
+/// The helpers' ends.
+pub(crate) struct Inboxes {
+    pub(crate) memory: Receiver<MemoryJob>,
+    pub(crate) modules: Receiver<ModuleJob>,
+}
+
+impl Helper {
+    pub(crate) fn new() -> (Helper, Inboxes) {
+        let (memory, memory_inbox) = sync_channel(JOBS);
+        let (modules, modules_inbox) = sync_channel(JOBS);
+        let helper = Helper { memory, modules, memory_jobs: Arc::default() };
+        (helper, Inboxes { memory: memory_inbox, modules: modules_inbox })
+    }
+
+    pub(crate) fn memory(&self, job: MemoryJob) {
+        self.memory_jobs.fetch_add(1, Ordering::AcqRel);
+        // A helper that is gone has panicked, and the process is on its way out.
+        if self.memory.send(job).is_err() {
+            tracing::error!("the memory helper is gone");
+        }
+    }
+
+    pub(crate) fn module(&self, job: ModuleJob) {
+        if self.modules.send(job).is_err() {
+            tracing::error!("the module helper is gone");
+        }
+    }
+
+    /// A memory job is finished.
+    fn memory_done(&self) {
+        self.memory_jobs.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether the memory helper has nothing to do, so that its ledger says what the guest may expect.
+    pub(crate) fn memory_is_idle(&self) -> bool {
+        self.memory_jobs.load(Ordering::Acquire) == 0
+    }
+}
+
+/// Tells the device. When it cannot be told it is gone, and the control thread ends the process.
+pub(crate) fn tell(control: &OwnedFd, message: FromWorker) {
+    if let Err(error) = socket::send(control, &message.encode(), &[]) {
+        tracing::warn!(%error, "cannot tell the device");
+    }
+}
+
+/// Publishes the answer of a job: the fields that `put` appends, or a failure.
+fn respond<R>(
+    session: &Session,
+    to: ReplyTo,
+    result: Result<R, Code>,
+    put: impl FnOnce(&R, &mut Writer<'_>) -> Result<(), FieldError>,
+) {
+    match result {
+        Ok(reply) => {
+            let mut buffer = [0; limits::REPLY_BYTES];
+            let mut writer = Writer::new(&mut buffer);
+            let written = put(&reply, &mut writer);
+            debug_assert!(written.is_ok(), "answers are bounded by their types");
+            let length = writer.length();
+            session.answer(to, 0, buffer.get(..length).unwrap_or_default());
+        }
+        Err(failed) => session.answer(to, failed, &[]),
+    }
+}

@@ -1,0 +1,273 @@
+//! The memory helper: contexts, limits, windows, allocations, arenas.
+
+use super::{Helper, respond, tell};
+use crate::{
+    arenas::{Arena, Attached},
+    completion::Current,
+    driver::{Code, Driver},
+    lanes::ContextRef,
+    memory::{Ledger, Memory, OwnChunks},
+    notice::{Notice, Notices},
+    objects::Context,
+    session::{ReplyTo, Session},
+};
+use rustix::fd::OwnedFd;
+use sluice_protocol::{
+    calls::wire,
+    control::FromWorker,
+    handle::{self, Id},
+    session::Attachment,
+};
+use sluice_shared_memory::Mapping;
+use std::sync::{Arc, mpsc::Receiver};
+
+/// What the memory helper is asked to do.
+#[derive(Debug)]
+pub(crate) enum MemoryJob {
+    ContextCreate { to: ReplyTo, id: Id<handle::Context>, device: u32, flags: u32, primary: bool, slot: u32 },
+    ContextDestroy { to: ReplyTo, context: Context, allocations: Vec<u64> },
+    Limit { to: ReplyTo, context: ContextRef, limit: u32 },
+    SetLimit { to: ReplyTo, context: ContextRef, limit: u32, value: u64 },
+    Window { to: ReplyTo, base: u64, bytes: u64 },
+    Allocate { to: ReplyTo, context: ContextRef, device: i32, bytes: u64 },
+    Free { to: ReplyTo, address: u64 },
+    Info { to: ReplyTo, device: i32 },
+    Adopt { slot: u32, mapping: Mapping },
+    Detach { arena: Arc<Arena> },
+}
+
+/// An arena and the context it is pinned through.
+#[derive(Debug)]
+struct Pinned {
+    arena: Arc<Arena>,
+    through: Option<ContextRef>,
+}
+
+/// The thread's state.
+pub(crate) struct MemoryHelper {
+    driver: Arc<Driver>,
+    session: Arc<Session>,
+    notices: Arc<Notices>,
+    helper: Helper,
+    ledger: Arc<Ledger>,
+    control: Arc<OwnedFd>,
+    attached: Arc<Attached>,
+    memory: Memory<OwnChunks, Arc<Driver>>,
+    current: Current,
+    contexts: Vec<ContextRef>,
+    serial: u64,
+    arenas: Vec<Pinned>,
+}
+
+impl MemoryHelper {
+    pub(crate) fn new(
+        driver: Arc<Driver>,
+        session: Arc<Session>,
+        notices: Arc<Notices>,
+        helper: Helper,
+        ledger: Arc<Ledger>,
+        control: Arc<OwnedFd>,
+        attached: Arc<Attached>,
+    ) -> MemoryHelper {
+        let source = OwnChunks::new(Arc::clone(&driver), Arc::clone(&ledger));
+        let memory = Memory::new(source, Arc::clone(&driver), Arc::clone(&ledger));
+        MemoryHelper {
+            driver,
+            session,
+            notices,
+            helper,
+            ledger,
+            control,
+            attached,
+            memory,
+            current: Current::default(),
+            contexts: Vec::new(),
+            serial: 0,
+            arenas: Vec::new(),
+        }
+    }
+
+    pub(crate) fn run(mut self, inbox: &Receiver<MemoryJob>) {
+        while let Ok(job) = inbox.recv() {
+            self.job(job);
+        }
+    }
+
+    fn job(&mut self, job: MemoryJob) {
+        // The job counts as done before its answer is published, so that the dispatcher sees an idle helper when the
+        // guest's next call comes.
+        let session = Arc::clone(&self.session);
+        match job {
+            MemoryJob::ContextCreate { to, id, device, flags, primary, slot } => {
+                let created = self.create(device, flags, primary);
+                self.notices.push(Notice::Context { id, slot, context: created.ok() });
+                self.helper.memory_done();
+                respond(&session, to, created, |_, writer| wire::context_create::Reply {}.put(writer));
+            }
+            MemoryJob::ContextDestroy { to, context, allocations } => {
+                let destroyed = self.destroy(&context, &allocations);
+                self.helper.memory_done();
+                respond(&session, to, destroyed, |(), writer| wire::context_destroy::Reply {}.put(writer));
+            }
+            MemoryJob::Limit { to, context, limit } => {
+                let value = self.set_current(context).and_then(|()| self.driver.limit(limit));
+                self.helper.memory_done();
+                respond(&session, to, value, |value, writer| {
+                    wire::context_limit::Reply { value: *value }.put(writer)
+                });
+            }
+            MemoryJob::SetLimit { to, context, limit, value } => {
+                let value = self
+                    .set_current(context)
+                    .and_then(|()| self.driver.set_limit(limit, value))
+                    .and_then(|()| self.driver.limit(limit));
+                self.helper.memory_done();
+                respond(&session, to, value, |value, writer| {
+                    wire::context_set_limit::Reply { value: *value }.put(writer)
+                });
+            }
+            MemoryJob::Window { to, base, bytes } => {
+                let reserved = self.memory.reserve(base, bytes);
+                self.helper.memory_done();
+                respond(&session, to, reserved, |(), writer| wire::window_reserve::Reply {}.put(writer));
+            }
+            MemoryJob::Allocate { to, context, device, bytes } => {
+                let address = self.memory.allocate(device, bytes);
+                if let Ok(address) = address {
+                    self.notices.push(Notice::Allocated { address, bytes, context });
+                }
+                self.helper.memory_done();
+                respond(&session, to, address, |address, writer| {
+                    wire::memory_allocate::Reply { address: *address }.put(writer)
+                });
+            }
+            MemoryJob::Free { to, address } => {
+                let freed = self.memory.free(address);
+                self.helper.memory_done();
+                session.conclude(to, freed);
+            }
+            MemoryJob::Info { to, device } => {
+                let (free, total) = self.ledger.info(device);
+                self.helper.memory_done();
+                respond(&session, to, Ok(()), |(), writer| {
+                    wire::memory_info::Reply { free, total }.put(writer)
+                });
+            }
+            MemoryJob::Adopt { slot, mapping } => {
+                self.adopt(slot, mapping);
+                self.helper.memory_done();
+            }
+            MemoryJob::Detach { arena } => {
+                self.detach(arena);
+                self.helper.memory_done();
+            }
+        }
+    }
+
+    fn set_current(&mut self, context: ContextRef) -> Result<(), Code> {
+        self.current.set(&self.driver, context)
+    }
+
+    fn create(&mut self, ordinal: u32, flags: u32, primary: bool) -> Result<Context, Code> {
+        let device = self.driver.device(ordinal)?;
+        // Creating a context makes it this thread's current one behind our back.
+        self.current = Current::default();
+        let handle = match primary {
+            true => self.driver.primary_retain(device, flags)?,
+            false => self.driver.context_create(device, flags)?,
+        };
+        self.serial += 1;
+        let context = ContextRef { handle, serial: self.serial };
+        let created = Context { context, device, primary };
+        if let Err(failed) = self.pin_all(context) {
+            self.release(&created)?;
+            return Err(failed);
+        }
+        self.contexts.push(context);
+        Ok(created)
+    }
+
+    fn release(&mut self, context: &Context) -> Result<(), Code> {
+        self.current = Current::default();
+        match context.primary {
+            true => self.driver.primary_release(context.device),
+            false => self.driver.context_destroy(context.context.handle),
+        }
+    }
+
+    fn destroy(&mut self, context: &Context, allocations: &[u64]) -> Result<(), Code> {
+        for address in allocations {
+            self.memory.free(*address)?;
+        }
+        self.contexts.retain(|other| *other != context.context);
+        let through = self.arenas.iter_mut().filter(|pinned| pinned.through == Some(context.context));
+        for pinned in through {
+            self.current.set(&self.driver, context.context)?;
+            self.driver.host_unregister(pinned.arena.base())?;
+            pinned.through = None;
+        }
+        self.release(context)?;
+        match self.contexts.first() {
+            Some(other) => self.pin_all(*other),
+            None => Ok(()),
+        }
+    }
+
+    /// Pins every arena that is not pinned yet.
+    fn pin_all(&mut self, through: ContextRef) -> Result<(), Code> {
+        for pinned in self.arenas.iter_mut().filter(|pinned| pinned.through.is_none()) {
+            self.current.set(&self.driver, through)?;
+            self.driver.host_register(pinned.arena.base(), pinned.arena.bytes())?;
+            pinned.through = Some(through);
+        }
+        Ok(())
+    }
+
+    /// Pins what the control thread mapped, as soon as there is a context to pin it through, and tells everybody.
+    fn adopt(&mut self, slot: u32, mapping: Mapping) {
+        let arena = Arc::new(Arena::new(slot, mapping));
+        self.arenas.push(Pinned { arena: Arc::clone(&arena), through: None });
+        if let Some(context) = self.contexts.first().copied()
+            && let Err(failed) = self.pin_all(context)
+        {
+            tracing::warn!(slot, code = failed, "cannot pin guest memory");
+            self.arenas.retain(|pinned| pinned.arena.slot() != slot);
+            drop(arena);
+            self.attached.remove(slot);
+            self.session.set_attachment(slot, Attachment::Refused(failed));
+            tell(&self.control, FromWorker::Attached { slot, error: failed });
+            return;
+        }
+        let bytes = arena.bytes();
+        self.notices.push(Notice::Adopted(arena));
+        self.session.set_attachment(slot, Attachment::Adopted(bytes));
+        tell(&self.control, FromWorker::Attached { slot, error: 0 });
+    }
+
+    /// Unpins and unmaps. If either fails the pages stay ours until the process is gone, and the device is not told.
+    fn detach(&mut self, arena: Arc<Arena>) {
+        let slot = arena.slot();
+        let Some(index) = self.arenas.iter().position(|pinned| pinned.arena.slot() == slot) else { return };
+        let pinned = self.arenas.swap_remove(index);
+        if let Some(context) = pinned.through {
+            let unpinned =
+                self.set_current(context).and_then(|()| self.driver.host_unregister(pinned.arena.base()));
+            if let Err(failed) = unpinned {
+                tracing::error!(slot, code = failed, "cannot unpin guest memory");
+                self.arenas.push(pinned);
+                return;
+            }
+        }
+        drop(pinned);
+        match Arc::try_unwrap(arena) {
+            Ok(arena) => drop(arena),
+            Err(_) => {
+                tracing::error!(slot, "guest memory is still in use and stays mapped");
+                return;
+            }
+        }
+        self.attached.remove(slot);
+        self.session.set_attachment(slot, Attachment::Detached);
+        tell(&self.control, FromWorker::Detached { slot });
+    }
+}

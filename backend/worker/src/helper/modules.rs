@@ -1,0 +1,362 @@
+//! The module helper: images, functions and what may be asked of them.
+
+use super::{Helper, MemoryJob, respond};
+use crate::{
+    address::HeldRange,
+    arenas::Arena,
+    completion::Current,
+    driver::{Code, Driver, Handle, Launch, LaunchAttribute, code},
+    lanes::ContextRef,
+    notice::{Notice, Notices},
+    objects::{self, Function, Image, Module},
+    session::{ReplyTo, Session},
+};
+use sluice_cuda_abi::image;
+use sluice_protocol::{
+    calls::{FunctionAttributes, Parameters, wire},
+    handle::{self, Id},
+    limits,
+};
+use std::{
+    ffi::CString,
+    sync::{Arc, mpsc::Receiver},
+};
+
+/// What the module helper is asked to do.
+#[derive(Debug)]
+pub(crate) struct ModuleJob {
+    pub(crate) to: ReplyTo,
+    /// The caller's current context and its device.
+    pub(crate) context: Option<(ContextRef, i32)>,
+    pub(crate) question: Question,
+}
+
+/// One question.
+#[derive(Debug)]
+pub(crate) enum Question {
+    Load {
+        id: Id<handle::Module>,
+        library: bool,
+        image: HeldRange,
+        log: HeldRange,
+    },
+    Unload {
+        image: Image,
+    },
+    Function {
+        module: Id<handle::Module>,
+        image: Image,
+        id: Id<handle::Function>,
+        name: CString,
+    },
+    Global {
+        module: Id<handle::Module>,
+        image: Image,
+        name: CString,
+    },
+    FunctionCount {
+        image: Image,
+    },
+    FunctionName {
+        image: Image,
+        index: u32,
+        into: HeldRange,
+    },
+    SetAttribute {
+        code: objects::Code,
+        attribute: u32,
+        value: i32,
+    },
+    Blocks {
+        function: Handle,
+        block: i32,
+        shared: u64,
+        flags: u32,
+    },
+    BlockSize {
+        function: Handle,
+        shared: u64,
+        limit: i32,
+        flags: u32,
+    },
+    Shared {
+        function: Handle,
+        blocks: i32,
+        block: i32,
+    },
+    Clusters {
+        potential: bool,
+        launch: Launch,
+        attributes: Vec<LaunchAttribute>,
+    },
+    /// Not a guest's: passes on a wish to detach once every image that lies in the arena is copied.
+    Detach {
+        arena: Arc<Arena>,
+    },
+}
+
+/// The thread's state.
+pub(crate) struct ModuleHelper {
+    driver: Arc<Driver>,
+    session: Arc<Session>,
+    notices: Arc<Notices>,
+    helper: Helper,
+    current: Current,
+}
+
+impl ModuleHelper {
+    pub(crate) fn new(
+        driver: Arc<Driver>,
+        session: Arc<Session>,
+        notices: Arc<Notices>,
+        helper: Helper,
+    ) -> ModuleHelper {
+        ModuleHelper { driver, session, notices, helper, current: Current::default() }
+    }
+
+    pub(crate) fn run(mut self, inbox: &Receiver<ModuleJob>) {
+        while let Ok(job) = inbox.recv() {
+            let ready = match job.context {
+                Some((context, _)) => self.current.set(&self.driver, context),
+                None => Ok(()),
+            };
+            match ready {
+                Ok(()) => self.answer(job),
+                Err(failed) => self.fail(job, failed),
+            }
+        }
+    }
+
+    /// A job that cannot even begin.
+    fn fail(&self, job: ModuleJob, failed: Code) {
+        match job.question {
+            Question::Load { id, .. } => self.notices.push(Notice::Module { id, module: None }),
+            Question::Function { module, id, .. } => {
+                self.notices.push(Notice::Function { id, module, function: None });
+            }
+            _ => {}
+        }
+        self.session.answer(job.to, failed, &[]);
+    }
+
+    fn answer(&self, job: ModuleJob) {
+        let (to, session, driver) = (job.to, &*self.session, &*self.driver);
+        let device = job.context.map_or(0, |(_, device)| device);
+        match job.question {
+            Question::Load { id, library, image, log } => {
+                let (loaded, log_length) = self.load(library, &image, &log);
+                // The arenas are let go before the guest may have them back.
+                drop((image, log));
+                let context = if library { None } else { job.context.map(|(context, _)| context) };
+                let module = loaded.ok().map(|image| Module { image, context, functions: Vec::new() });
+                self.notices.push(Notice::Module { id, module });
+                // The length is answered also when loading failed: the log says why.
+                session.answer(to, loaded.err().unwrap_or(0), &log_length.to_le_bytes());
+            }
+            Question::Unload { image } => {
+                let unloaded = match image {
+                    Image::Module(module) => driver.module_unload(module),
+                    Image::Library(library) => driver.library_unload(library),
+                };
+                respond(session, to, unloaded, |(), writer| wire::module_unload::Reply {}.put(writer));
+            }
+            Question::Function { module, image, id, name } => {
+                let found = self.function(image, &name, device);
+                let context = job.context.map(|(context, _)| context);
+                let function = found.as_ref().ok().map(|(code, reply)| Function {
+                    code: *code,
+                    parameters: usize::try_from(reply.attributes.0[16]).unwrap_or(0),
+                    context: if matches!(image, Image::Module(_)) { context } else { None },
+                });
+                self.notices.push(Notice::Function { id, module, function });
+                respond(session, to, found, |(_, reply), writer| reply.put(writer));
+            }
+            Question::Global { module, image, name } => {
+                let found = match image {
+                    Image::Module(module) => driver.module_global(module, &name),
+                    Image::Library(library) => driver.library_global(library, &name),
+                };
+                if let Ok((address, bytes)) = found {
+                    self.notices.push(Notice::Global { module, address, bytes });
+                }
+                respond(session, to, found, |(address, bytes), writer| {
+                    wire::module_global::Reply { address: *address, bytes: *bytes }.put(writer)
+                });
+            }
+            Question::FunctionCount { image } => {
+                respond(session, to, self.count(image), |count, writer| {
+                    wire::module_function_count::Reply { count: *count }.put(writer)
+                });
+            }
+            Question::FunctionName { image, index, into } => {
+                let name = self.name(image, index).and_then(|name| {
+                    let bytes = name.as_bytes_with_nul();
+                    let fits = bytes.len() as u64 <= into.bytes();
+                    if fits {
+                        into.write(bytes)
+                    };
+                    if fits { Ok(name.as_bytes().len() as u64) } else { Err(code::INVALID_VALUE) }
+                });
+                drop(into);
+                respond(session, to, name, |length, writer| {
+                    wire::module_function_name::Reply { length: *length }.put(writer)
+                });
+            }
+            Question::SetAttribute { code: target, attribute, value } => {
+                let set = match target {
+                    objects::Code::Function(function) => {
+                        driver.set_function_attribute(attribute, value, function)
+                    }
+                    objects::Code::Kernel(kernel) => {
+                        driver.set_kernel_attribute(attribute, value, kernel, device)
+                    }
+                };
+                let described = set.and_then(|()| self.describe(target, device));
+                respond(session, to, described, |(attributes, _), writer| {
+                    wire::function_set_attribute::Reply { attributes: *attributes }.put(writer)
+                });
+            }
+            Question::Blocks { function, block, shared, flags } => {
+                let blocks = driver.occupancy_blocks(function, block, shared, flags);
+                respond(session, to, blocks, |blocks, writer| {
+                    wire::occupancy_blocks::Reply { blocks: *blocks }.put(writer)
+                });
+            }
+            Question::BlockSize { function, shared, limit, flags } => {
+                let sizes = driver.occupancy_block_size(function, shared, limit, flags);
+                respond(session, to, sizes, |(grid, block), writer| {
+                    wire::occupancy_block_size::Reply { grid: *grid, block: *block }.put(writer)
+                });
+            }
+            Question::Shared { function, blocks, block } => {
+                let bytes = driver.occupancy_shared(function, blocks, block);
+                respond(session, to, bytes, |bytes, writer| {
+                    wire::occupancy_shared::Reply { bytes: *bytes }.put(writer)
+                });
+            }
+            Question::Clusters { potential, launch, attributes } => {
+                let value = driver.occupancy_clusters(potential, &launch, &attributes);
+                respond(session, to, value, |value, writer| {
+                    wire::occupancy_clusters::Reply { value: *value }.put(writer)
+                });
+            }
+            Question::Detach { arena } => self.helper.memory(MemoryJob::Detach { arena }),
+        }
+    }
+
+    /// Copies the image out of the arena, once, checks that it is whole, and loads it. Returns the log's length, too.
+    fn load(&self, library: bool, from: &HeldRange, log: &HeldRange) -> (Result<Image, Code>, u64) {
+        let image = match private_copy(from) {
+            Ok(image) => image,
+            Err(failed) => return (Err(failed), 0),
+        };
+        if library {
+            return (self.driver.library_load(&image).map(Image::Library), 0);
+        }
+        // Both halves of the driver's log are as long as the guest's; what the guest gets is one of them.
+        let bytes = usize::try_from(log.bytes()).unwrap_or(0);
+        let mut text = vec![0; 2 * bytes];
+        let (loaded, used) = self.driver.module_load(&image, &mut text);
+        let used = used.min(bytes);
+        log.write(text.get(..used).unwrap_or_default());
+        (loaded.map(Image::Module), used as u64)
+    }
+
+    fn function(
+        &self,
+        image: Image,
+        name: &CString,
+        device: i32,
+    ) -> Result<(objects::Code, wire::module_function::Reply), Code> {
+        let target = match image {
+            Image::Module(module) => objects::Code::Function(self.driver.module_function(module, name)?),
+            Image::Library(library) => objects::Code::Kernel(self.driver.library_kernel(library, name)?),
+        };
+        let (attributes, parameters) = self.describe(target, device)?;
+        Ok((target, wire::module_function::Reply { attributes, parameters }))
+    }
+
+    /// Everything the guest keeps about a function.
+    fn describe(&self, target: objects::Code, device: i32) -> Result<(FunctionAttributes, Parameters), Code> {
+        let driver = &*self.driver;
+        let mut attributes = [0; 17];
+        for (attribute, value) in (0..).zip(&mut attributes[..16]) {
+            let answer = match target {
+                objects::Code::Function(function) => driver.function_attribute(attribute, function),
+                objects::Code::Kernel(kernel) => driver.kernel_attribute(attribute, kernel, device),
+            };
+            // An attribute that this driver does not know is 0, as for a driver that knows it and has no such thing.
+            *value = match answer {
+                Ok(value) => value,
+                Err(code::INVALID_VALUE) => 0,
+                Err(failed) => return Err(failed),
+            };
+        }
+        let mut parameters = Parameters::NONE;
+        let mut total = 0;
+        for index in 0.. {
+            let answer = match target {
+                objects::Code::Function(function) => driver.function_parameter(function, index),
+                objects::Code::Kernel(kernel) => driver.kernel_parameter(kernel, index),
+            };
+            match answer {
+                Ok((offset, bytes)) => {
+                    parameters.push(offset, bytes).map_err(|_| code::NOT_SUPPORTED)?;
+                    total = total.max(offset.saturating_add(bytes));
+                }
+                Err(code::INVALID_VALUE) => break,
+                Err(failed) => return Err(failed),
+            }
+        }
+        attributes[16] = i32::try_from(total).map_err(|_| code::NOT_SUPPORTED)?;
+        Ok((FunctionAttributes(attributes), parameters))
+    }
+
+    fn count(&self, image: Image) -> Result<u32, Code> {
+        match image {
+            Image::Module(module) => self.driver.module_function_count(module),
+            Image::Library(library) => self.driver.library_kernel_count(library),
+        }
+    }
+
+    fn name(&self, image: Image, index: u32) -> Result<CString, Code> {
+        let count = self.count(image)?.min(limits::FUNCTIONS);
+        let mut handles = vec![0; count as usize];
+        match image {
+            Image::Module(module) => self.driver.module_functions(module, &mut handles)?,
+            Image::Library(library) => self.driver.library_kernels(library, &mut handles)?,
+        }
+        let handle = *handles.get(index as usize).ok_or(code::INVALID_VALUE)?;
+        match image {
+            Image::Module(_) => self.driver.function_name(handle),
+            Image::Library(_) => self.driver.kernel_name(handle),
+        }
+    }
+}
+
+/// The first word of the compiler's wrapper around fatbins.
+const WRAPPER_MAGIC: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
+
+/// A private copy of an image that is whole: the driver reads as far as the image says, so what it says is compared with
+/// what is there. A zero word follows the copy, in case the text of a PTX image is not terminated.
+fn private_copy(from: &HeldRange) -> Result<Vec<u8>, Code> {
+    const PADDING: usize = 8;
+    let bytes = usize::try_from(from.bytes()).map_err(|_| code::INVALID_VALUE)?;
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(bytes + PADDING).map_err(|_| code::OUT_OF_MEMORY)?;
+    copy.resize(bytes + PADDING, 0);
+    from.read(&mut copy[..bytes]);
+    // The compiler's wrapper holds pointers, which the driver would follow into this process.
+    if copy.starts_with(&WRAPPER_MAGIC) {
+        return Err(code::INVALID_IMAGE);
+    }
+    let mut read = |offset: u64, into: &mut [u8]| {
+        let part = usize::try_from(offset).ok().and_then(|offset| copy.get(offset..)?.get(..into.len()));
+        part.map(|part| into.copy_from_slice(part)).is_some()
+    };
+    match image::size_of(&mut read, copy.len() as u64) {
+        Ok(extent) if extent.bytes <= copy.len() as u64 => Ok(copy),
+        Ok(_) => Err(code::INVALID_IMAGE),
+        Err(error) => Err(error.status() as Code),
+    }
+}

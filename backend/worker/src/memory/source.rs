@@ -1,0 +1,188 @@
+//! Chunks the worker makes itself, and the ledger of what the session has.
+
+use super::{Chunk, ChunkSource, Mapper, UNIT};
+use crate::driver::{Code, Driver, code};
+use core::sync::atomic::{AtomicU64, Ordering};
+use sluice_protocol::limits;
+use std::sync::Arc;
+
+/// Bytes of chunks the session has, per device, and what it may have. The memory helper writes it; the dispatcher reads
+/// it when nothing is under way.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    /// What all devices together may give; 0 for all there is.
+    quota: u64,
+    devices: [Account; limits::DEVICES as usize],
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    total: AtomicU64,
+    taken: AtomicU64,
+    /// Of `taken`: in pools that nothing is allocated in.
+    idle: AtomicU64,
+}
+
+impl Ledger {
+    pub(crate) fn new(quota: u64) -> Ledger {
+        Ledger { quota: quota / UNIT * UNIT, devices: core::array::from_fn(|_| Account::default()) }
+    }
+
+    fn account(&self, device: i32) -> Option<&Account> {
+        self.devices.get(usize::try_from(device).ok()?)
+    }
+
+    /// What a device has in all, for a session without a quota.
+    pub(crate) fn set_total(&self, device: i32, bytes: u64) {
+        if let Some(account) = self.account(device) {
+            account.total.store(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Free and total bytes as the guest sees them.
+    pub(crate) fn info(&self, device: i32) -> (u64, u64) {
+        let Some(account) = self.account(device) else { return (0, 0) };
+        let (total, used) = if self.quota > 0 {
+            (self.quota, self.devices.iter().map(Account::used).sum())
+        } else {
+            (account.total.load(Ordering::Relaxed), account.used())
+        };
+        (total.saturating_sub(used), total)
+    }
+
+    /// Whether `bytes` more could be had, once idle pools are given back.
+    pub(crate) fn affords(&self, device: i32, bytes: u64) -> bool {
+        self.info(device).0 >= bytes
+    }
+
+    /// Whether a chunk of `bytes` may be taken now.
+    fn admits(&self, device: i32, bytes: u64) -> bool {
+        let taken = |account: &Account| account.taken.load(Ordering::Relaxed);
+        let (total, taken) = if self.quota > 0 {
+            (self.quota, self.devices.iter().map(taken).sum())
+        } else {
+            self.account(device)
+                .map_or((0, 0), |account| (account.total.load(Ordering::Relaxed), taken(account)))
+        };
+        bytes <= total.saturating_sub(taken)
+    }
+
+    fn add(&self, device: i32, bytes: u64) {
+        if let Some(account) = self.account(device) {
+            account.taken.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn remove(&self, device: i32, bytes: u64) {
+        if let Some(account) = self.account(device) {
+            account.taken.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// A pool has nothing allocated in it any more.
+    pub(super) fn idle(&self, device: i32, bytes: u64) {
+        if let Some(account) = self.account(device) {
+            account.idle.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// A pool is no longer idle.
+    pub(super) fn busy(&self, device: i32, bytes: u64) {
+        if let Some(account) = self.account(device) {
+            account.idle.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Account {
+    fn used(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed).saturating_sub(self.idle.load(Ordering::Relaxed))
+    }
+}
+
+/// Makes chunks through the virtual-memory API, within the quota.
+#[derive(Debug)]
+pub(crate) struct OwnChunks {
+    driver: Arc<Driver>,
+    ledger: Arc<Ledger>,
+    /// Devices whose granularity divides our unit.
+    fits: [Option<bool>; limits::DEVICES as usize],
+}
+
+impl OwnChunks {
+    pub(crate) fn new(driver: Arc<Driver>, ledger: Arc<Ledger>) -> OwnChunks {
+        OwnChunks { driver, ledger, fits: [None; limits::DEVICES as usize] }
+    }
+
+    fn check_granularity(&mut self, device: i32) -> Result<(), Code> {
+        let slot = usize::try_from(device)
+            .ok()
+            .and_then(|index| self.fits.get_mut(index))
+            .ok_or(code::INVALID_DEVICE)?;
+        let fits = match *slot {
+            Some(fits) => fits,
+            None => {
+                let granularity = self.driver.granularity(device)?;
+                let fits = granularity > 0 && UNIT.is_multiple_of(granularity);
+                if !fits {
+                    tracing::error!(
+                        device,
+                        granularity,
+                        "the device's allocation granularity does not divide 2 MiB"
+                    );
+                }
+                *slot.insert(fits)
+            }
+        };
+        if fits { Ok(()) } else { Err(code::NOT_SUPPORTED) }
+    }
+}
+
+impl ChunkSource for OwnChunks {
+    fn take(&mut self, device: i32, bytes: u64) -> Result<Chunk, Code> {
+        self.check_granularity(device)?;
+        if !self.ledger.admits(device, bytes) {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let handle = self.driver.chunk_create(bytes, device)?;
+        self.ledger.add(device, bytes);
+        Ok(Chunk { handle, bytes, device })
+    }
+
+    fn give(&mut self, chunk: Chunk) {
+        match self.driver.chunk_release(chunk.handle) {
+            Ok(()) => self.ledger.remove(chunk.device, chunk.bytes),
+            // Not counted as free: nobody knows that it is.
+            Err(failed) => tracing::error!(code = failed, "cannot release a chunk"),
+        }
+    }
+}
+
+/// Windows through the driver's address reservations.
+impl Mapper for Arc<Driver> {
+    fn reserve(&mut self, base: u64, bytes: u64) -> Result<(), Code> {
+        let got = self.address_reserve(base, bytes)?;
+        if got == base {
+            return Ok(());
+        }
+        if let Err(failed) = self.address_free(got, bytes) {
+            tracing::warn!(code = failed, "cannot free an address range");
+        }
+        Err(code::ALREADY_MAPPED)
+    }
+
+    fn map(&mut self, at: u64, chunk: &Chunk) -> Result<(), Code> {
+        Driver::map(self, at, chunk.bytes, chunk.handle)?;
+        let allowed = self.allow(at, chunk.bytes, chunk.device);
+        if allowed.is_err()
+            && let Err(failed) = Driver::unmap(self, at, chunk.bytes)
+        {
+            tracing::error!(code = failed, "cannot unmap a chunk");
+        }
+        allowed
+    }
+
+    fn unmap(&mut self, at: u64, chunk: &Chunk) -> Result<(), Code> {
+        Driver::unmap(self, at, chunk.bytes)
+    }
+}

@@ -1,0 +1,187 @@
+use super::*;
+use proptest::prelude::*;
+use std::{cell::RefCell, collections::HashMap, rc::Rc};
+
+/// What the mock source and mapper did, checked as it happens.
+#[derive(Debug, Default)]
+struct World {
+    chunks: HashMap<u64, u64>,
+    mapped: BTreeMap<u64, (u64, u64)>,
+    next: u64,
+    /// Bytes of chunks the device has left.
+    left: u64,
+    largest: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Mock(Rc<RefCell<World>>);
+
+impl ChunkSource for Mock {
+    fn take(&mut self, device: i32, bytes: u64) -> Result<Chunk, Code> {
+        let mut world = self.0.borrow_mut();
+        assert!(CLASSES.contains(&bytes));
+        if bytes > world.left || bytes > world.largest {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        world.left -= bytes;
+        world.next += 1;
+        let handle = world.next;
+        world.chunks.insert(handle, bytes);
+        Ok(Chunk { handle, bytes, device })
+    }
+
+    fn give(&mut self, chunk: Chunk) {
+        let mut world = self.0.borrow_mut();
+        assert_eq!(world.chunks.remove(&chunk.handle), Some(chunk.bytes), "given back once");
+        assert!(world.mapped.values().all(|(handle, _)| *handle != chunk.handle), "given back while mapped");
+        world.left += chunk.bytes;
+    }
+}
+
+impl Mapper for Mock {
+    fn reserve(&mut self, base: u64, _bytes: u64) -> Result<(), Code> {
+        if base == limits::WINDOW_BOUNDS.start { Err(code::ALREADY_MAPPED) } else { Ok(()) }
+    }
+
+    fn map(&mut self, at: u64, chunk: &Chunk) -> Result<(), Code> {
+        let mut world = self.0.borrow_mut();
+        let before =
+            world.mapped.range(..at + chunk.bytes).next_back().map(|(base, (_, bytes))| base + bytes);
+        assert!(before.is_none_or(|end| end <= at), "mapped over something");
+        world.mapped.insert(at, (chunk.handle, chunk.bytes));
+        Ok(())
+    }
+
+    fn unmap(&mut self, at: u64, chunk: &Chunk) -> Result<(), Code> {
+        assert_eq!(self.0.borrow_mut().mapped.remove(&at), Some((chunk.handle, chunk.bytes)));
+        Ok(())
+    }
+}
+
+const BASE: u64 = limits::WINDOW_BOUNDS.start + (128 << 30);
+const WINDOW: u64 = 4 << 30;
+
+fn memory(left: u64) -> (Memory<Mock, Mock>, Mock) {
+    let mock = Mock::default();
+    mock.0.borrow_mut().left = left;
+    mock.0.borrow_mut().largest = u64::MAX;
+    let ledger = Arc::new(Ledger::new(0));
+    ledger.set_total(0, 1 << 40);
+    let mut memory = Memory::new(mock.clone(), mock.clone(), ledger);
+    memory.reserve(BASE, WINDOW).unwrap();
+    (memory, mock)
+}
+
+#[test]
+fn windows_stay_inside_their_bounds() {
+    let (mut memory, _) = memory(0);
+    let bounds = limits::WINDOW_BOUNDS;
+    assert_eq!(memory.reserve(bounds.start, UNIT), Err(code::ALREADY_MAPPED), "the driver says no");
+    for (base, bytes) in [
+        (bounds.start - UNIT, UNIT),
+        (bounds.end - UNIT, 2 * UNIT),
+        (bounds.start + 1, UNIT),
+        (bounds.start, UNIT + 1),
+        (bounds.start, 0),
+        (u64::MAX - UNIT + 1, UNIT),
+        (0, UNIT),
+    ] {
+        assert_eq!(memory.reserve(base, bytes), Err(code::INVALID_VALUE), "{base:#x} {bytes:#x}");
+    }
+}
+
+#[test]
+fn a_large_allocation_is_one_range_of_many_chunks() {
+    let (mut memory, mock) = memory(4 << 30);
+    let address = memory.allocate(0, 600 * MIB + 1).unwrap();
+    assert_eq!(address, BASE);
+    let sizes: Vec<u64> = mock.0.borrow().mapped.values().map(|(_, bytes)| bytes / MIB).collect();
+    assert_eq!(sizes, [512, 32, 32, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]);
+    memory.free(address).unwrap();
+    assert!(mock.0.borrow().chunks.is_empty());
+    assert_eq!(memory.space.ranges(), [(BASE, WINDOW)]);
+    assert_eq!(memory.free(address), Err(code::INVALID_VALUE), "freed twice");
+}
+
+#[test]
+fn a_fragmented_device_gives_smaller_chunks() {
+    let (mut memory, mock) = memory(64 * MIB);
+    mock.0.borrow_mut().largest = UNIT;
+    let address = memory.allocate(0, 64 * MIB).unwrap();
+    assert_eq!(mock.0.borrow().mapped.len(), 32);
+    assert_eq!(memory.allocate(0, 1), Err(code::OUT_OF_MEMORY));
+    memory.free(address).unwrap();
+    assert!(memory.allocate(0, 1).is_ok());
+}
+
+#[test]
+fn an_allocation_that_fails_leaves_nothing() {
+    let (mut memory, mock) = memory(40 * MIB);
+    assert_eq!(memory.allocate(0, 48 * MIB), Err(code::OUT_OF_MEMORY));
+    assert_eq!(mock.0.borrow().left, 40 * MIB);
+    assert_eq!(memory.space.ranges(), [(BASE, WINDOW)]);
+}
+
+#[test]
+fn idle_pools_make_room_for_large_allocations() {
+    let (mut memory, mock) = memory(32 * MIB);
+    let small = memory.allocate(0, 100).unwrap();
+    assert_eq!(memory.allocate(0, 32 * MIB), Err(code::OUT_OF_MEMORY), "the pool is in use");
+    memory.free(small).unwrap();
+    assert_eq!(mock.0.borrow().left, 0, "one idle pool stays");
+    assert!(memory.allocate(0, 32 * MIB).is_ok());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate(u64),
+    Free(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (1_u64..5000).prop_map(Step::Allocate),
+        2 => (1_u64..(3 << 20)).prop_map(Step::Allocate),
+        1 => (UNIT..(80 << 20)).prop_map(Step::Allocate),
+        5 => (0_usize..64).prop_map(Step::Free),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Whatever is allocated and freed: nothing overlaps, everything is mapped, and in the end everything is back.
+    #[test]
+    fn allocations_never_overlap_and_all_comes_back(steps in prop::collection::vec(step(), 1..120)) {
+        let (mut memory, mock) = memory(256 << 20);
+        let mut live = BTreeMap::<u64, u64>::new();
+        for step in steps {
+            match step {
+                Step::Allocate(bytes) => {
+                    let Ok(address) = memory.allocate(0, bytes) else { continue };
+                    prop_assert!(address.is_multiple_of(512));
+                    let before = live.range(..address + bytes).next_back().map(|(base, length)| base + length);
+                    prop_assert!(before.is_none_or(|end| end <= address), "overlap");
+                    let mut at = address;
+                    while at < address + bytes {
+                        let world = mock.0.borrow();
+                        let (base, (_, length)) = world.mapped.range(..=at).next_back().unwrap();
+                        prop_assert!(base + length > at, "not mapped");
+                        at = base + length;
+                    }
+                    live.insert(address, bytes);
+                }
+                Step::Free(which) => {
+                    let Some(address) = live.keys().nth(which % live.len().max(1)).copied() else { continue };
+                    live.remove(&address);
+                    prop_assert_eq!(memory.free(address), Ok(()));
+                }
+            }
+        }
+        for address in live.into_keys() {
+            prop_assert_eq!(memory.free(address), Ok(()));
+        }
+        memory.drop_idle_pools();
+        prop_assert_eq!(mock.0.borrow().left, 256 << 20);
+        prop_assert_eq!(memory.space.ranges(), [(BASE, WINDOW)]);
+    }
+}

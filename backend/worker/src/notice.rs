@@ -1,0 +1,73 @@
+//! News for the dispatcher from the other threads.
+//!
+//! The session's tables belong to the dispatcher alone, so it needs no lock to read them. What another thread made (a
+//! module, an allocation, an arena) is left here *before* it is published to the guest; the dispatcher looks before every
+//! record. A guest can name an object only after it saw the answer, so by then the dispatcher knows the object.
+
+use crate::{
+    arenas::Arena,
+    lanes::ContextRef,
+    objects::{Context, Function, Module},
+};
+use core::sync::atomic::{AtomicBool, Ordering};
+use sluice_protocol::handle::{self, Id};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// One piece of news. `None`: it did not come to be, the id is free again.
+#[derive(Debug)]
+pub(crate) enum Notice {
+    Context {
+        id: Id<handle::Context>,
+        slot: u32,
+        context: Option<Context>,
+    },
+    Allocated {
+        address: u64,
+        bytes: u64,
+        context: ContextRef,
+    },
+    Module {
+        id: Id<handle::Module>,
+        module: Option<Module>,
+    },
+    Function {
+        id: Id<handle::Function>,
+        module: Id<handle::Module>,
+        function: Option<Function>,
+    },
+    Global {
+        module: Id<handle::Module>,
+        address: u64,
+        bytes: u64,
+    },
+    Adopted(Arc<Arena>),
+    /// The device wants a slot's pages back.
+    DetachWanted {
+        slot: u32,
+    },
+}
+
+/// The letter box.
+#[derive(Debug, Default)]
+pub(crate) struct Notices {
+    any: AtomicBool,
+    list: Mutex<Vec<Notice>>,
+}
+
+impl Notices {
+    pub(crate) fn push(&self, notice: Notice) {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).push(notice);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Whether something is there; one load.
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Takes everything. What is pushed meanwhile sets the flag again.
+    pub(crate) fn take(&self) -> Vec<Notice> {
+        self.any.store(false, Ordering::Release);
+        core::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

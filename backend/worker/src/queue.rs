@@ -1,0 +1,182 @@
+//! The permit, and what waits for it.
+//!
+//! While the permit is open and nothing waits, the dispatcher owns the [`Submitter`] and submits at once, without a lock.
+//! When the permit is closed it lends the submitter to the feeder thread; work then queues up and the feeder submits it
+//! in order, each piece when the permit is open. Once the queue is empty the submitter comes back. So the dispatcher waits
+//! for no permit, and order is kept whoever submits.
+
+use crate::{
+    completion::Current,
+    driver::{Code, Driver, Handle, LaunchAttribute},
+    helper::{Helper, MemoryJob, ModuleJob},
+    session::Session,
+    submit::{Operation, Payload, Submitter, Work},
+};
+use core::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+use std::{
+    collections::VecDeque,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+/// The permit word of an open gate.
+pub(crate) const OPEN: u32 = 1;
+
+/// What must not overtake work that was posted before it.
+#[derive(Debug)]
+pub(crate) enum Item {
+    /// Work on a stream, with its payload.
+    Work(Work, Box<[LaunchAttribute]>, Box<[u8]>),
+    /// Destroys a stream.
+    StreamDestroy(Handle),
+    /// Destroys an event.
+    EventDestroy(Handle),
+    /// A job for the memory helper.
+    Memory(MemoryJob),
+    /// A job for the module helper.
+    Module(ModuleJob),
+}
+
+impl Item {
+    fn bytes(&self) -> usize {
+        match self {
+            Item::Work(_, attributes, parameters) => {
+                size_of_val(&**attributes) + parameters.len() + size_of::<Item>()
+            }
+            _ => size_of::<Item>(),
+        }
+    }
+}
+
+/// Bytes that may wait. Beyond it the dispatcher reads no further, and the guest's ring fills up.
+const WAITING_BYTES: usize = 16 << 20;
+/// How often a closed permit is looked at.
+const LOOK: Duration = Duration::from_micros(50);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    items: VecDeque<Item>,
+    bytes: usize,
+    /// Here while it is the feeder's turn and when it is on its way back.
+    submitter: Option<Box<Submitter>>,
+    /// The feeder holds the submitter.
+    feeding: bool,
+}
+
+/// The gate between dispatcher and driver.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    permit: AtomicU32,
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Gate {
+        Gate {
+            permit: AtomicU32::new(OPEN),
+            waiting: Mutex::new(Waiting::default()),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.permit.load(Ordering::Acquire) == OPEN
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues an item; the first one takes the submitter along. Waits only for the feeder, when too much is queued.
+    #[cold]
+    pub(crate) fn queue(&self, submitter: &mut Option<Box<Submitter>>, item: Item) {
+        let mut waiting = self.lock();
+        if let Some(lent) = submitter.take() {
+            waiting.submitter = Some(lent);
+        }
+        while waiting.bytes > WAITING_BYTES {
+            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        waiting.bytes += item.bytes();
+        waiting.items.push_back(item);
+        self.changed.notify_all();
+    }
+
+    /// The submitter, if the feeder is done with it and the permit is open.
+    #[cold]
+    pub(crate) fn take_back(&self) -> Option<Box<Submitter>> {
+        let mut waiting = self.lock();
+        let done = self.is_open() && waiting.items.is_empty() && !waiting.feeding;
+        if done { waiting.submitter.take() } else { None }
+    }
+
+    /// The feeder thread.
+    pub(crate) fn feed(&self, driver: &Driver, session: &Session, helper: &Helper) {
+        let mut current = Current::default();
+        let mut waiting = self.lock();
+        loop {
+            if waiting.items.is_empty() || waiting.submitter.is_none() {
+                waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            if !self.is_open() {
+                drop(waiting);
+                std::thread::sleep(LOOK);
+                waiting = self.lock();
+                continue;
+            }
+            let (item, submitter) = (waiting.items.pop_front(), waiting.submitter.take());
+            let (Some(item), Some(mut submitter)) = (item, submitter) else { continue };
+            waiting.bytes -= item.bytes();
+            waiting.feeding = true;
+            let last = waiting.items.is_empty();
+            drop(waiting);
+            perform(item, &mut submitter, &mut current, driver, session, helper);
+            if last {
+                submitter.mark(&mut current);
+                submitter.tell();
+            }
+            waiting = self.lock();
+            waiting.feeding = false;
+            waiting.submitter = Some(submitter);
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Does what an item says.
+pub(crate) fn perform(
+    item: Item,
+    submitter: &mut Submitter,
+    current: &mut Current,
+    driver: &Driver,
+    session: &Session,
+    helper: &Helper,
+) {
+    match item {
+        Item::Work(work, attributes, parameters) => {
+            let payload = Payload { attributes: &attributes, parameters: &parameters };
+            let result = submitter.submit(current, &work, payload);
+            session.conclude(work.reply, result);
+        }
+        Item::StreamDestroy(stream) => {
+            submitter.mark(current);
+            settle(session, driver.stream_destroy(stream));
+        }
+        Item::EventDestroy(event) => settle(session, driver.event_destroy(event)),
+        Item::Memory(job) => helper.memory(job),
+        Item::Module(job) => helper.module(job),
+    }
+}
+
+fn settle(session: &Session, result: Result<(), Code>) {
+    if let Err(failed) = result {
+        session.set_sticky(failed);
+    }
+}
+
+/// Keeps `Operation` small: it is copied for every piece of work.
+const _: () = assert!(size_of::<Operation>() <= 96);

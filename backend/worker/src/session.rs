@@ -1,0 +1,168 @@
+//! What all threads of the worker share about the session: its page, its two eventfds, its sticky error.
+//!
+//! Everything the guest must see is published through here, so that no publication forgets to wake a sleeping guest.
+
+use crate::driver::{Code, code};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use rustix::fd::OwnedFd;
+use sluice_protocol::{
+    limits,
+    park::Parking,
+    record::NO_REPLY,
+    reply,
+    session::{self, Attachment},
+    shared::Shared,
+};
+use sluice_shared_memory::{Mapping, mapping::Words};
+
+/// Exit status after the guest broke the protocol.
+pub(crate) const EXIT_MALFORMED: i32 = 2;
+
+/// Where an answer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReplyTo {
+    pub(crate) slot: u32,
+    pub(crate) ticket: u32,
+}
+
+impl ReplyTo {
+    /// Whether somebody waits for the answer.
+    pub(crate) const fn is_due(self) -> bool {
+        self.slot != NO_REPLY
+    }
+}
+
+/// The session as all threads see it.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// The control resource; stays mapped until the process ends.
+    page: Mapping,
+    words: Words,
+    doorbell: OwnedFd,
+    wake: OwnedFd,
+    sticky: AtomicU32,
+    /// What was published as complete, per stream slot; the guest's page is not read back.
+    completed: Box<[AtomicU64]>,
+}
+
+impl Session {
+    pub(crate) fn new(page: Mapping, doorbell: OwnedFd, wake: OwnedFd) -> Session {
+        let words = page.words();
+        let completed = (0..limits::STREAMS).map(|_| AtomicU64::new(0)).collect();
+        Session { page, words, doorbell, wake, sticky: AtomicU32::new(0), completed }
+    }
+
+    /// The control resource.
+    pub(crate) fn words(&self) -> &Words {
+        &self.words
+    }
+
+    /// Bytes of the control resource, which count as mapped guest memory.
+    pub(crate) const fn page_bytes(&self) -> u64 {
+        self.page.bytes()
+    }
+
+    /// Wakes the guest if its waker thread sleeps; after every publication.
+    pub(crate) fn wake_guest(&self) {
+        if Parking::GUEST.must_wake(&self.words) {
+            signal(&self.wake);
+        }
+    }
+
+    /// Interrupts a sleeping dispatcher from inside the worker.
+    pub(crate) fn wake_dispatcher(&self) {
+        signal(&self.doorbell);
+    }
+
+    /// Sleeps until the doorbell rings. The dispatcher has announced it.
+    pub(crate) fn await_doorbell(&self) {
+        let mut count = [0; 8];
+        // An interrupted or failed read is a spurious wake-up: the caller looks at the ring again.
+        if let Err(error) = rustix::io::read(&self.doorbell, &mut count)
+            && error != rustix::io::Errno::INTR
+        {
+            tracing::error!(%error, "cannot read the doorbell");
+            self.lose(code::DEVICE_UNAVAILABLE, 1);
+        }
+    }
+
+    /// Publishes an answer, if somebody waits for it.
+    pub(crate) fn answer(&self, to: ReplyTo, result: Code, fields: &[u8]) {
+        if to.is_due() {
+            reply::publish(&self.words, to.slot, to.ticket, result, fields);
+            self.wake_guest();
+        }
+    }
+
+    /// Ends a call that has no result beyond its status: answers it, or, when nobody waits, makes a failure sticky.
+    pub(crate) fn conclude(&self, to: ReplyTo, result: Result<(), Code>) {
+        match result {
+            _ if to.is_due() => self.answer(to, result.err().unwrap_or(0), &[]),
+            Ok(()) => {}
+            Err(failed) => self.set_sticky(failed),
+        }
+    }
+
+    /// The code every call answers from now on, if work has failed.
+    pub(crate) fn sticky(&self) -> Option<Code> {
+        match self.sticky.load(Ordering::Relaxed) {
+            0 => None,
+            failed => Some(failed),
+        }
+    }
+
+    /// Latches a failure of work that was posted. The first one stays.
+    pub(crate) fn set_sticky(&self, failed: Code) {
+        if self.sticky.compare_exchange(0, failed, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            tracing::warn!(code = failed, "posted work failed; the session's calls answer this from now on");
+            self.words.store_u32(session::STICKY, failed, Ordering::Release);
+            self.wake_guest();
+        }
+    }
+
+    /// The sequence up to which a stream slot's work is complete.
+    pub(crate) fn completed(&self, slot: u32) -> u64 {
+        self.completed.get(slot as usize).map_or(0, |sequence| sequence.load(Ordering::Acquire))
+    }
+
+    /// Publishes completion. The caller wakes the guest once it has published all it found.
+    pub(crate) fn set_completed(&self, slot: u32, sequence: u64) {
+        if let Some(word) = self.completed.get(slot as usize) {
+            word.store(sequence, Ordering::Release);
+            session::set_completed(&self.words, slot, sequence);
+        }
+    }
+
+    /// Publishes what became of an attachment.
+    pub(crate) fn set_attachment(&self, slot: u32, state: Attachment) {
+        session::set_attachment(&self.words, slot, state);
+        self.wake_guest();
+    }
+
+    /// The worker serves the session from now on.
+    pub(crate) fn set_ready(&self) {
+        self.words.store_u32(session::STATE, session::READY, Ordering::Release);
+        self.wake_guest();
+    }
+
+    /// Ends the session for good: the guest reads `reason`, the process exits with `status`.
+    pub(crate) fn lose(&self, reason: Code, status: i32) -> ! {
+        self.words.store_u32(session::LOST_ERROR, reason, Ordering::Relaxed);
+        self.words.store_u32(session::STATE, session::LOST, Ordering::Release);
+        self.wake_guest();
+        exit(status)
+    }
+}
+
+/// Ends the process at once. The driver is not torn down: that can wait for the GPU for ever, and the kernel takes back
+/// everything in any case.
+pub(crate) fn exit(status: i32) -> ! {
+    std::process::exit(status)
+}
+
+fn signal(eventfd: &OwnedFd) {
+    // It fails only when the counter is full; then the other side has a wake-up pending already.
+    if let Err(error) = rustix::io::write(eventfd, &1_u64.to_ne_bytes()) {
+        tracing::debug!(%error, "eventfd not written");
+    }
+}

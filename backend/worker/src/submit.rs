@@ -1,0 +1,328 @@
+//! Work for the GPU, resolved and checked, on its way into the driver.
+//!
+//! A [`Submitter`] puts work on a stream and marks it: it records an event directly behind the work, before work of any
+//! other stream can come between, so the marker orders nothing that the work did not order already (an event in the
+//! legacy default stream would). Work that ends by itself may share the marker of what follows it in its stream. Work
+//! that something else may hold back (a kernel, a wait for an event) never does: what stands before it is marked first,
+//! for a guest thread may wait for just that before it releases the other.
+
+use crate::{
+    address::{Device, Host},
+    completion::{Completion, Current},
+    driver::{Code, Driver, Handle, Launch, LaunchAttribute, Rows, code},
+    lanes::{ContextRef, Lanes, Marker},
+    session::{ReplyTo, Session},
+};
+use std::sync::Arc;
+
+/// A stream as work is put on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) slot: u32,
+    pub(crate) stream: Handle,
+    pub(crate) context: ContextRef,
+}
+
+/// What is to be done on a stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Operation {
+    /// Nothing: the call was refused, or moves no bytes. Its sequence completes with what is before it.
+    Nothing,
+    CopyToDevice {
+        to: Device,
+        from: Host,
+    },
+    CopyFromDevice {
+        to: Host,
+        from: Device,
+    },
+    CopyOnDevice {
+        to: Device,
+        from: Device,
+    },
+    CopyRowsToDevice {
+        to: (Device, u64),
+        from: (Host, u64),
+        rows: Rows,
+    },
+    CopyRowsFromDevice {
+        to: (Host, u64),
+        from: (Device, u64),
+        rows: Rows,
+    },
+    CopyRowsOnDevice {
+        to: (Device, u64),
+        from: (Device, u64),
+        rows: Rows,
+    },
+    Fill {
+        to: Device,
+        element: u32,
+        value: u32,
+        rows: Rows,
+    },
+    /// With the attributes and parameters of its [`Payload`].
+    Launch(Launch),
+    Wait {
+        event: Handle,
+        flags: u32,
+    },
+    Record {
+        event: Handle,
+        flags: u32,
+    },
+}
+
+impl Operation {
+    /// Whether something outside the stream may keep it from completing.
+    const fn may_be_held(&self) -> bool {
+        matches!(self, Operation::Launch(_) | Operation::Wait { .. })
+    }
+}
+
+/// The parts of a launch that have no fixed size.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Payload<'a> {
+    pub(crate) attributes: &'a [LaunchAttribute],
+    pub(crate) parameters: &'a [u8],
+}
+
+/// One piece of work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    pub(crate) target: Target,
+    pub(crate) sequence: u64,
+    pub(crate) reply: ReplyTo,
+    pub(crate) operation: Operation,
+}
+
+/// Work that may share one marker.
+const BATCH: u32 = 32;
+/// Markers after which the completion thread is told even though the ring has not run empty.
+const UNTOLD: u32 = 16;
+
+/// Which work is not marked yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Unmarked {
+    /// Stream slot and last sequence; nothing is unmarked for `count` 0.
+    slot: u32,
+    sequence: u64,
+    count: u32,
+}
+
+impl Unmarked {
+    /// Whether a marker must be placed before the next work is submitted.
+    const fn before(self, slot: u32, may_be_held: bool) -> bool {
+        self.count > 0 && (self.slot != slot || may_be_held)
+    }
+
+    /// Counts work that was submitted; `true` when it must be marked at once.
+    const fn after(&mut self, slot: u32, sequence: u64) -> bool {
+        *self = Unmarked { slot, sequence, count: self.count + 1 };
+        self.count >= BATCH
+    }
+}
+
+/// Submits to the driver; used by one thread at a time.
+#[derive(Debug)]
+pub(crate) struct Submitter {
+    driver: Arc<Driver>,
+    session: Arc<Session>,
+    lanes: Arc<Lanes>,
+    completion: Arc<Completion>,
+    unmarked: Unmarked,
+    /// Where `unmarked` is, if anything is.
+    target: Option<Target>,
+    /// Markers the completion thread was not told of.
+    untold: u32,
+}
+
+impl Submitter {
+    pub(crate) fn new(
+        driver: Arc<Driver>,
+        session: Arc<Session>,
+        lanes: Arc<Lanes>,
+        completion: Arc<Completion>,
+    ) -> Submitter {
+        Submitter {
+            driver,
+            session,
+            lanes,
+            completion,
+            unmarked: Unmarked::default(),
+            target: None,
+            untold: 0,
+        }
+    }
+
+    /// Submits one piece of work. Its sequence counts whether or not the driver takes it.
+    pub(crate) fn submit(
+        &mut self,
+        current: &mut Current,
+        work: &Work,
+        payload: Payload<'_>,
+    ) -> Result<(), Code> {
+        let target = work.target;
+        if self.unmarked.before(target.slot, work.operation.may_be_held()) {
+            self.mark(current);
+        }
+        let result = current
+            .set(&self.driver, target.context)
+            .and_then(|()| self.run(target.stream, &work.operation, payload));
+        self.target = Some(target);
+        if self.unmarked.after(target.slot, work.sequence) {
+            self.mark(current);
+        }
+        result
+    }
+
+    fn run(&self, stream: Handle, operation: &Operation, payload: Payload<'_>) -> Result<(), Code> {
+        let driver = &self.driver;
+        match *operation {
+            Operation::Nothing => Ok(()),
+            Operation::CopyToDevice { to, from } => driver.copy_to_device(to, from, stream),
+            Operation::CopyFromDevice { to, from } => driver.copy_from_device(to, from, stream),
+            Operation::CopyOnDevice { to, from } => driver.copy_on_device(to, from, stream),
+            Operation::CopyRowsToDevice { to, from, rows } => {
+                driver.copy_rows_to_device(to, from, rows, stream)
+            }
+            Operation::CopyRowsFromDevice { to, from, rows } => {
+                driver.copy_rows_from_device(to, from, rows, stream)
+            }
+            Operation::CopyRowsOnDevice { to, from, rows } => {
+                driver.copy_rows_on_device(to, from, rows, stream)
+            }
+            Operation::Fill { to, element, value, rows } => driver.fill(to, element, value, rows, stream),
+            Operation::Launch(launch) => {
+                driver.launch(&launch, payload.attributes, payload.parameters, stream)
+            }
+            Operation::Wait { event, flags } => driver.stream_wait(stream, event, flags),
+            Operation::Record { event, flags } => driver.event_record(event, flags, stream),
+        }
+    }
+
+    /// Marks what is not marked yet.
+    pub(crate) fn mark(&mut self, current: &mut Current) {
+        let unmarked = core::mem::take(&mut self.unmarked);
+        let Some(target) = self.target.take() else { return };
+        if self.session.sticky().is_some() {
+            return;
+        }
+        if let Err(failed) = self.place(current, target, unmarked.sequence) {
+            // Without a marker the work would never appear done, and with a later one others could be held back.
+            self.session.set_sticky(failed);
+        }
+        self.untold += 1;
+        if self.untold >= UNTOLD {
+            self.tell();
+        }
+    }
+
+    fn place(&self, current: &mut Current, target: Target, sequence: u64) -> Result<(), Code> {
+        current.set(&self.driver, target.context)?;
+        let event = self.event(target)?;
+        self.driver.event_record(event, 0, target.stream)?;
+        let marker = Marker { sequence, event, context: target.context };
+        if self.lanes.push(target.slot, marker) { Ok(()) } else { Err(code::UNKNOWN) }
+    }
+
+    /// An event of the target's context: one that came back, or a new one.
+    fn event(&self, target: Target) -> Result<Handle, Code> {
+        const DISABLE_TIMING: u32 = 2;
+        let lane = self.lanes.lane(target.slot);
+        while let Some(marker) = lane.recycled() {
+            if marker.context == target.context {
+                return Ok(marker.event);
+            }
+            // The slot has a stream of another context now.
+            self.driver.event_destroy(marker.event)?;
+        }
+        self.driver.event_create(DISABLE_TIMING)
+    }
+
+    /// Tells the completion thread of markers it may not know of.
+    pub(crate) fn tell(&mut self) {
+        if self.untold > 0 {
+            self.untold = 0;
+            self.completion.notify();
+        }
+    }
+
+    /// Whether work of a context is under way.
+    pub(crate) fn uses(&self, context: ContextRef) -> bool {
+        self.lanes.uses(context)
+    }
+
+    /// Lets go of the events of a context that is going away.
+    pub(crate) fn forget(&self, context: ContextRef) {
+        self.lanes.purge(context, |marker| {
+            if let Err(failed) = self.driver.event_destroy(marker.event) {
+                tracing::debug!(code = failed, "event not destroyed");
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Work { slot: u32, held: bool },
+        Empty,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            8 => (0_u32..3, any::<bool>()).prop_map(|(slot, held)| Step::Work { slot, held }),
+            1 => Just(Step::Empty),
+        ]
+    }
+
+    proptest! {
+        /// What the rules promise, whatever comes: a marker is placed before another stream is touched, before anything
+        /// that may be held back, within a batch, and when the ring runs empty.
+        #[test]
+        fn markers_follow_their_work(steps in prop::collection::vec(step(), 0..300)) {
+            let mut unmarked = Unmarked::default();
+            let mut waiting = Vec::<(u32, u64)>::new();
+            let mut sequence = 0;
+            for step in steps {
+                match step {
+                    Step::Empty => {
+                        unmarked = Unmarked::default();
+                        waiting.clear();
+                    }
+                    Step::Work { slot, held } => {
+                        if unmarked.before(slot, held) {
+                            prop_assert!(!waiting.is_empty(), "nothing to mark");
+                            unmarked = Unmarked::default();
+                            waiting.clear();
+                        }
+                        prop_assert!(waiting.iter().all(|(other, _)| *other == slot && !held));
+                        sequence += 1;
+                        waiting.push((slot, sequence));
+                        if unmarked.after(slot, sequence) {
+                            prop_assert_eq!(unmarked.sequence, sequence);
+                            unmarked = Unmarked::default();
+                            waiting.clear();
+                        }
+                        prop_assert!(waiting.len() < BATCH as usize);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn copies_share_a_marker_and_kernels_do_not() {
+        let mut unmarked = Unmarked::default();
+        assert!(!unmarked.before(1, false));
+        assert!(!unmarked.after(1, 1));
+        assert!(!unmarked.before(1, false), "a copy behind a copy");
+        assert!(unmarked.before(1, true), "a kernel may spin until the guest saw the copy");
+        assert!(unmarked.before(2, false), "another stream");
+    }
+}

@@ -1,0 +1,179 @@
+//! The session's objects of one kind: ids of the guest to what they stand for here.
+//!
+//! An id is taken when its call is dispatched ([`Table::reserve`]) and filled when the object exists, so two calls in
+//! flight cannot mint the same one. The generation must match: a stale id never reaches an object that came later.
+
+use crate::driver::{Code, code};
+use sluice_protocol::handle::{Id, Kind};
+
+#[derive(Debug)]
+enum Entry<T> {
+    Free,
+    Reserved(u32),
+    Live(u32, T),
+}
+
+/// A table of objects of kind `K`. Its length is bounded by `K::LIMIT`, since decoding bounds the index of an id.
+#[derive(Debug)]
+pub(crate) struct Table<K: Kind, T> {
+    entries: Vec<Entry<T>>,
+    kind: core::marker::PhantomData<K>,
+}
+
+impl<K: Kind, T> Table<K, T> {
+    pub(crate) const fn new() -> Table<K, T> {
+        Table { entries: Vec::new(), kind: core::marker::PhantomData }
+    }
+
+    fn entry(&mut self, id: Id<K>) -> &mut Entry<T> {
+        let index = id.index();
+        if index >= self.entries.len() {
+            self.grow(index);
+        }
+        &mut self.entries[index]
+    }
+
+    #[cold]
+    fn grow(&mut self, index: usize) {
+        let length = (index + 1).next_power_of_two().clamp(64, K::LIMIT.max(64) as usize);
+        self.entries.resize_with(length, || Entry::Free);
+    }
+
+    /// Takes a free id for an object in the making.
+    pub(crate) fn reserve(&mut self, id: Id<K>) -> Result<(), Code> {
+        match self.entry(id) {
+            free @ Entry::Free => {
+                *free = Entry::Reserved(id.generation());
+                Ok(())
+            }
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+
+    /// Gives a reserved id its object. An id that is no longer reserved (its context went) drops the object.
+    pub(crate) fn fill(&mut self, id: Id<K>, object: T) {
+        let entry = self.entry(id);
+        if matches!(entry, Entry::Reserved(generation) if *generation == id.generation()) {
+            *entry = Entry::Live(id.generation(), object);
+        }
+    }
+
+    /// Takes back a reservation whose object did not come to be.
+    pub(crate) fn release(&mut self, id: Id<K>) {
+        let entry = self.entry(id);
+        if matches!(entry, Entry::Reserved(generation) if *generation == id.generation()) {
+            *entry = Entry::Free;
+        }
+    }
+
+    /// Takes a free id for an object that exists.
+    pub(crate) fn insert(&mut self, id: Id<K>, object: T) -> Result<(), Code> {
+        self.reserve(id)?;
+        self.fill(id, object);
+        Ok(())
+    }
+
+    pub(crate) fn is_free(&self, id: Id<K>) -> bool {
+        matches!(self.entries.get(id.index()), None | Some(Entry::Free))
+    }
+
+    pub(crate) fn get(&self, id: Id<K>) -> Option<&T> {
+        match self.entries.get(id.index())? {
+            Entry::Live(generation, object) if *generation == id.generation() => Some(object),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn get_mut(&mut self, id: Id<K>) -> Option<&mut T> {
+        match self.entries.get_mut(id.index())? {
+            Entry::Live(generation, object) if *generation == id.generation() => Some(object),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: Id<K>) -> Option<T> {
+        self.get(id)?;
+        match core::mem::replace(self.entry(id), Entry::Free) {
+            Entry::Live(_, object) => Some(object),
+            Entry::Free | Entry::Reserved(_) => None,
+        }
+    }
+
+    /// Forgets the objects that `gone` picks.
+    pub(crate) fn forget(&mut self, mut gone: impl FnMut(&T) -> bool) {
+        self.forget_with(|_, object| gone(object));
+    }
+
+    /// Forgets the objects that `gone` picks by id and content.
+    pub(crate) fn forget_with(&mut self, mut gone: impl FnMut(Id<K>, &T) -> bool) {
+        for (index, entry) in (0_u32..).zip(&mut self.entries) {
+            if matches!(entry, Entry::Live(generation, object) if gone(Id::new(index, *generation), object)) {
+                *entry = Entry::Free;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use sluice_protocol::{handle::Stream, limits};
+    use std::collections::HashMap;
+
+    #[test]
+    fn a_stale_or_foreign_id_finds_nothing() {
+        let mut table = Table::<Stream, u32>::new();
+        let (old, new) = (Id::new(3, 1), Id::new(3, 2));
+        table.insert(old, 7).unwrap();
+        assert_eq!(table.insert(new, 8), Err(code::INVALID_VALUE), "taken");
+        assert_eq!(table.get(old), Some(&7));
+        assert_eq!(table.get(new), None);
+        assert_eq!(table.remove(new), None);
+        assert_eq!(table.remove(old), Some(7));
+        assert_eq!(table.remove(old), None);
+        table.insert(new, 9).unwrap();
+        assert_eq!(table.get(old), None);
+        assert_eq!(table.get(Id::new(limits::STREAMS - 1, 1)), None);
+    }
+
+    #[test]
+    fn a_reserved_id_is_neither_free_nor_usable() {
+        let mut table = Table::<Stream, u32>::new();
+        let id = Id::new(0, 1);
+        table.reserve(id).unwrap();
+        assert!(!table.is_free(id));
+        assert_eq!(table.get(id), None);
+        assert_eq!(table.reserve(id), Err(code::INVALID_VALUE));
+        table.release(Id::new(0, 2));
+        assert!(!table.is_free(id), "another generation's release");
+        table.release(id);
+        assert!(table.is_free(id));
+        table.fill(id, 1);
+        assert_eq!(table.get(id), None, "an object for an id that was given up");
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_as_a_map(operations in prop::collection::vec((0_u32..40, 1_u32..4, 0_u8..3), 0..200)) {
+            let mut table = Table::<Stream, u32>::new();
+            let mut model = HashMap::<u32, (u32, u32)>::new();
+            for (step, (index, generation, operation)) in operations.into_iter().enumerate() {
+                let (id, value) = (Id::new(index, generation), u32::try_from(step).unwrap());
+                let live = model.get(&index).filter(|(g, _)| *g == generation).map(|(_, v)| *v);
+                match operation {
+                    0 => {
+                        let free = !model.contains_key(&index);
+                        prop_assert_eq!(table.insert(id, value).is_ok(), free);
+                        if free { model.insert(index, (generation, value)); }
+                    }
+                    1 => {
+                        prop_assert_eq!(table.remove(id), live);
+                        if live.is_some() { model.remove(&index); }
+                    }
+                    _ => prop_assert_eq!(table.get(id).copied(), live),
+                }
+            }
+        }
+    }
+}
