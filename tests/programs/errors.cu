@@ -22,6 +22,13 @@ static void expect_launch(const char *what, cudaError_t expected) {
     surprises += cudaGetLastError() != cudaSuccess;
 }
 
+// Runtimes before 12.9 look at grid and block themselves and say "invalid configuration"; newer ones pass on what the
+// driver says, and the driver's own word for it is "invalid value".
+static void expect_bad_shape(const char *what) {
+    cudaError_t got = cudaPeekAtLastError();
+    expect_launch(what, got == cudaErrorInvalidConfiguration ? got : cudaErrorInvalidValue);
+}
+
 static int fault() {
     int *memory, value = 0;
     CHECK(cudaMalloc(&memory, 256 * sizeof(int)));
@@ -54,15 +61,15 @@ int main(int argc, char **argv) {
     cudaGetLastError();
 
     fill<<<0, 32>>>(memory, 1);
-    expect_launch("grid of 0", cudaErrorInvalidConfiguration);
+    expect_bad_shape("grid of 0");
     fill<<<1, 0>>>(memory, 1);
-    expect_launch("block of 0", cudaErrorInvalidConfiguration);
+    expect_bad_shape("block of 0");
     fill<<<1, 2048>>>(memory, 1);
-    expect_launch("block of 2048", cudaErrorInvalidConfiguration);
+    expect_bad_shape("block of 2048");
     fill<<<1, dim3(1, 1, 65)>>>(memory, 1);
-    expect_launch("block 65 deep", cudaErrorInvalidConfiguration);
+    expect_bad_shape("block 65 deep");
     fill<<<dim3(1, 65536), 1>>>(memory, 1);
-    expect_launch("grid 65536 high", cudaErrorInvalidConfiguration);
+    expect_bad_shape("grid 65536 high");
     fill<<<1, 32, 1 << 20>>>(memory, 1);
     expect_launch("1 MiB of shared memory", cudaErrorInvalidValue);
     expect("opt in to 1 MiB of shared memory",
