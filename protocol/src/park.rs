@@ -24,7 +24,8 @@ impl Parking {
     /// Announces sleep, then looks again. `true`: nothing is ready, sleep until woken, then call [`Parking::leave`].
     /// `false`: something is ready and the announcement is withdrawn.
     pub fn enter(self, memory: &impl Shared, ready: impl FnOnce() -> bool) -> bool {
-        memory.store_u32(self.word, 1, Ordering::Relaxed);
+        // A swap, so that this announcement is ordered after every earlier waker's swap of the word: several threads wake.
+        memory.swap_u32(self.word, 1);
         memory.fence();
         if ready() {
             self.leave(memory);
