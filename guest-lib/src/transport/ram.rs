@@ -1,0 +1,162 @@
+//! The memory file of a process without a VM: what guest RAM is to a kernel.
+//!
+//! Sparse, of a fixed size and sealed, because the device refuses memory that could shrink under it. A range that is
+//! given back loses its pages, so every new range reads as zero.
+
+use super::{TransportError, held::Held};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
+use std::collections::BTreeMap;
+
+/// Bytes when `SLUICE_DIRECT_MEMORY` says nothing: address space, not memory.
+const DEFAULT_BYTES: u64 = 64 << 30;
+const PAGE: u64 = 4096;
+
+/// A range of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+/// The file and which of it is free.
+#[derive(Debug)]
+pub(super) struct Ram {
+    pub(super) file: Held,
+    pub(super) bytes: u64,
+    free: Free,
+}
+
+/// Free ranges by offset, never adjacent.
+#[derive(Debug)]
+struct Free(BTreeMap<u64, u64>);
+
+impl Ram {
+    /// A file whose first `reserved` bytes are not for ranges.
+    pub(super) fn new(reserved: u64) -> Result<Ram, TransportError> {
+        let system = |what| move |error| TransportError::System { what, error };
+        let bytes = configured()?;
+        let file = memfd_create(c"sluice-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(system("memfd_create"))?;
+        ftruncate(&file, bytes).map_err(system("the length of the memory file"))?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(system("sealing the memory file"))?;
+        let file = Held::new(file).map_err(system("the memory file"))?;
+        let free = BTreeMap::from([(reserved, bytes.saturating_sub(reserved))]);
+        Ok(Ram { file, bytes, free: Free(free) })
+    }
+
+    /// Takes a range.
+    pub(super) fn take(&mut self, bytes: u64) -> Result<Range, TransportError> {
+        self.free.take(bytes).ok_or(TransportError::Exhausted(bytes))
+    }
+
+    /// Takes the pages out of a range that nobody maps any more and gives it back.
+    pub(super) fn give(&mut self, range: Range) -> Result<(), TransportError> {
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        loop {
+            match fallocate(self.file.get()?, punch, range.offset, range.bytes) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                // A range that cannot be emptied is not used again, for it is not zero.
+                Err(error) => return Err(TransportError::System { what: "emptying memory", error }),
+            }
+        }
+        self.free.give(range);
+        Ok(())
+    }
+}
+
+impl Free {
+    fn take(&mut self, bytes: u64) -> Option<Range> {
+        let (offset, room) =
+            self.0.iter().map(|(offset, room)| (*offset, *room)).find(|(_, room)| *room >= bytes)?;
+        self.0.remove(&offset);
+        if room > bytes {
+            self.0.insert(offset + bytes, room - bytes);
+        }
+        Some(Range { offset, bytes })
+    }
+
+    fn give(&mut self, range: Range) {
+        let Range { mut offset, mut bytes } = range;
+        if let Some((before, room)) =
+            self.0.range(..offset).next_back().map(|(before, room)| (*before, *room))
+            && before + room == offset
+        {
+            self.0.remove(&before);
+            offset = before;
+            bytes += room;
+        }
+        if let Some(room) = self.0.remove(&(offset + bytes)) {
+            bytes += room;
+        }
+        self.0.insert(offset, bytes);
+    }
+}
+
+/// The size of the file: `SLUICE_DIRECT_MEMORY`, in bytes or with a suffix K, M, G or T.
+fn configured() -> Result<u64, TransportError> {
+    match std::env::var("SLUICE_DIRECT_MEMORY") {
+        Ok(value) => parse(&value).ok_or(TransportError::Setting {
+            name: "SLUICE_DIRECT_MEMORY",
+            value,
+            expected: "a size of at least 16M",
+        }),
+        Err(_) => Ok(DEFAULT_BYTES),
+    }
+}
+
+fn parse(value: &str) -> Option<u64> {
+    let digits = value.trim_end_matches(['K', 'M', 'G', 'T']);
+    let shift = match value.get(digits.len()..)? {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return None,
+    };
+    let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
+    (bytes >= 16 << 20 && bytes <= 1 << 46).then(|| bytes - bytes % PAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse("64G"), Some(64 << 30));
+        assert_eq!(parse("16777217"), Some(16 << 20));
+        for wrong in ["", "G", "1K", "12X", "-1", "1GG", "99999999999999999999", "1T1"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn ranges_merge_when_they_come_back() {
+        let mut free = Free(BTreeMap::from([(PAGE, 16 * PAGE)]));
+        let ranges: Vec<_> = (0..16).map(|_| free.take(PAGE).unwrap()).collect();
+        assert_eq!(free.take(PAGE), None);
+        for range in ranges.iter().step_by(2).chain(ranges.iter().skip(1).step_by(2)) {
+            free.give(*range);
+        }
+        assert_eq!(free.0, BTreeMap::from([(PAGE, 16 * PAGE)]));
+        assert_eq!(free.take(17 * PAGE), None);
+        assert_eq!(free.take(16 * PAGE), Some(Range { offset: PAGE, bytes: 16 * PAGE }));
+    }
+
+    #[test]
+    fn a_range_is_zero_again() {
+        let mut ram = Ram::new(PAGE).unwrap();
+        let range = ram.take(2 * PAGE).unwrap();
+        rustix::io::pwrite(ram.file.get().unwrap(), &[7; 100], range.offset).unwrap();
+        ram.give(range).unwrap();
+        assert_eq!(ram.take(2 * PAGE).unwrap(), range);
+        let mut bytes = [1; 100];
+        rustix::io::pread(ram.file.get().unwrap(), &mut bytes, range.offset).unwrap();
+        assert_eq!(bytes, [0; 100]);
+    }
+}
