@@ -65,7 +65,8 @@ pub fn output_of(command: &mut Command, limit: Duration) -> Result<String> {
 /// The command line, for messages.
 #[must_use]
 pub fn display(command: &Command) -> String {
-    let mut text = command.get_program().to_string_lossy().into_owned();
+    let program = Path::new(command.get_program());
+    let mut text = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
     for argument in command.get_args() {
         text.push(' ');
         text.push_str(&argument.to_string_lossy());

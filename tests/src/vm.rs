@@ -464,7 +464,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots a machine and waits for its agent. A device socket must already be there.
+    /// Boots a machine and waits for its agent. A device must be there or just be starting.
     ///
     /// # Errors
     /// When QEMU does not start or the agent does not answer in time; the message holds console and log.
@@ -475,10 +475,8 @@ impl Guest {
         };
         let files = Files::new(machine)?;
         image.write(&files.initramfs)?;
-        if let Gpu::VhostUser(socket) = &machine.gpu
-            && !socket.exists()
-        {
-            bail!("{}: there is no vhost-user socket {}", machine.name, socket.display());
+        if let Gpu::VhostUser(socket) = &machine.gpu {
+            wait_for_socket(socket)?;
         }
         // QEMU connects to us, so that the agent's first word cannot be lost.
         let listener = UnixListener::bind(&files.agent).context("listening for the guest's agent")?;
@@ -660,6 +658,18 @@ impl Guest {
         write!(text, "\n--- complete logs: {}", self.files.console.display()).ok();
         anyhow!(text)
     }
+}
+
+/// QEMU gives up at once when nobody listens, and a device may just be starting.
+fn wait_for_socket(socket: &Path) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !socket.exists() {
+        if Instant::now() > deadline {
+            bail!("there is no vhost-user socket {}", socket.display());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 fn accept(listener: &UnixListener, qemu: &mut Background) -> Result<UnixStream> {

@@ -121,7 +121,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
             Ok(false)
         }
         Err(error) => {
-            println!("\n{error:#}\n\ndemo: FAIL ({})", error.to_string().lines().next().unwrap_or_default());
+            println!("\n{error:#}\n\ndemo: FAIL (the error is above)");
             Ok(false)
         }
     }
@@ -172,6 +172,14 @@ fn show(stage: &Stage) -> Result<bool> {
     println!("\n3. Booting Debian's kernel {} with a vhost-user GPU", stage.kernel.version);
     let host = Host::start(&stage.binaries, stage.kernel.series, None)?;
     step(format!("host side is ready, socket {}", host.socket().display()));
+    let good = in_guest(stage, &host, natives)
+        .with_context(|| format!("the host side said:\n{}\n", process::tail(&host.printed(), 30)))?;
+    host.stop().context("ending the host side")?;
+    step("guest and host side have ended in good order");
+    Ok(good)
+}
+
+fn in_guest(stage: &Stage, host: &Host, natives: Vec<(&'static str, Finished)>) -> Result<bool> {
     let image = Image::with_sluice(&stage.kernel, &stage.binaries, &stage.programs)?;
     let machine = Machine { gpu: Gpu::VhostUser(host.socket().to_path_buf()), ..Machine::new("demo") };
     let booting = Instant::now();
@@ -195,10 +203,7 @@ fn show(stage: &Stage) -> Result<bool> {
     }
     let together = two_at_once(&guest, &stage.binaries, find(&stage.programs, "vector_add")?)?;
     summarise(&rows);
-
     guest.power_off().context("powering the guest off")?;
-    host.stop().context("ending the host side")?;
-    step("guest and host side have ended in good order");
     Ok(together && rows.iter().all(Row::is_good))
 }
 
