@@ -20,7 +20,6 @@ pub(crate) enum Op {
     Store,
     Atomic,
     CpAsync,
-    Prefetch,
     Fence,
     Barrier,
     WarpBarrier,
@@ -28,19 +27,14 @@ pub(crate) enum Op {
     Vote,
     Match,
     Redux,
-    Elect,
     ActiveMask,
     Special,
     LocalAddress,
-    ParamToGeneric,
     LdMatrix,
     Mma,
     WmmaLoad,
     WmmaStore,
     Sleep,
-    Alloca,
-    StackSave,
-    StackRestore,
 }
 
 /// Rounding.
@@ -92,7 +86,6 @@ pub(crate) mod flag {
     pub(crate) const THIRD: u32 = 1 << 21;
     pub(crate) const TRANSPOSE: u32 = 1 << 22;
     pub(crate) const LAYOUT_A_COL: u32 = 1 << 23;
-    pub(crate) const LAYOUT_B_COL: u32 = 1 << 24;
     pub(crate) const ABS: u32 = 1 << 25;
     /// The second source is unsigned where the first one decides the type (`dp4a`).
     pub(crate) const UNSIGNED_B: u32 = 1 << 26;
@@ -101,6 +94,10 @@ pub(crate) mod flag {
     /// The branch goes backward.
     pub(crate) const BACKWARD: u32 = 1 << 28;
     pub(crate) const OOB: u32 = 1 << 29;
+    /// A plain copy.
+    pub(crate) const COPY: u32 = 1 << 30;
+    /// `e` is a fourth source.
+    pub(crate) const FOUR: u32 = 1 << 31;
 }
 
 /// One instruction.
@@ -153,6 +150,11 @@ pub(crate) enum Constant {
     Global {
         index: u32,
         offset: i64,
+    },
+    /// A special register that has one value in a launch.
+    Special {
+        which: u8,
+        wide: bool,
     },
     /// Where dynamic shared memory starts, plus a base (of the window) and an offset.
     Dynamic {

@@ -61,10 +61,6 @@ macro_rules! anys { ($($name:ident |$i:ident, $x:ident, $y:ident, $z:ident| $bod
     }
 )*}; }
 
-fn shift_left32(a: u32, n: u32) -> u32 {
-    a.checked_shl(n).unwrap_or(0)
-}
-
 ops1! {
     Mov32: u32 => u32, false, |i, a| a;
     Mov64: u64 => u64, false, |i, a| a;
@@ -123,7 +119,8 @@ ops1! {
     RsqrtApprox: f32 => f32, false, |i, a| num::rsqrt(a, i.has(flag::FTZ));
     SqrtApprox: f32 => f32, false, |i, a| canon(flush_if(flush_if(a, i.has(flag::FTZ)).sqrt(), i.has(flag::FTZ)));
     RcpApprox64: f64 => f64, true, |i, a| approx64(a, |x| 1.0 / x);
-    RsqrtApprox64: f64 => f64, true, |i, a| approx64(a, |x| 1.0 / x.sqrt());
+    // Without `.ftz` this form has full precision.
+    RsqrtApprox64: f64 => f64, true, |i, a| if i.has(flag::FTZ) { approx64(a, |x| 1.0 / x.sqrt()) } else { 1.0 / a.sqrt() };
     SlowUnary32: f32 => f32, true, |i, a| slow_unary32(i, a);
     SlowUnary64: f64 => f64, true, |i, a| slow_unary64(i, a);
 }
@@ -168,10 +165,10 @@ ops2! {
     Sub64: u64, u64 => u64, false, |i, a, b| a.wrapping_sub(b);
     Mul32: u32, u32 => u32, false, |i, a, b| a.wrapping_mul(b);
     Mul64: u64, u64 => u64, false, |i, a, b| a.wrapping_mul(b);
-    MulWideU32: u32, u32 => u64, false, |i, a, b| u64::from(a) * u64::from(b);
-    MulWideS32: i32, i32 => i64, false, |i, a, b| i64::from(a) * i64::from(b);
-    MulHiU32: u32, u32 => u32, false, |i, a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32;
-    MulHiS32: i32, i32 => i32, false, |i, a, b| ((i64::from(a) * i64::from(b)) >> 32) as i32;
+    MulWideU32: u32, u32 => u64, false, |i, a, b| u64::from(a).wrapping_mul(u64::from(b));
+    MulWideS32: i32, i32 => i64, false, |i, a, b| i64::from(a).wrapping_mul(i64::from(b));
+    MulHiU32: u32, u32 => u32, false, |i, a, b| (u64::from(a).wrapping_mul(u64::from(b)) >> 32) as u32;
+    MulHiS32: i32, i32 => i32, false, |i, a, b| (i64::from(a).wrapping_mul(i64::from(b)) >> 32) as i32;
     MulHiU64: u64, u64 => u64, true, |i, a, b| ((u128::from(a) * u128::from(b)) >> 64) as u64;
     MulHiS64: i64, i64 => i64, true, |i, a, b| ((i128::from(a) * i128::from(b)) >> 64) as i64;
     And32: u32, u32 => u32, false, |i, a, b| a & b;
@@ -271,8 +268,8 @@ fn slow_binary64(i: &Inst, a: f64, b: f64) -> f64 {
 ops3! {
     MadLo32: u32, u32, u32 => u32, false, |i, a, b, c| a.wrapping_mul(b).wrapping_add(c);
     MadLo64: u64, u64, u64 => u64, false, |i, a, b, c| a.wrapping_mul(b).wrapping_add(c);
-    MadWideU32: u32, u32, u64 => u64, false, |i, a, b, c| (u64::from(a) * u64::from(b)).wrapping_add(c);
-    MadWideS32: i32, i32, i64 => i64, false, |i, a, b, c| (i64::from(a) * i64::from(b)).wrapping_add(c);
+    MadWideU32: u32, u32, u64 => u64, false, |i, a, b, c| u64::from(a).wrapping_mul(u64::from(b)).wrapping_add(c);
+    MadWideS32: i32, i32, i64 => i64, false, |i, a, b, c| i64::from(a).wrapping_mul(i64::from(b)).wrapping_add(c);
     FmaF32: f32, f32, f32 => f32, false, |i, a, b, c| canon(a.mul_add(b, c));
     FmaF32Ftz: f32, f32, f32 => f32, false, |i, a, b, c| canon(flush(flush(a).mul_add(flush(b), flush(c))));
     FmaF64: f64, f64, f64 => f64, false, |i, a, b, c| a.mul_add(b, c);
@@ -790,9 +787,8 @@ fn bfe(i: &Inst, a: u64, b: u64, c: u64) -> u64 {
     zext(out, n)
 }
 
-fn bfi(i: &Inst, a: u64, b: u64, c: u64) -> u64 {
+fn bfi(i: &Inst, a: u64, b: u64, pos: u32, len: u32) -> u64 {
     let n = bits_of(i);
-    let (pos, len) = (i.imm_or_e(c).0, i.imm_or_e(c).1);
     if pos >= n || len == 0 {
         return zext(b, n);
     }
@@ -801,20 +797,12 @@ fn bfi(i: &Inst, a: u64, b: u64, c: u64) -> u64 {
     zext((b & !mask) | ((a << pos) & mask), n)
 }
 
-impl Inst {
-    /// `bfi` has four operands: position and length arrive packed in one slot.
-    fn imm_or_e(&self, c: u64) -> (u32, u32) {
-        ((c & 0xff) as u32, (c >> 8 & 0xff) as u32)
-    }
-}
-
 /// `bfi`, which reads a fourth operand from slot `e`.
 pub(crate) fn bit_insert(frame: &Frame, i: &Inst, mask: u32) {
     let wide = i.has(flag::WIDE_D);
     each(mask, |lane| {
-        let packed = u64::from(frame.get::<u32>(i.c, lane) & 0xff)
-            | u64::from(frame.get::<u32>(i.e, lane) & 0xff) << 8;
-        let out = bfi(i, frame.bits(i.a, lane, wide), frame.bits(i.b, lane, wide), packed);
+        let (pos, len) = (frame.get::<u32>(i.c, lane) & 0xff, frame.get::<u32>(i.e, lane) & 0xff);
+        let out = bfi(i, frame.bits(i.a, lane, wide), frame.bits(i.b, lane, wide), pos, len);
         frame.set_bits(i.d, lane, wide, out);
     });
 }
@@ -920,15 +908,7 @@ fn video(i: &Inst, a: u64, b: u64, c: u64) -> u64 {
         sum += if i.has(flag::UNSIGNED_B) { zext(r as u64, w) as i64 } else { sext(r as u64, w) };
         packed |= zext(r as u64, w) << (k * w);
     }
-    if i.has(flag::THIRD) {
-        u64::from((sum as u32).wrapping_add(c as u32))
-    } else {
-        (packed & 0xffff_ffff) | merge_mask(i, c)
-    }
-}
-
-fn merge_mask(_: &Inst, _: u64) -> u64 {
-    0
+    if i.has(flag::THIRD) { u64::from((sum as u32).wrapping_add(c as u32)) } else { packed & 0xffff_ffff }
 }
 
 fn bmsk(i: &Inst, a: u64, b: u64) -> u64 {
@@ -1511,10 +1491,4 @@ pub(crate) fn add64() -> Handler {
 /// Zero-extension of 32 bits to 64, and the low half of 64.
 pub(crate) fn resize(to_wide: bool) -> Handler {
     if to_wide { op1::<Zext32>() } else { op1::<Low32>() }
-}
-
-/// A left shift used by tests of the loops.
-#[cfg(test)]
-pub(crate) fn reference_shl(a: u32, n: u32) -> u32 {
-    shift_left32(a, n)
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use super::Special;
 use super::interp::{self, Yield};
 use super::mem::{Bytes, Ranges};
 use super::warp::{Activation, BarrierKind, Fragment, Wait, Warp};
@@ -133,6 +134,9 @@ impl<'a> Grid<'a> {
                         let base = self.launch.module.addresses().get(index as usize).copied().unwrap_or(0);
                         block.broadcast64(slot, base.wrapping_add_signed(offset));
                     }
+                    Constant::Special { which, wide } => {
+                        broadcast(&mut block, slot, wide, self.uniform(which))
+                    }
                     Constant::Dynamic { base, offset, wide } => {
                         let v = base.wrapping_add(u64::from(self.dynamic_base)).wrapping_add_signed(offset);
                         broadcast(&mut block, slot, wide, v);
@@ -153,6 +157,28 @@ impl<'a> Grid<'a> {
             }
             block
         })
+    }
+
+    /// A special register that has one value in this launch.
+    fn uniform(&self, which: u8) -> u64 {
+        let launch = self.launch;
+        let workspace = launch.cooperative.unwrap_or(0);
+        match Special::ALL[usize::from(which) % Special::ALL.len()] {
+            Special::NtidX => u64::from(launch.block[0]),
+            Special::NtidY => u64::from(launch.block[1]),
+            Special::NtidZ => u64::from(launch.block[2]),
+            Special::NctaidX => u64::from(launch.grid[0]),
+            Special::NctaidY => u64::from(launch.grid[1]),
+            Special::NctaidZ => u64::from(launch.grid[2]),
+            Special::NWarpId => 32,
+            Special::NSmId => u64::from(launch.resident_ctas.max(1)),
+            Special::GridId => launch.grid_id,
+            Special::EnvReg1 => workspace >> 32,
+            Special::EnvReg2 => workspace & 0xffff_ffff,
+            Special::TotalShared | Special::AggrShared => u64::from(self.shared_bytes),
+            Special::DynamicShared => u64::from(launch.dynamic_shared),
+            _ => 0,
+        }
     }
 
     pub(crate) fn fail(&self, fault: Fault) {

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering;
 
-use super::alu;
 use super::cta::{Cta, Grid, Worker};
 use super::host;
 use super::lanes::each;
@@ -12,7 +11,6 @@ use super::warp::{self, Activation, BarrierKind, Fragment, Wait, Warp};
 use super::{Fail, Special};
 use crate::api::{Fault, FaultKind};
 use crate::ir::{Argument, Inst, Op, Target, flag, token_function};
-use crate::ptx::Space;
 use crate::regs::{Block, Frame, NONE, UNITS};
 
 /// Taken backward branches of a fragment before another one of its warp runs.
@@ -200,13 +198,7 @@ pub(crate) fn fragment<const FAST: bool>(
             }
             Op::ActiveMask => each(m, |lane| frame.set(i.d, lane, m)),
             Op::Fence => mem::fence(),
-            Op::Nop
-            | Op::Prefetch
-            | Op::ParamToGeneric
-            | Op::Elect
-            | Op::Alloca
-            | Op::StackSave
-            | Op::StackRestore => {}
+            Op::Nop => {}
             Op::Sleep => {
                 if m != 0 {
                     (f.pc, f.turn) = (pc + 1, f.turn.wrapping_add(1));
@@ -591,77 +583,76 @@ fn copy(from: &Frame, source: Argument, to: &Frame, target: Argument, mask: u32)
     });
 }
 
-/// Reads a special register.
+/// Reads a special register that differs between threads, blocks or moments.
 fn special(grid: &Grid<'_>, cta: [u32; 3], linear: u64, warp: u32, frame: &Frame, i: &Inst, mask: u32) {
     let which = Special::ALL[usize::from(i.sub) % Special::ALL.len()];
     let launch = grid.launch;
     let [bx, by, bz] = launch.block;
     let wide = i.has(flag::WIDE_D);
-    let nanos = || u64::try_from(grid.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    let (lo, hi) = (|v: u64| v & 0xffff_ffff, |v: u64| v >> 32);
-    let workspace = launch.cooperative.unwrap_or(0);
-    let uniform = match which {
-        Special::TidX | Special::TidY | Special::TidZ | Special::LaneId => None,
-        Special::MaskEq | Special::MaskLe | Special::MaskLt | Special::MaskGe | Special::MaskGt => None,
-        Special::NtidX => Some(u64::from(bx)),
-        Special::NtidY => Some(u64::from(by)),
-        Special::NtidZ => Some(u64::from(bz)),
-        Special::CtaidX => Some(u64::from(cta[0])),
-        Special::CtaidY => Some(u64::from(cta[1])),
-        Special::CtaidZ => Some(u64::from(cta[2])),
-        Special::NctaidX => Some(u64::from(launch.grid[0])),
-        Special::NctaidY => Some(u64::from(launch.grid[1])),
-        Special::NctaidZ => Some(u64::from(launch.grid[2])),
-        Special::TidW
-        | Special::NtidW
-        | Special::CtaidW
-        | Special::NctaidW
-        | Special::EnvReg0
-        | Special::EnvReg3 => Some(0),
-        Special::WarpId => Some(u64::from(warp)),
-        Special::NWarpId => Some(32),
-        Special::SmId => Some(linear % u64::from(launch.resident_ctas.max(1))),
-        Special::NSmId => Some(u64::from(launch.resident_ctas.max(1))),
-        Special::GridId => Some(launch.grid_id),
-        Special::Clock | Special::Clock64 => Some(nanos() + 1),
-        Special::ClockHi => Some(hi(nanos() + 1)),
-        Special::GlobalTimer | Special::GlobalTimerLo | Special::GlobalTimerHi => {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-            let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-            Some(match which {
-                Special::GlobalTimerLo => lo(now),
-                Special::GlobalTimerHi => hi(now),
-                _ => now,
-            })
-        }
-        Special::EnvReg1 => Some(hi(workspace)),
-        Special::EnvReg2 => Some(lo(workspace)),
-        Special::TotalShared | Special::AggrShared => Some(u64::from(grid.shared_bytes)),
-        Special::DynamicShared => Some(u64::from(launch.dynamic_shared)),
+    let nanos = || u64::try_from(grid.started.elapsed().as_nanos()).unwrap_or(u64::MAX) + 1;
+    let now = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
     };
-    each(mask, |lane| {
-        let n = u32::try_from(lane).unwrap_or(0);
-        let thread = warp * 32 + n;
-        let bit = 1u32 << n;
-        let v = uniform.unwrap_or_else(|| {
-            u64::from(match which {
-                Special::TidX => thread % bx,
-                Special::TidY => thread / bx % by,
-                Special::TidZ => thread / bx / by,
-                Special::MaskEq => bit,
-                Special::MaskLt => bit - 1,
-                Special::MaskLe => bit | (bit - 1),
-                Special::MaskGt => !(bit | (bit - 1)),
-                Special::MaskGe => !(bit - 1),
-                _ => n,
-            })
-        });
-        frame.set_bits(i.d, lane, wide, v);
-    });
+    let uniform = match which {
+        Special::CtaidX => u64::from(cta[0]),
+        Special::CtaidY => u64::from(cta[1]),
+        Special::CtaidZ => u64::from(cta[2]),
+        Special::WarpId => u64::from(warp),
+        Special::SmId => linear % u64::from(launch.resident_ctas.max(1)),
+        Special::Clock | Special::Clock64 => nanos(),
+        Special::ClockHi => nanos() >> 32,
+        Special::GlobalTimer => now(),
+        Special::GlobalTimerLo => now() & 0xffff_ffff,
+        Special::GlobalTimerHi => now() >> 32,
+        Special::TidX if by == 1 && bz == 1 => return lanes(frame, i, mask, |n| warp * 32 + n),
+        Special::TidY if by == 1 => 0,
+        Special::TidZ if bz == 1 => 0,
+        Special::TidX | Special::TidY | Special::TidZ => {
+            // Counted up from the first lane: a division per lane is what a block of several rows would cost.
+            let first = warp * 32;
+            let (mut x, mut y, mut z) = (first % bx, first / bx % by, first / bx / by);
+            let mut values = [0u32; 32];
+            for value in &mut values {
+                *value = match which {
+                    Special::TidX => x,
+                    Special::TidY => y,
+                    _ => z,
+                };
+                x += 1;
+                if x == bx {
+                    (x, y) = (0, y + 1);
+                    if y == by {
+                        (y, z) = (0, z + 1);
+                    }
+                }
+            }
+            return lanes(frame, i, mask, |n| values[n as usize & 31]);
+        }
+        Special::MaskEq => return lanes(frame, i, mask, |n| 1 << n),
+        Special::MaskLt => return lanes(frame, i, mask, |n| (1 << n) - 1),
+        Special::MaskLe => return lanes(frame, i, mask, |n| u32::MAX >> (31 - n)),
+        Special::MaskGt => return lanes(frame, i, mask, |n| !(u32::MAX >> (31 - n))),
+        Special::MaskGe => return lanes(frame, i, mask, |n| u32::MAX << n),
+        _ => return lanes(frame, i, mask, |n| n),
+    };
+    if mask == !0 && !wide {
+        frame.store(i.d, &[(uniform & 0xffff_ffff) as u32; 32]);
+    } else {
+        each(mask, |lane| frame.set_bits(i.d, lane, wide, uniform));
+    }
 }
 
-/// Used by the handlers' tests.
-#[cfg(test)]
-pub(crate) const fn uses(_: Space) {
-    let _ = alu::logic::MOV;
+/// Writes a value per lane.
+#[inline(always)]
+fn lanes(frame: &Frame, i: &Inst, mask: u32, f: impl Fn(u32) -> u32) {
+    let mut values = [0u32; 32];
+    for (n, v) in (0u32..).zip(&mut values) {
+        *v = f(n);
+    }
+    if mask == !0 && !i.has(flag::WIDE_D) {
+        frame.store(i.d, &values);
+    } else {
+        each(mask, |lane| frame.set_bits(i.d, lane, i.has(flag::WIDE_D), u64::from(values[lane])));
+    }
 }

@@ -11,7 +11,7 @@ use super::lanes::each;
 use super::{Fail, PARAM_WINDOW};
 use crate::api::{FaultKind, LOCAL_WINDOW, Memory, SHARED_WINDOW};
 use crate::ir::{Inst, flag};
-use crate::ptx::{Space, Ty};
+use crate::ptx::Space;
 use crate::regs::Frame;
 
 /// The last range that was found for reading and for writing. Ranges stay valid until the launch ends.
@@ -73,10 +73,6 @@ impl Bytes {
 
     pub(crate) const fn new() -> Bytes {
         Bytes(Vec::new())
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len() * 8
     }
 
     pub(crate) fn pointer(&mut self) -> *mut u8 {
@@ -334,6 +330,9 @@ pub(crate) fn load<const FAST: bool>(
                 }
                 return Ok(());
             }
+            if !wide && i.space == Space::Global && load_eights(spaces, ranges, frame, i) {
+                return Ok(());
+            }
         } else if i.space == Space::Shared
             && size == 4
             && i.has(flag::ADDR32)
@@ -344,6 +343,36 @@ pub(crate) fn load<const FAST: bool>(
         }
     }
     load_lanes(spaces, ranges, frame, i, extra, mask)
+}
+
+/// Loads of 32 bits by groups of eight lanes that are consecutive or all alike; false, and nothing done, if they are not.
+#[inline(never)]
+fn load_eights(spaces: &Spaces<'_>, ranges: &mut Ranges, frame: &Frame, i: &Inst) -> bool {
+    let mut out = [0u32; 32];
+    for (group, to) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let a: [u64; 8] = frame.load8(i.a, group * 8);
+        let first = a[0].wrapping_add_signed(i.imm);
+        let step = a[1].wrapping_sub(a[0]);
+        let regular = (0u64..8)
+            .fold(0, |wrong, n| wrong | (a[n as usize] ^ a[0].wrapping_add(n.wrapping_mul(step))))
+            == 0;
+        if !regular
+            || (step != 0 && step != 4)
+            || misaligned(first, 4)
+            || !ranges.check(spaces.memory, first, 4 + 7 * step, false)
+        {
+            return false;
+        }
+        *to = if step == 4 {
+            // SAFETY: the 32 bytes of the group were checked.
+            unsafe { host(first).cast::<[u32; 8]>().read_unaligned() }
+        } else {
+            // SAFETY: the four bytes were checked, and are aligned.
+            [unsafe { host(first).cast::<u32>().read_volatile() }; 8]
+        };
+    }
+    frame.store(i.d, &out);
+    true
 }
 
 #[inline(never)]
@@ -376,15 +405,10 @@ fn load_lanes(
         for (n, &slot) in slots.iter().enumerate() {
             let v = read(p.wrapping_add(n * size as usize), size, atomic);
             let v = ((v << sign).cast_signed() >> sign).cast_unsigned();
-            frame.set_bits(slot, lane, wide, if sign == 0 { read_zero(v, size) } else { v });
+            frame.set_bits(slot, lane, wide, v);
         }
     }
     Ok(())
-}
-
-#[inline(always)]
-fn read_zero(v: u64, _size: u32) -> u64 {
-    v
 }
 
 /// `st` in every space.
@@ -610,10 +634,4 @@ pub(crate) fn poke(
 /// A fence between the threads of the launch and the host.
 pub(crate) fn fence() {
     core::sync::atomic::fence(Ordering::SeqCst);
-}
-
-/// Whether a type is loaded whole (used by the lowering of vectors).
-#[cfg(test)]
-pub(crate) fn loads_whole(ty: Ty) -> bool {
-    ty.bytes() <= 8
 }

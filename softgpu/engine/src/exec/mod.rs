@@ -63,3 +63,36 @@ specials! {
     EnvReg1 "%envreg1" ""; EnvReg2 "%envreg2" ""; EnvReg0 "%envreg0" ""; EnvReg3 "%envreg3" "";
     TotalShared "%total_smem_size" ""; DynamicShared "%dynamic_smem_size" ""; AggrShared "%aggr_smem_size" "";
 }
+
+impl Special {
+    /// Whether it has one value for all threads of a launch, for all of its time.
+    pub(crate) fn uniform(self) -> bool {
+        use Special::{
+            AggrShared, CtaidW, DynamicShared, EnvReg0, EnvReg1, EnvReg2, EnvReg3, GridId, NSmId, NWarpId,
+            NctaidW, NctaidX, NctaidY, NctaidZ, NtidW, NtidX, NtidY, NtidZ, TidW, TotalShared,
+        };
+        matches!(
+            self,
+            NtidX
+                | NtidY
+                | NtidZ
+                | NctaidX
+                | NctaidY
+                | NctaidZ
+                | TidW
+                | NtidW
+                | CtaidW
+                | NctaidW
+                | EnvReg0
+                | EnvReg1
+                | EnvReg2
+                | EnvReg3
+                | GridId
+                | NSmId
+                | NWarpId
+                | TotalShared
+                | DynamicShared
+                | AggrShared
+        )
+    }
+}

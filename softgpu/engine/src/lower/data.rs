@@ -98,7 +98,7 @@ impl<'a> Lower<'a, '_> {
                 let mut i = self.inst(Op::Alu, ty);
                 i.handler = plain(alu::bit_insert);
                 (i.d, i.a, i.b, i.c, i.e) = (d, a, b, c, e);
-                i.flags |= if ty.bytes() == 8 { flag::WIDE_D } else { 0 };
+                i.flags |= flag::FOUR | if ty.bytes() == 8 { flag::WIDE_D } else { 0 };
                 self.emit(i);
             }
             "tanh" | "ex2" | "lg2" | "sin" | "cos" | "rcp" | "rsqrt" | "sqrt" | "copysign" | "fma" => {

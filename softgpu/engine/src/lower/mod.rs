@@ -7,6 +7,7 @@ mod control;
 mod data;
 mod matrix;
 mod modifiers;
+mod propagate;
 
 use std::collections::{HashMap, HashSet};
 
@@ -184,7 +185,9 @@ impl<'a, 's> Lower<'a, 's> {
         let wide = match c {
             Constant::Bits64(_) | Constant::Global { .. } => true,
             Constant::Bits32(_) => false,
-            Constant::Param { wide, .. } | Constant::Dynamic { wide, .. } => wide,
+            Constant::Param { wide, .. }
+            | Constant::Dynamic { wide, .. }
+            | Constant::Special { wide, .. } => wide,
         };
         let at = self.code.const_units;
         let end = at + if wide { 2 * UNITS } else { UNITS };
@@ -377,6 +380,9 @@ impl<'a, 's> Lower<'a, 's> {
     }
 
     fn special(&mut self, which: Special, wide: bool) -> Res<u32> {
+        if which.uniform() {
+            return self.constant(Constant::Special { which: which as u8, wide });
+        }
         let ty = if wide { Ty::B64 } else { Ty::B32 };
         let d = self.register(ty)?;
         let mut inst = self.inst(Op::Special, ty);
@@ -546,7 +552,7 @@ impl<'a, 's> Lower<'a, 's> {
 
     fn mov(&mut self, d: u32, a: u32, wide: bool) {
         let ty = if wide { Ty::B64 } else { Ty::B32 };
-        self.alu(alu::mov(wide), ty, d, [a, 0, 0], 0);
+        self.alu(alu::mov(wide), ty, d, [a, 0, 0], flag::COPY);
     }
 
     fn logic(&mut self, sub: u8, d: u32, a: (u32, bool), b: (u32, bool)) {
@@ -740,6 +746,14 @@ impl<'a, 's> Lower<'a, 's> {
         let op = if self.entry { Op::Exit } else { Op::Ret };
         let last = self.inst(op, Ty::B32);
         self.emit(last);
+        let index = propagate::constants(&mut self.code);
+        let moved = |at: u32| index.get(at as usize).copied().unwrap_or(u32::MAX);
+        for at in &mut self.label_at {
+            *at = moved(*at);
+        }
+        for (at, ..) in &mut self.fixups {
+            *at = index.get(*at).copied().unwrap_or(0) as usize;
+        }
         for (at, id, name) in core::mem::take(&mut self.fixups) {
             let target = self.label_at[id as usize];
             let inst = &mut self.code.insts[at];
