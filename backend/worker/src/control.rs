@@ -110,7 +110,8 @@ fn message(control: &OwnedFd) -> Result<Option<(ToWorker, Vec<OwnedFd>)>, RunErr
     let mut buffer = [0; BYTES];
     loop {
         match socket::receive(control, &mut buffer) {
-            Ok(None) => return Ok(None),
+            // The second: it left without reading what we told it.
+            Ok(None) | Err(Errno::CONNRESET) => return Ok(None),
             Ok(Some((bytes, descriptors))) => {
                 let message = ToWorker::decode(bytes)?;
                 if descriptors.len() != message.descriptors() {

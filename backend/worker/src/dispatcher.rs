@@ -28,7 +28,7 @@ use sluice_protocol::{
     handle::{Context, Event, Function, Id, Module, Stream},
     limits,
     park::Parking,
-    record::{Header, NO_REPLY, NO_STREAM},
+    record::{Header, NO_REPLY},
     ring::{Consumer, RingError},
 };
 use std::sync::Arc;
@@ -425,5 +425,3 @@ fn outcome<R>(submitted: Result<Submitted, Code>, reply: R) -> Outcome<R> {
         Err(failed) => Outcome::Failed(failed),
     }
 }
-
-const _: () = assert!(NO_STREAM >= limits::STREAMS, "no stream is no slot");

@@ -89,7 +89,7 @@ pub enum DriverError {
     #[error("the driver's path {0} is not absolute")]
     Relative(PathBuf),
     /// The library does not load.
-    #[error("cannot load the driver: {0}")]
+    #[error("cannot load the driver: {0:?}")]
     Load(#[from] libloading::Error),
     /// `cuInit` failed.
     #[error("the driver does not start: CUresult {0}")]

@@ -43,7 +43,6 @@ impl Queue {
 
     fn entry(&self, position: u64) -> &[AtomicU64; 4] {
         // The remainder is below the length of the box.
-        #[expect(clippy::cast_possible_truncation, reason = "below 512")]
         let index = (position % LENGTH) as usize;
         &self.entries[index]
     }

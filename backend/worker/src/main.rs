@@ -11,7 +11,7 @@ use std::{os::fd::RawFd, process::ExitCode};
 #[command(version)]
 struct Arguments {
     /// The inherited SEQPACKET socket on which setup and guest pages come.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(RawFd).range(3..))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(RawFd).range(0..))]
     control_fd: RawFd,
 }
 

@@ -1,0 +1,162 @@
+//! Faults of kernels, of guests, of the device.
+
+use crate::{
+    guest::{ARENA, Guest, eventually, null_driver},
+    streams::{function, launch, put_launch, ready, stream},
+};
+use sluice_protocol::{
+    calls::wire,
+    field::Mint,
+    handle::{Event, Id, Stream},
+    limits,
+    record::{HEADER_BYTES, Header, NO_REPLY},
+    session,
+    shared::Shared,
+};
+use std::{path::PathBuf, sync::atomic::Ordering};
+
+/// The session is lost with this code, and the worker gone with this status.
+fn assert_lost(guest: &mut Guest, code: u32, status: i32) {
+    eventually("LOST", || guest.state() == session::LOST);
+    assert_eq!(session::lost(&guest.words()), Some(code));
+    assert_eq!(guest.ended().code(), Some(status));
+}
+
+#[test]
+fn a_fault_is_sticky_and_nothing_behind_it_appears_done() {
+    let (mut guest, _arena) = ready();
+    let (fault, kernel) = (function(&mut guest, 0, "fault"), function(&mut guest, 1, "work"));
+    stream(&mut guest, 0, 1);
+    let before = launch(&mut guest, 1, kernel, &[]);
+    guest.wait(1, before);
+    launch(&mut guest, 1, fault, &[]);
+    launch(&mut guest, 1, kernel, &[]);
+    eventually("the sticky error", || guest.sticky() != 0);
+    assert_eq!(guest.sticky(), 700);
+    assert_eq!(guest.call(wire::memory_info::CALL, wire::memory_info::put).0, 700);
+    let header = guest.on(wire::launch::CALL, 0);
+    assert_eq!(guest.ask(header, |w| put_launch(w, kernel, &[])).0, 700);
+    assert_eq!(guest.completed(1), before);
+    assert_eq!(guest.completed(0), 0);
+    assert_eq!(guest.state(), session::READY, "the worker serves on");
+}
+
+#[test]
+fn a_post_that_fails_is_never_lost() {
+    let mut guest = Guest::start();
+    guest.begin();
+    let nothing = Id::<Event>::new(3, 1);
+    guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::put(w, nothing));
+    eventually("the sticky error", || guest.sticky() != 0);
+    assert_eq!(guest.sticky(), 400);
+}
+
+#[test]
+fn ids_cannot_be_minted_twice() {
+    let mut guest = Guest::start();
+    guest.begin();
+    let id = stream(&mut guest, 0, 1);
+    let create = |guest: &mut Guest, id: Id<Stream>, slot| {
+        let header = guest.header(wire::stream_create::CALL);
+        guest.ask(header, |w| wire::stream_create::put(w, Mint(id), slot, 0, 0)).0
+    };
+    assert_eq!(create(&mut guest, id, 2), 1, "the id is taken");
+    assert_eq!(create(&mut guest, Id::new(1, 1), 1), 1, "the slot is taken");
+    assert_eq!(create(&mut guest, Id::new(1, 1), limits::STREAMS), 1, "no such slot");
+    assert_eq!(create(&mut guest, Id::new(1, 1), 2), 0);
+}
+
+/// A record whose header and fields are as given.
+fn record(call: u16, fields: &[u8]) -> Vec<u8> {
+    let mut buffer = vec![0; HEADER_BYTES + fields.len()];
+    let (head, body) = buffer.split_first_chunk_mut::<HEADER_BYTES>().unwrap();
+    body.copy_from_slice(fields);
+    let header =
+        Header { call, reply: NO_REPLY, ticket: 0, context: 0, stream: u32::MAX, thread: 0, sequence: 0 };
+    header.write(u32::try_from(HEADER_BYTES + fields.len()).unwrap(), head);
+    buffer
+}
+
+#[test]
+fn malformed_records_end_the_session() {
+    let cases: [(&str, Vec<u8>); 5] = [
+        ("an unknown call", record(0xfff0, &[])),
+        ("missing fields", record(wire::memory_allocate::CALL, &[])),
+        ("fields too many", record(wire::memory_info::CALL, &[0; 8])),
+        (
+            "an id of another kind",
+            record(wire::event_destroy::CALL, &Id::<Stream>::new(0, 1).raw().to_le_bytes()),
+        ),
+        ("a size beyond its limit", record(wire::memory_allocate::CALL, &u64::MAX.to_le_bytes())),
+    ];
+    for (what, bytes) in cases {
+        let mut guest = Guest::start();
+        guest.publish(&bytes);
+        eprintln!("{what}");
+        assert_lost(&mut guest, 46, 2);
+    }
+}
+
+#[test]
+fn impossible_rings_end_the_session() {
+    for tail in [7_u64, limits::RING_BYTES + 8, u64::MAX - 7] {
+        let mut guest = Guest::start();
+        guest.words().store_u64(session::RING_TAIL, tail, Ordering::Release);
+        guest.ring();
+        assert_lost(&mut guest, 46, 2);
+    }
+    let mut guest = Guest::start();
+    guest.words().write(session::RING_AT, &8_u32.to_le_bytes());
+    guest.words().store_u64(session::RING_TAIL, 64, Ordering::Release);
+    guest.ring();
+    assert_lost(&mut guest, 46, 2);
+}
+
+#[test]
+fn sequences_and_credits_are_enforced() {
+    let wrong = |change: &dyn Fn(&mut Header)| {
+        let (mut guest, _arena) = ready();
+        let kernel = function(&mut guest, 0, "work");
+        let mut header = guest.on(wire::launch::CALL, 0);
+        change(&mut header);
+        guest.put(header, |w| put_launch(w, kernel, &[]));
+        guest.ring();
+        assert_lost(&mut guest, 46, 2);
+    };
+    wrong(&|header| header.sequence = 0);
+    wrong(&|header| header.sequence = 2);
+    wrong(&|header| header.reply = limits::REPLY_SLOTS);
+
+    let (mut guest, _arena) = ready();
+    let (hold, kernel) = (function(&mut guest, 0, "hold_p1"), function(&mut guest, 1, "work"));
+    launch(&mut guest, 0, hold, &(ARENA + 4096).to_le_bytes());
+    for _ in 0..limits::STREAM_CREDITS {
+        launch(&mut guest, 0, kernel, &[]);
+    }
+    assert_lost(&mut guest, 46, 2);
+}
+
+#[test]
+fn the_worker_goes_with_its_device() {
+    let (mut guest, _arena) = ready();
+    guest.hang_up();
+    assert_eq!(guest.ended().code(), Some(0));
+}
+
+#[test]
+fn no_driver_is_a_clear_error() {
+    let mut guest = Guest::unready(PathBuf::from("/nonexistent/libcuda.so.1"), 0);
+    assert_lost(&mut guest, 46, 1);
+    let mut guest = Guest::unready(PathBuf::from("libcuda.so.1"), 0);
+    assert_lost(&mut guest, 46, 1);
+    assert!(null_driver().is_absolute());
+}
+
+#[test]
+fn nothing_works_without_a_context() {
+    let mut guest = Guest::start();
+    assert_eq!(guest.call(wire::memory_info::CALL, wire::memory_info::put).0, 201);
+    assert_eq!(guest.allocate(4096), Err(201));
+    guest.context = 0x5100_0001_0000_0005;
+    assert_eq!(guest.allocate(4096), Err(201), "a forged one");
+}

@@ -1,0 +1,392 @@
+//! Plays device and shim of one session, in this process, against a real worker.
+
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    fd::{AsFd, OwnedFd},
+    fs::{MemfdFlags, ftruncate, memfd_create},
+};
+use sluice_protocol::{
+    calls::{self, wire},
+    control::{FromWorker, Run, ToWorker, WorkerSetup, codec},
+    field::{FieldError, Mint, Size, Writer},
+    handle::{Context, Id},
+    limits,
+    park::Parking,
+    record::{Header, NO_REPLY, NO_STREAM},
+    reply,
+    ring::Producer,
+    session::{self, Attachment},
+    shared::Shared,
+};
+use sluice_shared_memory::{Mapping, mapping::Words, socket};
+use std::{
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+/// Long enough for a loaded machine; nothing waits so long when all is well.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// First address at which the tests attach arenas.
+pub(crate) const ARENA: u64 = limits::WINDOW_BOUNDS.start;
+/// The device window of the tests.
+pub(crate) const WINDOW: u64 = limits::WINDOW_BOUNDS.start + (512 << 30);
+
+/// Waits for something that another process does.
+pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        std::thread::yield_now();
+    }
+}
+
+/// The null driver, which cargo has built beside this test.
+pub(crate) fn null_driver() -> PathBuf {
+    let test = std::env::current_exe().expect("the test has a path");
+    let driver = test.with_file_name("libsluice_null_driver.so");
+    assert!(driver.exists(), "{} is built with this test", driver.display());
+    driver
+}
+
+/// A memory file of guest RAM.
+pub(crate) fn memory_file(bytes: u64) -> OwnedFd {
+    let file = memfd_create("guest-ram", MemfdFlags::CLOEXEC).expect("memfd");
+    ftruncate(&file, bytes).expect("truncate");
+    file
+}
+
+/// Descriptors and runs as the device sends them.
+pub(crate) fn runs_file(runs: &[Run]) -> OwnedFd {
+    let mut bytes = Vec::new();
+    runs.iter().for_each(|run| run.push(&mut bytes));
+    let file = memfd_create("runs", MemfdFlags::CLOEXEC).expect("memfd");
+    rustix::io::write(&file, &bytes).expect("write");
+    file
+}
+
+/// An arena as the guest sees it.
+pub(crate) struct Arena {
+    mapping: Mapping,
+}
+
+impl Arena {
+    pub(crate) fn words(&self) -> Words {
+        self.mapping.words()
+    }
+
+    pub(crate) fn read(&self, at: usize, bytes: usize) -> Vec<u8> {
+        let mut into = vec![0; bytes];
+        self.words().read(at, &mut into);
+        into
+    }
+
+    pub(crate) fn write(&self, at: usize, from: &[u8]) {
+        self.words().write(at, from);
+    }
+}
+
+/// A guest process and the device in front of its worker.
+pub(crate) struct Guest {
+    pub(crate) worker: Child,
+    pub(crate) control: OwnedFd,
+    page: Mapping,
+    doorbell: OwnedFd,
+    pub(crate) wake: OwnedFd,
+    producer: Producer,
+    ticket: u32,
+    pub(crate) context: u64,
+    posted: [u64; 8],
+}
+
+/// An answer: its CUresult and its fields.
+pub(crate) type Answer = (u32, Vec<u8>);
+
+impl Guest {
+    /// A worker on the null driver, ready.
+    pub(crate) fn start() -> Guest {
+        Guest::with(null_driver(), 0)
+    }
+
+    /// A worker on the null driver with a quota.
+    pub(crate) fn with_quota(memory: u64) -> Guest {
+        Guest::with(null_driver(), memory)
+    }
+
+    pub(crate) fn with(driver: PathBuf, memory: u64) -> Guest {
+        let guest = Guest::unready(driver, memory);
+        eventually("READY", || guest.state() == session::READY);
+        guest
+    }
+
+    /// A worker that may not become ready.
+    pub(crate) fn unready(driver: PathBuf, memory: u64) -> Guest {
+        let (ours, theirs) = socket::pair().expect("socket pair");
+        let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
+            .args(["--control-fd", "0"])
+            .stdin(Stdio::from(theirs))
+            .spawn()
+            .expect("the worker starts");
+        let setup = WorkerSetup {
+            vm: 1,
+            session: 1,
+            driver: driver.into_os_string().into_string().expect("UTF-8"),
+            memory,
+        };
+        socket::send(&ours, &codec::encode(&setup).expect("encodes"), &[]).expect("setup");
+        let (doorbell, wake) = (
+            eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd"),
+            eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd"),
+        );
+        let begin = ToWorker::Begin { session: 1 };
+        socket::send(&ours, &begin.encode(), &[doorbell.as_fd(), wake.as_fd()]).expect("begin");
+
+        // The page lies scattered in guest memory: its second half first.
+        let bytes = session::BYTES as u64;
+        let half = (bytes / 2).next_multiple_of(4096);
+        let ram = memory_file(bytes);
+        let runs = [Run { offset: bytes - half, bytes: half }, Run { offset: 0, bytes: bytes - half }];
+        let page = Mapping::scattered(0, bytes, runs.iter().map(|run| (ram.as_fd(), *run))).expect("maps");
+        page.words().store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+        let guest = Guest {
+            worker,
+            control: ours,
+            page,
+            doorbell,
+            wake,
+            producer: Producer::new(),
+            ticket: 0,
+            context: 0,
+            posted: [0; 8],
+        };
+        guest.send_attach(0, 0, bytes, &runs, &ram, false);
+        guest
+    }
+
+    pub(crate) fn words(&self) -> Words {
+        self.page.words()
+    }
+
+    pub(crate) fn state(&self) -> u32 {
+        self.words().load_u32(session::STATE, Ordering::Acquire)
+    }
+
+    pub(crate) fn sticky(&self) -> u32 {
+        self.words().load_u32(session::STICKY, Ordering::Acquire)
+    }
+
+    pub(crate) fn completed(&self, slot: u32) -> u64 {
+        session::completed(&self.words(), slot)
+    }
+
+    pub(crate) fn send_attach(
+        &self,
+        slot: u32,
+        address: u64,
+        bytes: u64,
+        runs: &[Run],
+        ram: &OwnedFd,
+        more: bool,
+    ) {
+        let count = u32::try_from(runs.len()).expect("few");
+        let message = ToWorker::Attach { slot, address, bytes, runs: count, more };
+        let list = runs_file(runs);
+        socket::send(&self.control, &message.encode(), &[list.as_fd(), ram.as_fd()]).expect("attach");
+    }
+
+    /// Attaches fresh memory at `address`.
+    pub(crate) fn attach(&self, slot: u32, address: u64, bytes: u64) -> Arena {
+        let ram = memory_file(bytes);
+        let run = Run { offset: 0, bytes };
+        self.send_attach(slot, address, bytes, &[run], &ram, false);
+        eventually("adoption", || session::attachment(&self.words(), slot) == Attachment::Adopted(bytes));
+        let mapping = Mapping::scattered(0, bytes, [(ram.as_fd(), run)]).expect("maps");
+        Arena { mapping }
+    }
+
+    /// What the worker tells the device next, the control resource's adoption aside.
+    pub(crate) fn told(&self) -> FromWorker {
+        loop {
+            let mut ready = [PollFd::new(&self.control, PollFlags::IN)];
+            let timeout = rustix::event::Timespec::try_from(PATIENCE).expect("short");
+            assert!(poll(&mut ready, Some(&timeout)).expect("poll") > 0, "the worker says nothing");
+            let mut buffer = [0; 128];
+            let (message, _) =
+                socket::receive(&self.control, &mut buffer).expect("receive").expect("a message");
+            let told = FromWorker::decode(message).expect("decodes");
+            if told != (FromWorker::Attached { slot: 0, error: 0 }) {
+                return told;
+            }
+        }
+    }
+
+    /// Rings if the dispatcher sleeps; `true` when it did.
+    pub(crate) fn ring(&self) -> bool {
+        let sleeps = Parking::WORKER.must_wake(&self.words());
+        if sleeps {
+            rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes()).expect("doorbell");
+        }
+        sleeps
+    }
+
+    /// Publishes bytes as a record and rings.
+    pub(crate) fn publish(&mut self, record: &[u8]) {
+        let words = self.words();
+        eventually("room in the ring", || self.producer.publish(&words, record).is_ok());
+        self.ring();
+    }
+
+    /// Publishes a call without ringing.
+    pub(crate) fn put(
+        &mut self,
+        header: Header,
+        put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
+    ) {
+        let mut buffer = vec![0; limits::RECORD_BYTES];
+        let record = header.build(&mut buffer, put).expect("fits").to_vec();
+        let words = self.words();
+        eventually("room in the ring", || self.producer.publish(&words, &record).is_ok());
+    }
+
+    pub(crate) fn header(&self, call: u16) -> Header {
+        Header {
+            call,
+            reply: NO_REPLY,
+            ticket: 0,
+            context: self.context,
+            stream: NO_STREAM,
+            thread: 1,
+            sequence: 0,
+        }
+    }
+
+    /// The header of the next work on a stream.
+    pub(crate) fn on(&mut self, call: u16, slot: u32) -> Header {
+        let posted = &mut self.posted[slot as usize];
+        *posted += 1;
+        let sequence = *posted;
+        Header { stream: slot, sequence, ..self.header(call) }
+    }
+
+    /// Posts a call that has no stream.
+    pub(crate) fn post(&mut self, call: u16, put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>) {
+        let header = self.header(call);
+        self.put(header, put);
+        self.ring();
+    }
+
+    /// Posts work and returns its sequence.
+    pub(crate) fn work(
+        &mut self,
+        call: u16,
+        slot: u32,
+        put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
+    ) -> u64 {
+        let header = self.on(call, slot);
+        self.put(header, put);
+        self.ring();
+        header.sequence
+    }
+
+    /// Calls and waits for the answer.
+    pub(crate) fn call(
+        &mut self,
+        call: u16,
+        put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
+    ) -> Answer {
+        let header = self.header(call);
+        self.ask(header, put)
+    }
+
+    /// Sends any call with a reply slot and waits for the answer.
+    pub(crate) fn ask(
+        &mut self,
+        header: Header,
+        put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
+    ) -> Answer {
+        self.ticket += 1;
+        let ticket = self.ticket;
+        self.put(Header { reply: 3, ticket, ..header }, put);
+        self.ring();
+        self.answer(ticket)
+    }
+
+    /// Waits for an answer.
+    pub(crate) fn answer(&self, ticket: u32) -> Answer {
+        let words = self.words();
+        eventually("the answer", || reply::is_ready(&words, 3, ticket) || self.state() == session::LOST);
+        assert_ne!(self.state(), session::LOST, "the session was lost");
+        let mut buffer = [0; limits::REPLY_BYTES];
+        let (result, fields) = reply::take(&words, 3, &mut buffer);
+        (result, fields.to_vec())
+    }
+
+    /// Waits until a stream has come so far.
+    pub(crate) fn wait(&self, slot: u32, sequence: u64) {
+        eventually("completion", || self.completed(slot) >= sequence || self.sticky() != 0);
+        assert_eq!(self.sticky(), 0, "work failed");
+    }
+
+    /// Hello, a window, the primary context with its default stream in slot 0.
+    pub(crate) fn begin(&mut self) {
+        let hello = self.call(wire::session_hello::CALL, |w| wire::session_hello::put(w, calls::VERSION, 42));
+        assert_eq!(hello.0, 0);
+        let window =
+            self.call(wire::window_reserve::CALL, |w| wire::window_reserve::put(w, WINDOW, Size(64 << 30)));
+        assert_eq!(window.0, 0);
+        let context = self.create_context(0, 0);
+        self.context = context.raw();
+    }
+
+    /// Creates context `index` with its default stream in a slot.
+    pub(crate) fn create_context(&mut self, index: u32, slot: u32) -> Id<Context> {
+        let id = Id::<Context>::new(index, 1);
+        let primary = index == 0;
+        let (result, _) = self.call(wire::context_create::CALL, |w| {
+            wire::context_create::put(w, Mint(id), 0, 0, primary, slot)
+        });
+        assert_eq!(result, 0, "context");
+        id
+    }
+
+    pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64, u32> {
+        match self.call(wire::memory_allocate::CALL, |w| wire::memory_allocate::put(w, Size(bytes))) {
+            (0, fields) => Ok(wire::memory_allocate::Reply::get(&fields).expect("decodes").address),
+            (failed, _) => Err(failed),
+        }
+    }
+
+    /// Free and total bytes.
+    pub(crate) fn info(&mut self) -> (u64, u64) {
+        let (result, fields) = self.call(wire::memory_info::CALL, wire::memory_info::put);
+        assert_eq!(result, 0);
+        let reply = wire::memory_info::Reply::get(&fields).expect("decodes");
+        (reply.free, reply.total)
+    }
+
+    /// The device goes away.
+    pub(crate) fn hang_up(&mut self) {
+        let (unconnected, _) = socket::pair().expect("socket pair");
+        self.control = unconnected;
+    }
+
+    /// Waits for the worker's end.
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        let mut status = None;
+        eventually("the worker's end", || {
+            status = self.worker.try_wait().expect("wait");
+            status.is_some()
+        });
+        status.expect("just seen")
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // It is gone already where the test waited for its end.
+        let _ = self.worker.kill();
+        let _ = self.worker.wait();
+    }
+}

@@ -1,0 +1,123 @@
+//! Modules, libraries, functions.
+
+use crate::{
+    guest::{ARENA, Guest},
+    streams::{function, launch, put_launch, ready},
+};
+use sluice_protocol::{
+    calls::wire,
+    field::{ArenaAddress, DeviceAddress, Mint, Name, Size},
+    handle::{Function, Id, Module},
+};
+
+fn load(guest: &mut Guest, id: Id<Module>, library: bool, bytes: u64) -> u32 {
+    let (result, fields) = guest.call(wire::module_load::CALL, |w| {
+        let log = ArenaAddress(ARENA + 8192);
+        wire::module_load::put(w, Mint(id), library, ArenaAddress(ARENA), Size(bytes), log, Size(256))
+    });
+    assert_eq!(fields.len(), 8, "the log's length comes in any case");
+    result
+}
+
+fn find(guest: &mut Guest, module: Id<Module>, id: Id<Function>, name: &str) -> (u32, Vec<u8>) {
+    guest.call(wire::module_function::CALL, |w| {
+        wire::module_function::put(w, module, Mint(id), Name(name.as_bytes()))
+    })
+}
+
+#[test]
+fn a_function_brings_its_attributes_and_layout() {
+    let (mut guest, _arena) = ready();
+    for (index, library) in [(0, false), (1, true)] {
+        let module = Id::<Module>::new(index, 1);
+        assert_eq!(load(&mut guest, module, library, 64), 0);
+        let id = Id::<Function>::new(index, 1);
+        let (result, fields) = find(&mut guest, module, id, "some_p3");
+        assert_eq!(result, 0);
+        let reply = wire::module_function::Reply::get(&fields).unwrap();
+        assert_eq!(reply.parameters.entries(), [(0, 8), (8, 8), (16, 8)]);
+        assert_eq!(reply.attributes.0[0], 1024);
+        assert_eq!(reply.attributes.0[16], 24, "bytes of all parameters");
+        let sequence = launch(&mut guest, 0, id, &[0; 24]);
+        guest.wait(0, sequence);
+    }
+    let module = Id::<Module>::new(0, 1);
+    assert_eq!(find(&mut guest, module, Id::new(5, 1), "missing").0, 500);
+    assert_eq!(find(&mut guest, module, Id::new(5, 1), "found").0, 0, "the id of a failure is free");
+    assert_eq!(find(&mut guest, module, Id::new(5, 1), "again").0, 1, "that of a success is not");
+    assert_eq!(find(&mut guest, Id::new(9, 1), Id::new(6, 1), "x").0, 400, "no such module");
+}
+
+#[test]
+fn what_is_unloaded_is_gone_with_its_functions() {
+    let (mut guest, _arena) = ready();
+    let kernel = function(&mut guest, 0, "work");
+    let module = Id::<Module>::new(0, 1);
+    let (result, fields) =
+        guest.call(wire::module_global::CALL, |w| wire::module_global::put(w, module, Name(b"variable")));
+    assert_eq!(result, 0);
+    let variable = wire::module_global::Reply::get(&fields).unwrap();
+    assert_eq!(variable.bytes, 64);
+    let write = |guest: &mut Guest| {
+        let header = guest.on(wire::fill::CALL, 0);
+        guest
+            .ask(header, |w| wire::fill::put(w, DeviceAddress(variable.address), 0, 1, 7, variable.bytes, 1))
+            .0
+    };
+    assert_eq!(write(&mut guest), 0);
+    let unload =
+        |guest: &mut Guest| guest.call(wire::module_unload::CALL, |w| wire::module_unload::put(w, module)).0;
+    assert_eq!(unload(&mut guest), 0);
+    assert_eq!(unload(&mut guest), 400);
+    assert_eq!(write(&mut guest), 1, "its variables are no memory of the session any more");
+    let header = guest.on(wire::launch::CALL, 0);
+    assert_eq!(guest.ask(header, |w| put_launch(w, kernel, &[])).0, 400);
+}
+
+#[test]
+fn images_are_whole_and_hold_no_pointers_of_ours() {
+    let (mut guest, arena) = ready();
+    let id = Id::<Module>::new(0, 1);
+    // A wrapper's pointer would be followed inside the worker.
+    let mut wrapper = 0x4662_43b1_u32.to_le_bytes().to_vec();
+    wrapper.extend(1_u32.to_le_bytes());
+    wrapper.extend(0x40_0000_u64.to_le_bytes());
+    arena.write(0, &wrapper);
+    assert_eq!(load(&mut guest, id, true, 24), 200);
+    // A fatbin that says it is longer than what came.
+    let mut fatbin = 0xba55_ed50_u32.to_le_bytes().to_vec();
+    fatbin.extend([1, 0, 16, 0]);
+    fatbin.extend(4096_u64.to_le_bytes());
+    arena.write(0, &fatbin);
+    assert_ne!(load(&mut guest, id, true, 64), 0);
+    assert_eq!(load(&mut guest, id, true, 8192), 0, "whole now");
+    // Outside the arena: refused before anything is copied.
+    let (result, _) = guest.call(wire::module_load::CALL, |w| {
+        let (image, log) = (ArenaAddress(ARENA + (1 << 20) - 32), ArenaAddress(0));
+        wire::module_load::put(w, Mint(Id::new(1, 1)), true, image, Size(64), log, Size(0))
+    });
+    assert_eq!(result, 1);
+}
+
+#[test]
+fn questions_about_functions_are_answered() {
+    let (mut guest, _arena) = ready();
+    let kernel = function(&mut guest, 0, "work");
+    let (result, fields) =
+        guest.call(wire::occupancy_blocks::CALL, |w| wire::occupancy_blocks::put(w, kernel, 128, 0, 0));
+    assert_eq!((result, wire::occupancy_blocks::Reply::get(&fields).unwrap().blocks), (0, 2));
+    let (result, fields) = guest
+        .call(wire::function_set_attribute::CALL, |w| wire::function_set_attribute::put(w, kernel, 8, 65536));
+    assert_eq!(result, 0);
+    assert_eq!(wire::function_set_attribute::Reply::get(&fields).unwrap().attributes.0[0], 1024);
+    let missing =
+        guest.call(wire::occupancy_shared::CALL, |w| wire::occupancy_shared::put(w, kernel, 1, 128));
+    assert_eq!(missing.0, 801, "a driver without the entry point");
+    let (result, fields) = guest.call(wire::context_limit::CALL, |w| wire::context_limit::put(w, 0));
+    assert_eq!((result, wire::context_limit::Reply::get(&fields).unwrap().value), (0, 1024));
+    let (result, _) = guest.call(wire::context_limit::CALL, |w| wire::context_limit::put(w, 99));
+    assert_eq!(result, 215);
+    let (result, fields) =
+        guest.call(wire::context_set_limit::CALL, |w| wire::context_set_limit::put(w, 1, 1 << 21));
+    assert_eq!((result, wire::context_set_limit::Reply::get(&fields).unwrap().value), (0, 1 << 20));
+}
