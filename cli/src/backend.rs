@@ -21,10 +21,14 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    process::{Pid, Signal},
+    process::{Pid, Signal as Kill},
 };
 
-use crate::{files, program::descriptor, signals::Signals};
+use crate::{
+    files,
+    program::descriptor,
+    signals::{Signal, Signals},
+};
 
 /// How long the backend may take to end in order; beyond it, everything is killed.
 const END: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
@@ -41,8 +45,18 @@ pub(crate) struct Wanted<'a> {
     pub(crate) vm: &'a str,
     /// Whether `sluiced` removes the directory at its end.
     pub(crate) ephemeral: bool,
+    /// Variables of this process's environment that are not for the backend.
+    pub(crate) without: &'a [&'a str],
     /// What its processes say, if not what the environment says.
     pub(crate) log: Option<&'a str>,
+}
+
+/// What came of a start.
+pub(crate) enum Start {
+    /// It runs.
+    Ready(Backend),
+    /// A signal asked to end, and everything has.
+    Interrupted(Signal),
 }
 
 /// A running backend. Dropping it ends all of it.
@@ -53,8 +67,8 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// Starts a backend; returns when its device can be connected to. `None` when a signal asked to end before that.
-    pub(crate) fn start(wanted: &Wanted<'_>, signals: &Signals) -> Result<Option<Self>> {
+    /// Starts a backend; returns when its device can be connected to, or a signal asked to end.
+    pub(crate) fn start(wanted: &Wanted<'_>, signals: &Signals) -> Result<Start> {
         let program = files::daemon()?;
         let (lifeline, theirs) = UnixStream::pair().context("cannot make a socket")?;
         let mut command = Command::new(&program);
@@ -63,6 +77,9 @@ impl Backend {
         command.arg("--libexec").arg(program.parent().context("sluiced has no directory")?);
         if wanted.ephemeral {
             command.arg("--ephemeral");
+        }
+        for name in wanted.without {
+            command.env_remove(name);
         }
         if let Some(log) = wanted.log {
             command.env("SLUICE_LOG", log);
@@ -75,7 +92,10 @@ impl Backend {
         drop(command);
         let process = descriptor(&daemon)?;
         let mut backend = Self { daemon, process, lifeline };
-        Ok(backend.wait_ready(signals)?.then_some(backend))
+        Ok(match backend.wait_ready(signals)? {
+            None => Start::Ready(backend),
+            Some(signal) => Start::Interrupted(signal),
+        })
     }
 
     /// The process of `sluiced`, for polling.
@@ -83,8 +103,8 @@ impl Backend {
         self.process.as_fd()
     }
 
-    /// False when a signal asked to end.
-    fn wait_ready(&mut self, signals: &Signals) -> Result<bool> {
+    /// Returns the signal that asked to end, if one did.
+    fn wait_ready(&mut self, signals: &Signals) -> Result<Option<Signal>> {
         loop {
             let mut polled = [
                 PollFd::new(&self.lifeline, PollFlags::IN),
@@ -102,7 +122,7 @@ impl Backend {
                 let length = self.lifeline.read(&mut line).context("cannot hear sluiced")?;
                 ensure!(length > 0, "sluiced has ended before it was ready; it said why above");
                 ensure!(&line[..length] == b"ready\n", "sluiced is of another version than sluice");
-                return Ok(true);
+                return Ok(None);
             }
             if ended {
                 let status = self.daemon.wait().context("cannot wait for sluiced")?;
@@ -111,7 +131,7 @@ impl Backend {
             if signalled {
                 while let Some(signal) = signals.next().context("cannot read signals")? {
                     if signal.ends() {
-                        return Ok(false);
+                        return Ok(Some(signal));
                     }
                 }
             }
@@ -147,7 +167,7 @@ impl Backend {
             eprintln!("sluice: the backend does not end: it is killed");
             let group = Pid::from_raw(self.daemon.id().cast_signed()).context("sluiced has no number")?;
             // sluiced and launcher; what the launcher started dies with it.
-            match rustix::process::kill_process_group(group, Signal::KILL) {
+            match rustix::process::kill_process_group(group, Kill::KILL) {
                 Ok(()) | Err(Errno::SRCH) => {}
                 Err(error) => return Err(error).context("cannot kill the backend"),
             }

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::{
     BackendOptions,
-    backend::{Backend, Wanted},
+    backend::{Backend, Start, Wanted},
     files,
     signals::Signals,
 };
@@ -38,9 +38,10 @@ pub(crate) fn host(arguments: Arguments) -> Result<()> {
         driver: &driver,
         vm: &format!("{VM},scanouts={}", arguments.scanouts),
         ephemeral: false,
+        without: &[],
         log: arguments.options.log.as_deref(),
     };
-    let Some(backend) = Backend::start(&wanted, &signals)? else { return Ok(()) };
+    let Start::Ready(backend) = Backend::start(&wanted, &signals)? else { return Ok(()) };
     let socket = directory.join(format!("vm-{VM}.sock"));
     let mut output = std::io::stdout().lock();
     writeln!(output, "vhost-user socket: {}", socket.display())

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     BackendOptions, Ended,
-    backend::{Backend, Wanted},
+    backend::{Backend, Start, Wanted},
     files, program,
     signals::Signals,
 };
@@ -30,14 +30,14 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
     let driver = files::driver(arguments.options.driver.as_deref())?;
     let shim = (!arguments.native).then(|| files::SHIM.find()).transpose()?;
+    // From here on no signal ends this process and leaves something behind.
+    let signals = Signals::take().context("cannot take signals over")?;
     let directory = tempfile::Builder::new()
         .prefix("sluice-run-")
         .tempdir()
         .context("cannot make a temporary directory")?;
     let libraries = directory.path().join("lib");
     program::offer_driver(&libraries, shim.as_ref().unwrap_or(&driver))?;
-    // From here on no signal ends this process behind its own back.
-    let signals = Signals::take().context("cannot take signals over")?;
 
     let mut words = arguments.program.into_iter();
     let mut command = Command::new(words.next().context("no program")?);
@@ -54,10 +54,13 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
         driver: &driver,
         vm: &format!("{VM},direct"),
         ephemeral: true,
+        // The program's own: its shim applies it to what the worker offers, so a worker that did so too would apply it twice.
+        without: &["CUDA_VISIBLE_DEVICES"],
         log: arguments.options.log.as_deref(),
     };
-    let Some(backend) = Backend::start(&wanted, &signals)? else {
-        return Ok(Ended::Killed(libc::SIGTERM));
+    let backend = match Backend::start(&wanted, &signals)? {
+        Start::Ready(backend) => backend,
+        Start::Interrupted(signal) => return Ok(Ended::Killed(signal.number())),
     };
     command.env("SLUICE_TRANSPORT", "direct");
     command.env("SLUICE_SOCKET", directory.path().join(format!("vm-{VM}.sock")));

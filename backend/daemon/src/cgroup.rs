@@ -8,6 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// How long killed processes may take to leave their group.
+const DYING: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+
 /// The delegated directory.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
@@ -27,19 +32,24 @@ impl Cgroups {
         Ok(Self { directory: directory.to_owned(), leftover: Vec::new() })
     }
 
-    /// Puts a process in a new group.
-    pub(crate) fn place(&mut self, vm: u32, pid: u32) -> io::Result<PathBuf> {
-        let group = self.directory.join(format!("vm-{vm}-worker-{pid}"));
+    /// Makes a group. The process that writes `0` to its `cgroup.procs`, which is returned open, joins it: a child does
+    /// so before exec, and so is never outside, nor anything it forks.
+    pub(crate) fn make(&mut self, name: &str) -> io::Result<(PathBuf, fs::File)> {
+        let group = self.directory.join(name);
         match fs::create_dir(&group) {
-            // Left by an earlier process of the same id whose launcher was killed.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            // Left by a launcher that was killed: whatever is in there is nobody's any more.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                fs::write(group.join("cgroup.kill"), "1")?;
+            }
             result => result?,
         }
-        if let Err(error) = fs::write(group.join("cgroup.procs"), pid.to_string()) {
-            self.end(group);
-            return Err(error);
+        match fs::OpenOptions::new().write(true).open(group.join("cgroup.procs")) {
+            Ok(door) => Ok((group, door)),
+            Err(error) => {
+                self.end(group);
+                Err(error)
+            }
         }
-        Ok(group)
     }
 
     /// Kills what is left in a group and removes it.
@@ -58,12 +68,26 @@ impl Cgroups {
         });
     }
 
-    /// Kills and removes all groups that ended and are still there.
+    /// Removes the groups that ended and are still there, as soon as the last process in each is gone.
     pub(crate) fn finish(&mut self) {
         for group in self.leftover.drain(..) {
-            if let Err(error) = fs::remove_dir(&group) {
+            if let Err(error) = remove_when_empty(&group) {
                 tracing::warn!("cgroup {} stays behind: {error}", group.display());
             }
+        }
+    }
+}
+
+fn remove_when_empty(group: &Path) -> io::Result<()> {
+    let events = fs::File::open(group.join("cgroup.events"))?;
+    loop {
+        match fs::remove_dir(group) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            result => return result,
+        }
+        // A change of `populated` between the attempt and this is not lost: the file counts from when it was opened.
+        if poll(&mut [PollFd::new(&events, PollFlags::PRI)], Some(&DYING))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
         }
     }
 }

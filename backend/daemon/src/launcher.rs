@@ -37,7 +37,7 @@ use sluice_shared_memory::socket;
 use crate::{
     cgroup::Cgroups,
     configuration::{UidRange, VmSpec, device_socket},
-    spawn::{self, Program, Reserved},
+    spawn::{self, Given, Program, Reserved},
 };
 
 /// Descriptors a device may have: five per session, and memory regions, resources and queues.
@@ -260,7 +260,9 @@ impl Launcher {
             return Err(Errno::AGAIN.into());
         }
         let (ours, theirs) = socket::pair()?;
-        let mut uid = None;
+        let key = self.next_key;
+        self.next_key += 1;
+        let (mut uid, mut cgroup) = (None, None);
         let started = match role {
             Role::Device => {
                 let listener = self.listen(vm)?;
@@ -269,44 +271,48 @@ impl Launcher {
                 if spec.direct {
                     arguments.push("--direct".into());
                 }
-                let descriptors = [theirs.as_fd(), listener.as_fd()];
-                spawn::start(&self.reserved, &self.device, &arguments, None, &descriptors)
+                let given = Given {
+                    arguments: &arguments,
+                    descriptors: &[theirs.as_fd(), listener.as_fd()],
+                    ..Given::default()
+                };
+                spawn::start(&self.reserved, &self.device, &given)
             }
             Role::Worker => {
-                if let Some(free) = &mut self.free_uids {
-                    uid = Some(free.pop_first().ok_or(Errno::AGAIN)?);
+                let mut door = None;
+                if let Some(cgroups) = &mut self.cgroups {
+                    let (group, procs) = cgroups.make(&format!("vm-{vm}-worker-{key}"))?;
+                    (cgroup, door) = (Some(group), Some(procs));
                 }
-                spawn::start(&self.reserved, &self.worker, &[], uid, &[theirs.as_fd()])
+                if let Some(free) = &mut self.free_uids {
+                    uid = free.pop_first();
+                }
+                let given = Given {
+                    uid,
+                    cgroup: door.as_ref().map(AsFd::as_fd),
+                    descriptors: &[theirs.as_fd()],
+                    ..Given::default()
+                };
+                if self.free_uids.is_some() && uid.is_none() {
+                    Err(Errno::AGAIN.into())
+                } else {
+                    spawn::start(&self.reserved, &self.worker, &given)
+                }
             }
         };
         let started = match started {
             Ok(started) => started,
             Err(error) => {
-                self.return_uid(uid);
                 let program = if role == Role::Device { &self.device } else { &self.worker };
                 tracing::error!("cannot start {}: {error}", program.path.display());
+                self.give_back(uid, cgroup);
                 return Err(error);
             }
         };
-        let key = self.next_key;
-        self.next_key += 1;
-        let mut child = Child { role, vm, pid: started.pid, pidfd: started.pidfd, uid, cgroup: None };
-        // Nothing of a guest reaches the worker before `sluiced` has the answer, so it is in its group in time.
-        if role == Role::Worker
-            && let Some(cgroups) = &mut self.cgroups
-        {
-            match cgroups.place(vm, child.pid) {
-                Ok(group) => child.cgroup = Some(group),
-                Err(error) => {
-                    end(&child);
-                    self.return_uid(uid);
-                    return Err(error);
-                }
-            }
-        }
+        let child = Child { role, vm, pid: started.pid, pidfd: started.pidfd, uid, cgroup };
         if let Err(error) = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), EventFlags::IN) {
             end(&child);
-            self.forget(child);
+            self.give_back(child.uid, child.cgroup);
             return Err(error.into());
         }
         tracing::debug!("started {role:?} of VM {vm}: process {}", child.pid);
@@ -359,21 +365,17 @@ impl Launcher {
         }
         if let Some(child) = self.children.remove(&key) {
             self.leave(child.pidfd.as_fd());
-            self.forget(child);
+            self.give_back(child.uid, child.cgroup);
         }
     }
 
     /// Gives back what a child held.
-    fn forget(&mut self, child: Child) {
-        self.return_uid(child.uid);
-        if let (Some(cgroups), Some(group)) = (&mut self.cgroups, child.cgroup) {
-            cgroups.end(group);
-        }
-    }
-
-    fn return_uid(&mut self, uid: Option<u32>) {
+    fn give_back(&mut self, uid: Option<u32>, cgroup: Option<PathBuf>) {
         if let (Some(free), Some(uid)) = (&mut self.free_uids, uid) {
             free.insert(uid);
+        }
+        if let (Some(cgroups), Some(group)) = (&mut self.cgroups, cgroup) {
+            cgroups.end(group);
         }
     }
 
@@ -396,15 +398,14 @@ impl Launcher {
 impl Drop for Launcher {
     /// Under a supervisor nothing may stay; else everything does.
     fn drop(&mut self) {
-        if !self.device.end_with_launcher {
-            return;
-        }
-        for child in self.children.values() {
-            kill(child.pidfd.as_fd());
-        }
-        while let Some((_, child)) = self.children.pop_first() {
-            end(&child);
-            self.forget(child);
+        if self.device.end_with_launcher {
+            for child in self.children.values() {
+                kill(child.pidfd.as_fd());
+            }
+            while let Some((_, child)) = self.children.pop_first() {
+                end(&child);
+                self.give_back(child.uid, child.cgroup);
+            }
         }
         if let Some(cgroups) = &mut self.cgroups {
             cgroups.finish();

@@ -79,11 +79,20 @@ impl Launching {
     pub(crate) async fn start(&self, request: ToLauncher) -> Result<Started, LaunchError> {
         let mut running = self.running.lock().await;
         // Taken out while it is asked: should this future be dropped in between, the launcher goes with it.
-        let launcher = match running.take() {
-            Some(launcher) => launcher,
-            None => self.launch()?,
+        let (launcher, known) = match running.take() {
+            Some(launcher) => (launcher, true),
+            None => (self.launch()?, false),
         };
-        let answer = timeout(ANSWER, ask(&launcher.channel, request)).await.unwrap_or(Err(LaunchError::Late));
+        let (launcher, answer) = match launcher.ask(request).await {
+            // It has died since the last request, which says nothing about this one.
+            Err(LaunchError::Gone) if known => {
+                tracing::error!("the launcher has died and is started again");
+                let launcher = self.launch()?;
+                let answer = launcher.ask(request).await;
+                (launcher, answer)
+            }
+            answer => (launcher, answer),
+        };
         match &answer {
             Ok(_) | Err(LaunchError::Refused(_)) => *running = Some(launcher),
             Err(error) => tracing::error!("the launcher is given up: {error}"),
@@ -139,15 +148,28 @@ impl Launching {
     }
 }
 
-async fn ask(channel: &Channel, request: ToLauncher) -> Result<Started, LaunchError> {
-    channel.send(&request.encode(), &[]).await?;
-    let Some((bytes, descriptors)) = channel.receive().await? else { return Err(LaunchError::Gone) };
-    let answer = FromLauncher::decode(&bytes).map_err(|_| LaunchError::Malformed)?;
-    match (answer, <[OwnedFd; 2]>::try_from(descriptors)) {
-        (FromLauncher::Started { process }, Ok([socket, pidfd])) => Ok(Started { process, socket, pidfd }),
-        (FromLauncher::Failed { error }, Err(descriptors)) if descriptors.is_empty() => {
-            Err(LaunchError::Refused(Errno::from_raw_os_error(error.cast_signed())))
+impl Running {
+    async fn ask(&self, request: ToLauncher) -> Result<Started, LaunchError> {
+        timeout(ANSWER, self.exchange(request)).await.unwrap_or(Err(LaunchError::Late))
+    }
+
+    async fn exchange(&self, request: ToLauncher) -> Result<Started, LaunchError> {
+        match self.channel.send(&request.encode(), &[]).await {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(LaunchError::Gone),
+            result => result?,
         }
-        _ => Err(LaunchError::Malformed),
+        let Some((bytes, descriptors)) = self.channel.receive().await? else {
+            return Err(LaunchError::Gone);
+        };
+        let answer = FromLauncher::decode(&bytes).map_err(|_| LaunchError::Malformed)?;
+        match (answer, <[OwnedFd; 2]>::try_from(descriptors)) {
+            (FromLauncher::Started { process }, Ok([socket, pidfd])) => {
+                Ok(Started { process, socket, pidfd })
+            }
+            (FromLauncher::Failed { error }, Err(descriptors)) if descriptors.is_empty() => {
+                Err(LaunchError::Refused(Errno::from_raw_os_error(error.cast_signed())))
+            }
+            _ => Err(LaunchError::Malformed),
+        }
     }
 }

@@ -75,34 +75,45 @@ impl Reserved {
     }
 }
 
-/// Starts a program, as `uid` if given, with `descriptors` from [`FIRST`] on. Returns when it has been executed.
+/// What one child is given, beyond what all that run its program get.
+#[derive(Debug, Default)]
+pub(crate) struct Given<'a> {
+    /// More arguments.
+    pub(crate) arguments: &'a [OsString],
+    /// The user it runs as, if not the launcher's.
+    pub(crate) uid: Option<u32>,
+    /// The open `cgroup.procs` of its cgroup.
+    pub(crate) cgroup: Option<BorrowedFd<'a>>,
+    /// Its descriptors, from [`FIRST`] on.
+    pub(crate) descriptors: &'a [BorrowedFd<'a>],
+}
+
+/// Starts a program. Returns when it has been executed.
 ///
 /// Takes [`Reserved`] because it is wrong without. The caller is the only one who waits for children, so the process id
 /// cannot be another's by the time the pidfd is opened.
-pub(crate) fn start(
-    _reserved: &Reserved,
-    program: &Program,
-    extra_arguments: &[OsString],
-    uid: Option<u32>,
-    descriptors: &[BorrowedFd<'_>],
-) -> io::Result<Started> {
+pub(crate) fn start(_reserved: &Reserved, program: &Program, given: &Given<'_>) -> io::Result<Started> {
     let mut sources: [RawFd; GIVEN] = [-1; GIVEN];
-    for (slot, descriptor) in sources.iter_mut().zip(descriptors) {
+    for (slot, descriptor) in sources.iter_mut().zip(given.descriptors) {
         *slot = descriptor.as_raw_fd();
     }
-    let count = descriptors.len().min(GIVEN);
+    let count = given.descriptors.len().min(GIVEN);
+    let cgroup = given.cgroup.map(|door| door.as_raw_fd());
     let launcher = rustix::process::getpid();
     let (limit, end_with_launcher) = (program.descriptors, program.end_with_launcher);
 
     let mut command = Command::new(&program.path);
-    command.args(&program.arguments).args(extra_arguments);
+    command.args(&program.arguments).args(given.arguments);
     command.env_clear().envs(program.environment.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::null()).stdout(Stdio::from(io::stderr())).process_group(0);
-    if let Some(uid) = uid {
+    if let Some(uid) = given.uid {
         // Set before the hook runs; supplementary groups are dropped with it.
         command.uid(uid).gid(uid);
     }
-    let prepare = move || prepare(&sources[..count], limit, end_with_launcher.then_some(launcher));
+    let prepare = move || {
+        join(cgroup)?;
+        prepare(&sources[..count], limit, end_with_launcher.then_some(launcher))
+    };
     // SAFETY: the hook makes system calls on copied values only; it neither allocates nor locks.
     unsafe { command.pre_exec(prepare) };
     let mut child = command.spawn()?;
@@ -117,6 +128,16 @@ pub(crate) fn start(
             child.wait()?;
             Err(error.into())
         }
+    }
+}
+
+/// Moves the calling process into a cgroup. The kernel asks for the rights of the one who opened the file.
+fn join(cgroup: Option<RawFd>) -> io::Result<()> {
+    let Some(door) = cgroup else { return Ok(()) };
+    // SAFETY: one byte of a constant; the descriptor is the parent's, which waits for this child to exec.
+    match unsafe { libc::write(door, c"0".as_ptr().cast(), 1) } {
+        1 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

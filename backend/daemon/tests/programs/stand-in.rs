@@ -143,7 +143,10 @@ fn device(arguments: &[String]) -> Result<()> {
                         drop(socket);
                         let mut polled = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
                         rustix::event::poll(&mut polled, None)?;
-                        socket::send(&daemon, &FromDevice::SessionEnded { session }.encode(), &[])?;
+                        match socket::send(&daemon, &FromDevice::SessionEnded { session }.encode(), &[]) {
+                            Ok(()) | Err(rustix::io::Errno::PIPE) => {}
+                            Err(error) => bail!("cannot tell the daemon: {error}"),
+                        }
                         writeln!(front, "closed {session}")?;
                     }
                     ("garbage", None) => socket::send(&daemon, &[0xff; control::BYTES], &[])?,

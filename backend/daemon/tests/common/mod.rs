@@ -1,0 +1,202 @@
+//! What the tests of launcher and daemon share: a directory of programs in which device and worker are stand-ins, and
+//! ways to wait for processes without sleeping.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal},
+};
+use tempfile::TempDir;
+
+/// Beyond this a test has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory for one test: programs in `libexec`, sockets in `run`.
+pub(crate) struct Place {
+    pub(crate) directory: TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = Self { directory };
+        for directory in [place.libexec(), place.run()] {
+            std::fs::create_dir(directory).expect("a directory");
+        }
+        place.link("sluice-launcher", env!("CARGO_BIN_EXE_sluice-launcher"));
+        place.link("sluice-device", env!("CARGO_BIN_EXE_sluice-stand-in"));
+        place.link("sluice-worker", env!("CARGO_BIN_EXE_sluice-stand-in"));
+        std::fs::write(place.driver(), "").expect("a driver");
+        place
+    }
+
+    fn link(&self, name: &str, target: &str) {
+        std::os::unix::fs::symlink(target, self.libexec().join(name)).expect("a link");
+    }
+
+    pub(crate) fn libexec(&self) -> PathBuf {
+        self.directory.path().join("libexec")
+    }
+
+    pub(crate) fn run(&self) -> PathBuf {
+        self.directory.path().join("run")
+    }
+
+    pub(crate) fn driver(&self) -> PathBuf {
+        self.directory.path().join("driver.so")
+    }
+
+    /// Connects to the stand-in device of a VM.
+    pub(crate) fn front(&self, vm: u32) -> Front {
+        Front::connect(&self.run().join(format!("vm-{vm}.sock")))
+    }
+
+    /// Process ids of everything started from this place that still runs.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let libexec = self.libexec().into_os_string().into_encoded_bytes();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            if line.windows(libexec.len()).any(|window| window == libexec) {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    /// Waits until nothing started from this place runs.
+    pub(crate) fn wait_empty(&self) {
+        for pid in self.processes() {
+            // It may end before it can be watched.
+            if let Some(process) = watch(pid) {
+                wait_gone(&process);
+            }
+        }
+        assert_eq!(self.processes(), [] as [u32; 0], "processes were left");
+    }
+}
+
+impl Drop for Place {
+    /// Leaves no process of a failed test behind.
+    fn drop(&mut self) {
+        for pid in self.processes() {
+            if let Some(process) = watch(pid) {
+                signal(&process, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// A connection to a stand-in device.
+pub(crate) struct Front {
+    stream: BufReader<UnixStream>,
+}
+
+impl Front {
+    pub(crate) fn connect(path: &Path) -> Self {
+        let stream = UnixStream::connect(path).expect("the device's socket");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        Self { stream: BufReader::new(stream) }
+    }
+
+    pub(crate) fn send(&mut self, command: &str) {
+        writeln!(self.stream.get_mut(), "{command}").expect("a device that listens");
+    }
+
+    pub(crate) fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).expect("an answer");
+        line.trim_end().to_owned()
+    }
+
+    pub(crate) fn ask(&mut self, command: &str) -> String {
+        self.send(command);
+        self.hear()
+    }
+
+    /// Opens a session; what its worker says of itself.
+    pub(crate) fn open(&mut self, session: u32) -> serde_json::Value {
+        let answer = self.ask(&format!("open {session}"));
+        let text = answer
+            .strip_prefix(&format!("worker {session} "))
+            .unwrap_or_else(|| panic!("no worker: {answer}"));
+        serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    /// Whether the device is gone.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        let mut line = String::new();
+        matches!(self.stream.read_line(&mut line), Ok(0) | Err(_))
+    }
+}
+
+/// A process, if it is there.
+pub(crate) fn watch(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(pid.cast_signed())?;
+    rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+pub(crate) fn pid_of(value: &serde_json::Value) -> u32 {
+    value["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid")
+}
+
+/// Waits until a process has ended.
+pub(crate) fn wait_gone(process: &impl AsFd) {
+    assert!(becomes_readable(process, PATIENCE), "a process does not end");
+}
+
+pub(crate) fn is_alive(process: &impl AsFd) -> bool {
+    !becomes_readable(process, Duration::ZERO)
+}
+
+fn becomes_readable(descriptor: &impl AsFd, limit: Duration) -> bool {
+    let limit = Timespec::try_from(limit).expect("a time");
+    let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut polled, Some(&limit))).expect("poll") > 0
+}
+
+pub(crate) fn signal(process: &impl AsFd, signal: Signal) {
+    match rustix::process::pidfd_send_signal(process, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(error) => panic!("cannot signal: {error}"),
+    }
+}
+
+/// Open descriptors of a process.
+pub(crate) fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a process").count()
+}
+
+/// Children of a process, zombies included.
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    let mut children = Vec::new();
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process").flatten() {
+        let list = std::fs::read_to_string(thread.path().join("children")).expect("children");
+        children.extend(list.split_whitespace().map(|pid| pid.parse::<u32>().expect("a pid")));
+    }
+    children
+}
+
+/// Repeats a question that has an effect on the processes asked (so each turn lets them go on) until the answer is as
+/// wanted.
+pub(crate) fn until<T>(mut ask: impl FnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
+    let start = Instant::now();
+    loop {
+        let answer = ask();
+        if wanted(&answer) || start.elapsed() > PATIENCE {
+            return answer;
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! `sluiced` with its real launcher; device and worker are stand-ins.
+
+mod common;
+
+use std::{
+    fmt::Write as _,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use common::{PATIENCE, Place, children, descriptors, is_alive, pid_of, signal, until, wait_gone, watch};
+use rustix::process::Signal;
+
+struct Daemon {
+    process: Child,
+    lifeline: Option<UnixStream>,
+}
+
+impl Daemon {
+    /// Starts it; returns when it is ready.
+    fn start(place: &Place, extra: &[&str]) -> Self {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+        command.arg("--supervised").args(common_arguments(place)).args(extra);
+        command.env("SLUICE_LOG", "off").stdin(Stdio::from(OwnedFd::from(theirs)));
+        let process = command.spawn().expect("sluiced");
+        drop(command);
+        ours.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        let mut line = [0; 6];
+        (&ours).read_exact(&mut line).expect("sluiced becomes ready");
+        assert_eq!(&line, b"ready\n");
+        Self { process, lifeline: Some(ours) }
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    fn launcher(&self) -> u32 {
+        let children = children(self.pid());
+        assert_eq!(children.len(), 1, "sluiced has other children than the launcher: {children:?}");
+        children[0]
+    }
+
+    fn end(mut self) {
+        drop(self.lifeline.take());
+        let status = self.process.wait().expect("sluiced");
+        assert!(status.success(), "{status}");
+    }
+}
+
+fn common_arguments(place: &Place) -> Vec<std::ffi::OsString> {
+    vec![
+        "--runtime-dir".into(),
+        place.run().into(),
+        "--libexec".into(),
+        place.libexec().into(),
+        "--driver".into(),
+        place.driver().into(),
+    ]
+}
+
+fn status(place: &Place) -> serde_json::Value {
+    let mut stream = UnixStream::connect(place.run().join("control.sock")).expect("a control socket");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    stream.write_all(b"status\n").expect("asked");
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).expect("an answer");
+    serde_json::from_str(&line).expect("JSON")
+}
+
+#[test]
+fn a_session_gets_a_worker_that_knows_what_it_is_for() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "7,direct"]);
+    let mut front = place.front(7);
+    let found = front.open(31);
+    assert_eq!((&found["vm"], &found["session"]), (&7.into(), &31.into()));
+    assert_eq!(found["driver"], place.driver().to_str().expect("UTF-8"));
+    assert_eq!(found["fds"], serde_json::json!([0, 1, 2, 3]));
+    let worker = watch(pid_of(&found)).expect("a process");
+
+    let status = status(&place);
+    assert_eq!(status["launcher"], daemon.launcher());
+    let vm = &status["vms"][0];
+    assert_eq!(vm["id"], 7);
+    assert_eq!(vm["sessions"], serde_json::json!([{"session": 31, "worker": found["pid"]}]));
+    assert!(watch(u32::try_from(vm["device"].as_u64().expect("a pid")).expect("a pid")).is_some());
+
+    assert_eq!(front.ask("close 31"), "closed 31");
+    assert!(!is_alive(&worker));
+    // The number is free again at once, whatever sluiced has seen of it.
+    assert_ne!(front.open(31)["pid"], found["pid"]);
+    daemon.end();
+    place.wait_empty();
+}
+
+#[test]
+fn a_session_that_exists_is_not_started_again() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct"]);
+    let mut front = place.front(1);
+    let worker = watch(pid_of(&front.open(1))).expect("a process");
+    assert_eq!(front.ask("open 1"), "refused 1 46");
+    assert!(is_alive(&worker), "the session was touched");
+    daemon.end();
+}
+
+#[test]
+fn without_a_worker_the_guest_is_told_that_the_device_is_unavailable() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct"]);
+    let mut front = place.front(1);
+    let worker = place.libexec().join("sluice-worker");
+    let hidden = place.libexec().join("hidden");
+    std::fs::rename(&worker, &hidden).expect("renamed");
+    assert_eq!(front.ask("open 1"), "refused 1 46");
+    assert_eq!(front.ask("open 2"), "refused 2 46");
+    std::fs::rename(&hidden, &worker).expect("renamed");
+    front.open(1);
+    daemon.end();
+}
+
+#[test]
+fn a_killed_launcher_is_replaced() {
+    let place = Place::new();
+    // Without a supervisor, where the device outlives its launcher.
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_sluiced"))
+        .args(common_arguments(&place))
+        .args(["--vm", "1,direct"])
+        .env("SLUICE_LOG", "info")
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("sluiced");
+    wait_for_line(&mut daemon, "ready");
+    let mut front = place.front(1);
+    let before = front.open(1);
+    let launcher = children(daemon.id())[0];
+    let process = watch(launcher).expect("the launcher");
+    signal(&process, Signal::KILL);
+    wait_gone(&process);
+    let after = front.open(2);
+    assert_ne!(before["pid"], after["pid"]);
+    assert!(
+        is_alive(&watch(pid_of(&before)).expect("the first worker")),
+        "a session ended with the launcher"
+    );
+    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
+    assert!(daemon.wait().expect("sluiced").success());
+    place.wait_empty();
+}
+
+/// Waits until a process says something on its standard error.
+fn wait_for_line(process: &mut Child, wanted: &str) {
+    let mut said = BufReader::new(process.stderr.take().expect("piped"));
+    let mut line = String::new();
+    while !line.contains(wanted) {
+        line.clear();
+        assert!(said.read_line(&mut line).expect("text") > 0, "it ended without saying {wanted:?}");
+    }
+    // The rest is for nobody, but must not fill the pipe.
+    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+}
+
+#[test]
+fn a_thousand_sessions_leave_nothing() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--starts-per-second", "100000"]);
+    let mut front = place.front(1);
+    let settle = || {
+        // Answering a question is a turn in which what has ended is noticed.
+        let none = serde_json::json!([]);
+        assert_eq!(
+            until(|| status(&place)["vms"][0]["sessions"].clone(), |sessions| *sessions == none),
+            none
+        );
+    };
+    let device = u32::try_from(status(&place)["vms"][0]["device"].as_u64().expect("a pid")).expect("a pid");
+    let watched = [daemon.pid(), daemon.launcher(), device];
+    front.open(0);
+    assert_eq!(front.ask("close 0"), "closed 0");
+    settle();
+    let before = watched.map(descriptors);
+    for session in 0..1000 {
+        front.open(session);
+        assert_eq!(front.ask(&format!("close {session}")), format!("closed {session}"));
+    }
+    settle();
+    // Fewer is possible: the connection that was asked for the status may have been open when they were counted.
+    let no_more = |after: &[usize; 3]| after.iter().zip(&before).all(|(after, before)| after <= before);
+    let after = until(|| watched.map(descriptors), no_more);
+    assert!(no_more(&after), "descriptors of sluiced, launcher, device: {before:?} became {after:?}");
+    let left = until(|| children(daemon.launcher()), |left| left == &[device]);
+    assert_eq!(left, [device], "workers were not waited for");
+    daemon.end();
+    place.wait_empty();
+}
+
+#[test]
+fn sessions_outlive_a_killed_sluiced_and_end_with_the_supervisor() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, &["--vm", "1,direct"]);
+    let mut front = place.front(1);
+    let worker = watch(pid_of(&front.open(1))).expect("a process");
+    daemon.process.kill().expect("killed");
+    daemon.process.wait().expect("ended");
+    assert!(front.ask("describe").contains("fds"), "the device still works");
+    assert!(is_alive(&worker));
+    assert_eq!(front.ask("open 2"), "refused 2 no daemon");
+    assert!(is_alive(&worker));
+    drop(daemon.lifeline);
+    wait_gone(&worker);
+    assert!(front.is_closed());
+    place.wait_empty();
+}
+
+#[test]
+fn without_a_supervisor_sessions_outlive_a_killed_sluiced() {
+    let place = Place::new();
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_sluiced"))
+        .args(common_arguments(&place))
+        .args(["--vm", "1,direct"])
+        .env("SLUICE_LOG", "info")
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("sluiced");
+    wait_for_line(&mut daemon, "ready");
+    let mut front = place.front(1);
+    let worker = watch(pid_of(&front.open(1))).expect("a process");
+    let launcher = watch(children(daemon.id())[0]).expect("the launcher");
+    daemon.kill().expect("killed");
+    daemon.wait().expect("ended");
+    // The launcher ends by itself; the rest is for the next sluiced to adopt.
+    wait_gone(&launcher);
+    assert!(front.ask("describe").contains("fds"), "the device still works");
+    assert!(is_alive(&worker));
+    assert_eq!(front.ask("close 1"), "closed 1");
+}
+
+#[test]
+fn sigterm_ends_everything_in_order() {
+    for which in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        let mut daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,scanouts=1"]);
+        let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
+        let launcher = watch(daemon.launcher()).expect("the launcher");
+        signal(&watch(daemon.pid()).expect("sluiced"), which);
+        assert!(daemon.process.wait().expect("sluiced").success());
+        assert!(!is_alive(&worker), "a worker outlives sluiced");
+        assert!(!is_alive(&launcher), "the launcher outlives sluiced");
+        assert_eq!(place.processes(), [] as [u32; 0]);
+        let left: Vec<_> = std::fs::read_dir(place.run()).expect("a directory").flatten().collect();
+        assert!(left.is_empty(), "{left:?} was left");
+    }
+}
+
+#[test]
+fn an_ephemeral_directory_goes_with_its_supervisor() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, &["--vm", "1,direct", "--ephemeral"]);
+    std::fs::create_dir(place.run().join("lib")).expect("a directory");
+    place.front(1).open(1);
+    let mut lifeline = daemon.lifeline.take().expect("a lifeline");
+    lifeline.shutdown(std::net::Shutdown::Write).expect("closed");
+    // End of file is: the last holder of the other end is gone.
+    assert_eq!(lifeline.read(&mut [0; 8]).expect("an end"), 0);
+    assert_eq!(place.processes(), [] as [u32; 0]);
+    assert!(!place.run().exists());
+    assert!(daemon.process.wait().expect("sluiced").success());
+}
+
+#[test]
+fn a_device_that_breaks_the_protocol_harms_nobody() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let mut bad = place.front(1);
+    let mut good = place.front(2);
+    let worker = watch(pid_of(&bad.open(1))).expect("a process");
+    bad.send("garbage");
+    // Not answered any more, as its socket is not read; the daemon, asked after it, has had its turn.
+    bad.send("open 2");
+    good.open(1);
+    assert_eq!(status(&place)["vms"][0]["sessions"].as_array().expect("sessions").len(), 1);
+    assert!(is_alive(&worker), "a session was ended for it");
+    assert_eq!(bad.ask("close 1"), "closed 1");
+    daemon.end();
+    place.wait_empty();
+}
+
+#[test]
+fn a_device_that_ends_takes_its_workers_along_and_is_started_again() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let other = watch(pid_of(&place.front(2).open(1))).expect("a process");
+    for _ in 0..3 {
+        let mut front = place.front(1);
+        let worker = watch(pid_of(&front.open(1))).expect("a process");
+        let device = |value: &serde_json::Value| value["vms"][0]["device"].as_u64();
+        let before = device(&status(&place));
+        front.send("exit 3");
+        wait_gone(&worker);
+        until(|| device(&status(&place)), |now| now.is_some() && *now != before);
+    }
+    assert!(is_alive(&other), "another VM was touched");
+    // Too often is too often: under a supervisor that is the end of everything.
+    place.front(1).send("exit 3");
+    assert_eq!(daemon.process.wait().expect("sluiced").code(), Some(1));
+    wait_gone(&other);
+    drop(daemon.lifeline.take());
+    place.wait_empty();
+}
+
+#[test]
+fn starts_beyond_the_rate_wait_their_turn_and_no_longer() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--starts-per-second", "1"]);
+    let mut front = place.front(1);
+    let mut commands = String::new();
+    for session in 0..20 {
+        writeln!(commands, "open {session}").expect("text");
+    }
+    front.send(commands.trim_end());
+    let answers: Vec<String> = (0..20).map(|_| front.hear()).collect();
+    let started = answers.iter().filter(|answer| answer.starts_with("worker ")).count();
+    let refused = answers.iter().filter(|answer| answer.ends_with(" 46")).count();
+    assert_eq!(started + refused, 20, "{answers:?}");
+    // Two at once, then one a second for as long as a request waits.
+    assert!((2..=8).contains(&started), "{started} were started");
+    daemon.end();
+}
+
+#[test]
+fn what_cannot_work_is_said() {
+    let place = Place::new();
+    let run = |extra: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_sluiced"))
+            .args(common_arguments(&place))
+            .args(extra)
+            .stdin(Stdio::null())
+            .output()
+            .expect("sluiced");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(run(&[]).contains("--vm"));
+    assert!(run(&["--vm", "1", "--vm", "1"]).contains("twice"));
+    assert!(run(&["--vm", "1", "--worker-uids", "0:5"]).contains("0:5"));
+    assert!(run(&["--vm", "1", "--config", "/nowhere.toml"]).contains("/nowhere.toml"));
+    let daemon = Daemon::start(&place, &["--vm", "1"]);
+    assert!(run(&["--vm", "1"]).contains("another sluiced"));
+    place.front(1).ask("describe");
+    daemon.end();
+    std::fs::remove_file(place.libexec().join("sluice-device")).expect("removed");
+    assert!(run(&["--vm", "1"]).contains("device of VM 1"));
+    std::fs::remove_file(place.libexec().join("sluice-launcher")).expect("removed");
+    assert!(run(&["--vm", "1"]).contains("sluice-launcher"));
+}
+
+#[test]
+fn the_control_socket_bounds_its_clients() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1"]);
+    let path = place.run().join("control.sock");
+    let ask = |question: &[u8]| {
+        let mut stream = UnixStream::connect(&path).expect("a control socket");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a time limit");
+        stream.write_all(question).expect("asked");
+        let mut answer = String::new();
+        // What it did not read it answers with a reset, after the answer.
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    };
+    assert!(ask(b"status\n").contains("\"vms\""));
+    assert!(ask(b"nonsense\n").contains("unknown question"));
+    assert!(ask(&[b'x'; 64]).contains("unknown question"));
+    // Clients that say nothing hold up others for a bounded time only.
+    let silent: Vec<_> = (0..20).map(|_| UnixStream::connect(&path).expect("a control socket")).collect();
+    assert!(ask(b"status\n").contains("\"vms\""));
+    drop(silent);
+    daemon.end();
+}

@@ -1,0 +1,398 @@
+//! The launcher as its own process, asked by the tests in the place of `sluiced`.
+
+mod common;
+
+use std::{
+    io::Write as _,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::{fs::PermissionsExt as _, net::UnixStream},
+    },
+    process::{Child, Command, Stdio},
+};
+
+use common::{Place, children, descriptors, is_alive, pid_of, signal, until, wait_gone, watch};
+use rustix::{io::Errno, process::Signal};
+use sluice_protocol::{
+    control::{self, FromLauncher, ToLauncher, WorkerSetup, codec},
+    limits,
+};
+use sluice_shared_memory::socket;
+
+struct Launcher {
+    process: Child,
+    socket: OwnedFd,
+    lifeline: Option<UnixStream>,
+}
+
+struct Started {
+    pid: u32,
+    socket: OwnedFd,
+    pidfd: OwnedFd,
+}
+
+impl Launcher {
+    fn start(place: &Place, supervised: bool, extra: &[&str]) -> Self {
+        let (ours, theirs) = socket::pair().expect("a pair");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-launcher"));
+        command.arg("--device").arg(place.libexec().join("sluice-device"));
+        command.arg("--worker").arg(place.libexec().join("sluice-worker"));
+        command.arg("--socket-dir").arg(place.run()).args(["--vm", "1,direct", "--vm", "2"]).args(extra);
+        command.env("SECRET", "of the host").env("CUDA_FORCE_PTX_JIT", "1").env("SLUICE_LOG", "off");
+        command.env("SLUICE_SOFTGPU_MEMORY", "1G").env_remove("RUST_BACKTRACE");
+        let mut lifeline = None;
+        if supervised {
+            let (ours, theirs) = UnixStream::pair().expect("a pair");
+            command.arg("--supervised").stdout(Stdio::from(OwnedFd::from(theirs)));
+            lifeline = Some(ours);
+        }
+        let process = command.stdin(Stdio::from(theirs)).spawn().expect("a launcher");
+        Self { process, socket: ours, lifeline }
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    fn hear(&self) -> Result<Started, Errno> {
+        let mut bytes = [0; control::BYTES];
+        let (message, descriptors) =
+            socket::receive(&self.socket, &mut bytes).expect("an answer").expect("a launcher");
+        let answer = FromLauncher::decode(message).expect("an answer");
+        assert_eq!(descriptors.len(), answer.descriptors());
+        match answer {
+            FromLauncher::Started { process } => {
+                let [socket, pidfd] = <[OwnedFd; 2]>::try_from(descriptors).expect("two");
+                Ok(Started { pid: process, socket, pidfd })
+            }
+            FromLauncher::Failed { error } => Err(Errno::from_raw_os_error(error.cast_signed())),
+        }
+    }
+
+    fn ask(&self, request: ToLauncher) -> Result<Started, Errno> {
+        socket::send(&self.socket, &request.encode(), &[]).expect("a launcher that listens");
+        self.hear()
+    }
+
+    fn worker(&self, session: u32) -> Result<Started, Errno> {
+        self.ask(ToLauncher::StartWorker { vm: 1, session })
+    }
+
+    fn end(mut self) {
+        drop(self.socket);
+        drop(self.lifeline);
+        let status = self.process.wait().expect("a launcher");
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Started {
+    /// Has a stand-in worker describe itself.
+    fn describe(&self) -> serde_json::Value {
+        let setup = WorkerSetup { vm: 1, session: 9, driver: "/d".into(), memory: 0 };
+        socket::send(&self.socket, &codec::encode(&setup).expect("coded"), &[]).expect("a worker");
+        let mut bytes = vec![0; 4096];
+        let (found, _) = socket::receive(&self.socket, &mut bytes).expect("an answer").expect("a worker");
+        serde_json::from_slice(found).expect("JSON")
+    }
+}
+
+#[test]
+fn a_worker_has_nothing_but_what_it_is_given() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, false, &[]);
+    let started = launcher.worker(1).expect("a worker");
+    let found = started.describe();
+    assert_eq!(pid_of(&found), started.pid);
+    assert_eq!(found["fds"], serde_json::json!([0, 1, 2, 3]));
+    assert_eq!(
+        found["environment"],
+        serde_json::json!(["CUDA_FORCE_PTX_JIT", "SLUICE_LOG", "SLUICE_SOFTGPU_MEMORY"])
+    );
+    assert_eq!(found["group"], started.pid, "a process group of its own");
+    assert_eq!(found["core"], 0);
+    assert_eq!(found["privileges"], false, "new privileges can be gained");
+    drop(started.socket);
+    wait_gone(&started.pidfd);
+    launcher.end();
+}
+
+#[test]
+fn a_device_is_reachable_as_soon_as_it_is_started_and_there_is_one() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, true, &[]);
+    let device = launcher.ask(ToLauncher::StartDevice { vm: 1 }).expect("a device");
+    let socket = place.run().join("vm-1.sock");
+    assert_eq!(std::fs::metadata(&socket).expect("a socket").permissions().mode() & 0o777, 0o660);
+    let found: serde_json::Value =
+        serde_json::from_str(&place.front(1).ask("describe")).expect("a description");
+    assert_eq!(found["core"], 0);
+    assert_eq!(
+        launcher.ask(ToLauncher::StartDevice { vm: 1 }).err(),
+        Some(Errno::AGAIN),
+        "a second device for a VM"
+    );
+    assert!(is_alive(&device.pidfd));
+    let other = launcher.ask(ToLauncher::StartDevice { vm: 2 }).expect("a device for another VM");
+    // A device that has ended makes room for the next, by the time one can know that it ended.
+    signal(&device.pidfd, Signal::KILL);
+    wait_gone(&device.pidfd);
+    let next = launcher.ask(ToLauncher::StartDevice { vm: 1 }).expect("a device again");
+    launcher.end();
+    wait_gone(&next.pidfd);
+    wait_gone(&other.pidfd);
+}
+
+#[test]
+fn what_is_no_request_is_refused_and_changes_nothing() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, false, &[]);
+    let good = ToLauncher::StartWorker { vm: 1, session: 1 }.encode();
+    let mut unknown = good;
+    unknown[0] = 0x7f;
+    let mut wide = good;
+    wide[8..16].fill(0xff);
+    let long = [good.as_slice(), &[0; 64]].concat();
+    for bytes in [&good[..63], &good[..1], &long, &unknown, &[0xff; control::BYTES], &wide] {
+        socket::send(&launcher.socket, bytes, &[]).expect("sent");
+        assert_eq!(launcher.hear().err(), Some(Errno::BADMSG), "{bytes:x?} was understood");
+    }
+    let before = descriptors(launcher.pid());
+    let null = std::fs::File::open("/dev/null").expect("/dev/null");
+    for count in [1, 2, 4] {
+        socket::send(&launcher.socket, &good, &vec![null.as_fd(); count]).expect("sent");
+        assert_eq!(launcher.hear().err(), Some(Errno::BADMSG), "{count} descriptors were taken");
+    }
+    assert_eq!(descriptors(launcher.pid()), before, "descriptors were kept");
+    for vm in [0, 3, u32::MAX] {
+        assert_eq!(launcher.ask(ToLauncher::StartWorker { vm, session: 1 }).err(), Some(Errno::INVAL));
+        assert_eq!(launcher.ask(ToLauncher::StartDevice { vm }).err(), Some(Errno::INVAL));
+    }
+    assert_eq!(children(launcher.pid()), [] as [u32; 0], "something was started");
+    launcher.worker(1).expect("it still serves");
+    launcher.end();
+}
+
+#[test]
+fn a_program_that_is_not_there_is_an_error() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, false, &[]);
+    std::fs::remove_file(place.libexec().join("sluice-worker")).expect("removed");
+    let before = descriptors(launcher.pid());
+    for session in 0..50 {
+        assert_eq!(launcher.worker(session).err(), Some(Errno::NOENT));
+    }
+    assert_eq!(descriptors(launcher.pid()), before);
+    assert_eq!(children(launcher.pid()), [] as [u32; 0]);
+    launcher.end();
+}
+
+#[test]
+fn a_thousand_starts_leave_no_descriptor_and_no_zombie() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, false, &[]);
+    // The first brings what is made once.
+    wait_gone(&launcher.worker(0).map(|started| started.pidfd).expect("a worker"));
+    let idle = || descriptors(launcher.pid());
+    let nothing = |session| launcher.ask(ToLauncher::StartWorker { vm: 99, session }).err();
+    assert_eq!(nothing(0), Some(Errno::INVAL));
+    let before = idle();
+    for session in 0..1000 {
+        let Started { socket, pidfd, .. } = launcher.worker(session).expect("a worker");
+        drop(socket);
+        // Some end before the next starts, some after.
+        if session % 2 == 0 {
+            wait_gone(&pidfd);
+        }
+    }
+    // Each request that starts nothing lets the launcher take a turn, and shows when the last has been waited for.
+    let left = until(
+        || {
+            assert_eq!(nothing(1), Some(Errno::INVAL));
+            children(launcher.pid())
+        },
+        Vec::is_empty,
+    );
+    assert_eq!(left, [] as [u32; 0], "children were not waited for");
+    assert_eq!(idle(), before, "descriptors were left");
+    launcher.end();
+}
+
+#[test]
+fn workers_of_a_vm_are_bounded() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, false, &[]);
+    let bound = u32::try_from(limits::SESSIONS).expect("small");
+    let mut workers: Vec<Started> =
+        (0..bound).map(|session| launcher.worker(session).expect("a worker")).collect();
+    assert_eq!(launcher.worker(bound).err(), Some(Errno::AGAIN));
+    let other = launcher.ask(ToLauncher::StartWorker { vm: 2, session: 0 }).expect("another VM's worker");
+    let Started { socket, pidfd, .. } = workers.pop().expect("a worker");
+    drop(socket);
+    wait_gone(&pidfd);
+    workers.push(launcher.worker(bound).expect("room again"));
+    for Started { socket, pidfd, .. } in workers.into_iter().chain([other]) {
+        drop(socket);
+        wait_gone(&pidfd);
+    }
+    launcher.end();
+}
+
+#[test]
+fn without_a_supervisor_children_outlive_the_launcher() {
+    let place = Place::new();
+    let mut launcher = Launcher::start(&place, false, &[]);
+    let device = launcher.ask(ToLauncher::StartDevice { vm: 1 }).expect("a device");
+    let worker = launcher.worker(1).expect("a worker");
+    launcher.process.kill().expect("killed");
+    launcher.process.wait().expect("ended");
+    assert_eq!(pid_of(&worker.describe()), worker.pid, "the worker still works");
+    assert!(place.front(1).ask("describe").contains("fds"), "the device still works");
+    drop(worker.socket);
+    wait_gone(&worker.pidfd);
+    signal(&device.pidfd, Signal::KILL);
+    wait_gone(&device.pidfd);
+}
+
+#[test]
+fn under_a_supervisor_children_outlive_sluiced_but_not_the_supervisor() {
+    let place = Place::new();
+    let mut launcher = Launcher::start(&place, true, &[]);
+    let lifeline = launcher.lifeline.take();
+    let device = launcher.ask(ToLauncher::StartDevice { vm: 1 }).expect("a device");
+    let worker = launcher.worker(1).expect("a worker");
+    let dead = launcher.worker(2).expect("a worker");
+    let Launcher { mut process, socket, .. } = launcher;
+    drop(socket);
+    // It still waits for its children without sluiced.
+    drop(dead.socket);
+    wait_gone(&dead.pidfd);
+    assert_eq!(pid_of(&worker.describe()), worker.pid, "the worker still works");
+    assert!(place.front(1).ask("describe").contains("fds"), "the device still works");
+    assert!(process.try_wait().expect("a launcher").is_none(), "the launcher has ended");
+    drop(lifeline);
+    assert!(process.wait().expect("a launcher").success());
+    // Reaped before the launcher ended: there is nothing to wait for.
+    assert!(!is_alive(&device.pidfd));
+    assert!(!is_alive(&worker.pidfd));
+    assert!(watch(device.pid).is_none());
+}
+
+#[test]
+fn under_a_supervisor_children_die_with_a_killed_launcher() {
+    let place = Place::new();
+    let mut launcher = Launcher::start(&place, true, &[]);
+    let device = launcher.ask(ToLauncher::StartDevice { vm: 1 }).expect("a device");
+    let worker = launcher.worker(1).expect("a worker");
+    launcher.process.kill().expect("killed");
+    launcher.process.wait().expect("ended");
+    wait_gone(&device.pidfd);
+    wait_gone(&worker.pidfd);
+}
+
+#[test]
+fn each_worker_runs_as_a_user_of_its_own() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let place = Place::new();
+    // Another user must be able to execute it.
+    let worker = place.libexec().join("sluice-worker");
+    std::fs::remove_file(&worker).expect("removed");
+    std::fs::copy(env!("CARGO_BIN_EXE_sluice-stand-in"), &worker).expect("copied");
+    for path in [place.directory.path(), &place.libexec(), &worker] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("readable");
+    }
+    let launcher = Launcher::start(&place, false, &["--worker-uids", "4000000:2"]);
+    let uid = |started: &Started| started.describe()["uid"].as_u64().expect("a uid");
+    let first = launcher.worker(1).expect("a worker");
+    let second = launcher.worker(2).expect("a worker");
+    assert_eq!((uid(&first), uid(&second)), (4_000_000, 4_000_001));
+    assert_eq!(launcher.worker(3).err(), Some(Errno::AGAIN), "a user was given twice");
+    drop(first.socket);
+    wait_gone(&first.pidfd);
+    let third = launcher.worker(4).expect("a worker");
+    assert_eq!(uid(&third), 4_000_000);
+    launcher.end();
+}
+
+/// A place in the cgroup v2 tree where this test may make groups.
+fn cgroup_directory() -> Option<std::path::PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mount = mounts.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        right.starts_with("cgroup2 ").then(|| left.split(' ').nth(4).map(ToOwned::to_owned))?
+    })?;
+    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
+    let directory =
+        std::path::Path::new(&mount).join(own).join(format!("sluice-test-{}", std::process::id()));
+    std::fs::create_dir(&directory).ok()?;
+    Some(directory)
+}
+
+/// Ends what a failed test left in its cgroups.
+struct Cgroup(std::path::PathBuf);
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Gone already when the test has succeeded; else the next run of it has a directory of its own.
+        if std::fs::write(self.0.join("cgroup.kill"), "1").is_ok() {
+            eprintln!("{} stays behind", self.0.display());
+        }
+    }
+}
+
+#[test]
+fn a_cgroup_ends_what_a_worker_has_forked() {
+    let Some(directory) = cgroup_directory() else {
+        eprintln!("skipped: no cgroup v2 directory can be made");
+        return;
+    };
+    let place = Place::new();
+    let directory = Cgroup(directory);
+    // A worker that has broken out of its filter: its child leaves the process group and holds no socket.
+    let worker = place.libexec().join("sluice-worker");
+    std::fs::remove_file(&worker).expect("removed");
+    let fifo = place.directory.path().join("fifo");
+    let sleeper = place.libexec().join("sleeper");
+    std::os::unix::fs::symlink("/bin/sleep", &sleeper).expect("a link");
+    let script = format!(
+        "#!/bin/sh\nsetsid sh -c 'echo $$ > {}; exec {} 1000' 3<&- &\nwait\n",
+        fifo.display(),
+        sleeper.display()
+    );
+    let file = std::fs::File::create(&worker).expect("a script");
+    (&file).write_all(script.as_bytes()).expect("written");
+    file.set_permissions(std::fs::Permissions::from_mode(0o755)).expect("executable");
+    drop(file);
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).expect("a fifo");
+
+    let launcher = Launcher::start(&place, false, &["--cgroup", directory.0.to_str().expect("UTF-8")]);
+    let started = launcher.worker(1).expect("a worker");
+    let forked = std::fs::read_to_string(&fifo).expect("a pid").trim().parse::<u32>().expect("a pid");
+    let forked = watch(forked).expect("a process");
+    let group = std::fs::read_to_string(format!("/proc/{}/cgroup", started.pid)).expect("a cgroup");
+    assert!(group.contains("/vm-1-worker-"), "{group}");
+    assert!(is_alive(&forked));
+    signal(&started.pidfd, Signal::KILL);
+    wait_gone(&started.pidfd);
+    wait_gone(&forked);
+    let groups = || {
+        // Starting and ending another worker is when a group that was busy is tried again.
+        let another = launcher.worker(2).expect("a worker");
+        signal(&another.pidfd, Signal::KILL);
+        wait_gone(&another.pidfd);
+        assert_eq!(launcher.ask(ToLauncher::StartDevice { vm: 99 }).err(), Some(Errno::INVAL));
+        std::fs::read_dir(&directory.0)
+            .expect("the directory")
+            .flatten()
+            .filter(|entry| entry.path().is_dir())
+            .count()
+    };
+    // The last one may have a child that is still dying, and is waited for at the end.
+    assert!(until(groups, |&count| count <= 1) <= 1, "groups were left");
+    launcher.end();
+    std::fs::remove_dir(&directory.0).expect("no group was left");
+}
