@@ -1,6 +1,6 @@
 //! `sluiced`: see [`sluice_daemon::daemon`].
 
-use std::os::fd::AsFd as _;
+use std::{os::fd::AsFd as _, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::Parser as _;
@@ -9,7 +9,17 @@ use sluice_daemon::{
     daemon, logging,
 };
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sluiced: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
     let configuration = Configuration::load(Arguments::parse())?;
     logging::start()?;
     let supervisor = configuration

@@ -1,0 +1,464 @@
+//! The command line tool with the real daemon and launcher; device, worker and libraries are stand-ins.
+//!
+//! The daemon's programs must have been built with the same profile: `cargo test --workspace`, or
+//! `cargo build -p sluice-daemon` first.
+
+use std::{
+    ffi::OsString,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::{
+        fd::{AsFd, FromRawFd as _, OwnedFd},
+        unix::{
+            net::UnixStream,
+            process::{CommandExt as _, ExitStatusExt as _},
+        },
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal},
+};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory for one test: Sluice's files in `libexec`, temporary directories in `tmp`.
+struct Place {
+    directory: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { directory: tempfile::tempdir().expect("a directory") };
+        std::fs::create_dir(place.libexec()).expect("a directory");
+        std::fs::create_dir(place.temporary()).expect("a directory");
+        let built = Path::new(env!("CARGO_BIN_EXE_sluice")).parent().expect("a directory");
+        for (name, file) in [
+            ("sluiced", "sluiced"),
+            ("sluice-launcher", "sluice-launcher"),
+            ("sluice-device", "sluice-stand-in"),
+            ("sluice-worker", "sluice-stand-in"),
+        ] {
+            let file = built.join(file);
+            assert!(file.exists(), "{} is missing: run `cargo build -p sluice-daemon`", file.display());
+            std::os::unix::fs::symlink(file, place.libexec().join(name)).expect("a link");
+        }
+        for library in ["libsluice_guest.so", "libsoftgpu_cuda.so"] {
+            std::fs::write(place.libexec().join(library), "").expect("a library");
+        }
+        place
+    }
+
+    fn libexec(&self) -> PathBuf {
+        self.directory.path().join("libexec")
+    }
+
+    fn temporary(&self) -> PathBuf {
+        self.directory.path().join("tmp")
+    }
+
+    fn sluice(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.args(arguments).env("SLUICE_LIBEXEC", self.libexec()).env("TMPDIR", self.temporary());
+        command.env("SLUICE_LOG", "off").env_remove("LD_LIBRARY_PATH");
+        command
+    }
+
+    /// `sluice run` of a shell script.
+    fn script(&self, script: &str) -> Command {
+        self.sluice(&["run", "--", "/bin/sh", "-c", script])
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        let libexec = self.libexec().into_os_string().into_encoded_bytes();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            if line.windows(libexec.len()).any(|window| window == libexec) {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    /// At this very moment, not a little later.
+    fn assert_nothing_left(&self) {
+        assert_eq!(self.processes(), [] as [u32; 0], "processes were left");
+        let left: Vec<OsString> = std::fs::read_dir(self.temporary())
+            .expect("a directory")
+            .flatten()
+            .map(|entry| entry.file_name())
+            .collect();
+        assert!(left.is_empty(), "{left:?} was left");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for pid in self.processes() {
+            if let Some(process) = watch(pid) {
+                signal(&process, Signal::KILL);
+            }
+        }
+    }
+}
+
+fn watch(pid: u32) -> Option<OwnedFd> {
+    rustix::process::pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()
+}
+
+fn signal(process: &impl AsFd, signal: Signal) {
+    match rustix::process::pidfd_send_signal(process, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(error) => panic!("cannot signal: {error}"),
+    }
+}
+
+fn wait_gone(process: &impl AsFd) {
+    let limit = Timespec::try_from(PATIENCE).expect("a time");
+    let mut polled = [PollFd::new(process, PollFlags::IN)];
+    let ready = rustix::io::retry_on_intr(|| poll(&mut polled, Some(&limit))).expect("poll");
+    assert_eq!(ready, 1, "a process does not end");
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn run(mut command: Command) -> Output {
+    command.output().expect("sluice")
+}
+
+/// Starts a script that says what it knows and then waits for standard input; returns what it said.
+fn start(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>, String) {
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sluice");
+    let mut output = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    output.read_line(&mut line).expect("text");
+    assert!(!line.is_empty(), "the program said nothing");
+    (child, output, line.trim_end().to_owned())
+}
+
+/// Opens a session with the stand-in device at `socket`; the worker's process.
+fn open_session(socket: &str) -> (UnixStream, OwnedFd) {
+    let stream = UnixStream::connect(socket).expect("the device's socket");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    writeln!(&stream, "open 1").expect("a device that listens");
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).expect("an answer");
+    let found: serde_json::Value =
+        serde_json::from_str(line.trim().strip_prefix("worker 1 ").expect("a worker"))
+            .expect("what the worker found");
+    let pid = found["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid");
+    (stream, watch(pid).expect("a process"))
+}
+
+#[test]
+fn the_program_sees_the_shim_and_the_device() {
+    let place = Place::new();
+    let script = r#"echo "$SLUICE_TRANSPORT"; test -S "$SLUICE_SOCKET" && echo socket
+        readlink "${LD_LIBRARY_PATH%%:*}/libcuda.so.1"; echo "$LD_LIBRARY_PATH"; echo "$CUDA_VISIBLE_DEVICES""#;
+    let mut command = place.script(script);
+    command.env("LD_LIBRARY_PATH", "/before").env("CUDA_VISIBLE_DEVICES", "1");
+    let output = run(command);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[0], "direct");
+    assert_eq!(lines[1], "socket");
+    assert_eq!(Path::new(lines[2]), place.libexec().join("libsluice_guest.so"));
+    assert!(lines[3].ends_with("/lib:/before"), "{}", lines[3]);
+    assert_eq!(lines[4], "1");
+    assert_eq!(text(&output.stderr), "", "sluice itself says nothing");
+    place.assert_nothing_left();
+}
+
+#[test]
+fn natively_the_program_sees_the_driver() {
+    let place = Place::new();
+    let driver = place.directory.path().join("real.so");
+    std::fs::write(&driver, "").expect("a driver");
+    let script = r#"readlink "$LD_LIBRARY_PATH/libcuda.so.1"; echo "${SLUICE_SOCKET-none}"; exit 9"#;
+    let output = run(place.sluice(&[
+        "run",
+        "--native",
+        "--driver",
+        driver.to_str().expect("UTF-8"),
+        "--",
+        "/bin/sh",
+        "-c",
+        script,
+    ]));
+    assert_eq!(text(&output.stdout), format!("{}\nnone\n", driver.canonicalize().expect("a path").display()));
+    assert_eq!(output.status.code(), Some(9));
+    place.assert_nothing_left();
+}
+
+#[test]
+fn the_end_of_the_program_is_the_end_of_sluice() {
+    let place = Place::new();
+    for code in [0, 1, 77, 255] {
+        assert_eq!(run(place.script(&format!("exit {code}"))).status.code(), Some(code));
+    }
+    for signal in [libc::SIGKILL, libc::SIGSEGV, libc::SIGTERM] {
+        let status = run(place.script(&format!("kill -{signal} $$"))).status;
+        assert_eq!(status.signal(), Some(signal), "{status}");
+    }
+    place.assert_nothing_left();
+}
+
+#[test]
+fn input_output_and_arguments_pass_through() {
+    let place = Place::new();
+    let mut child = place
+        .sluice(&["run", "--", "/bin/sh", "-c", "cat; echo \"$0|$1|$2\" >&2", "--driver", "a b", ""])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("sluice");
+    child.stdin.take().expect("piped").write_all(b"through\0and through").expect("written");
+    let output = child.wait_with_output().expect("sluice");
+    assert_eq!(output.stdout, b"through\0and through");
+    assert_eq!(text(&output.stderr), "--driver|a b|\n");
+    place.assert_nothing_left();
+}
+
+#[test]
+fn signals_sent_to_sluice_reach_the_program() {
+    let place = Place::new();
+    for (which, name) in
+        [(Signal::TERM, "TERM"), (Signal::HUP, "HUP"), (Signal::INT, "INT"), (Signal::USR1, "USR1")]
+    {
+        let script =
+            format!("trap 'echo got; exit 5' {name}; echo ready; while :; do read -r line || exit 6; done");
+        let (mut child, mut output, _) = start(place.script(&script));
+        signal(&watch(child.id()).expect("sluice"), which);
+        let mut line = String::new();
+        output.read_line(&mut line).expect("text");
+        assert_eq!(line, "got\n", "{name}");
+        assert_eq!(child.wait().expect("sluice").code(), Some(5), "{name}");
+    }
+    // A program that does not care about them is ended by them, and sluice says so in its own end.
+    let (mut child, _, _) = start(place.script("echo ready; read -r line"));
+    signal(&watch(child.id()).expect("sluice"), Signal::TERM);
+    assert_eq!(child.wait().expect("sluice").signal(), Some(libc::SIGTERM));
+    place.assert_nothing_left();
+}
+
+/// A new terminal: our side and the program's.
+fn terminal() -> (std::fs::File, OwnedFd) {
+    let (mut ours, mut theirs) = (-1, -1);
+    let null = std::ptr::null_mut();
+    #[expect(unsafe_code, reason = "a terminal can be had from libc only")]
+    // SAFETY: two numbers to fill; the name, settings and size are not wanted.
+    let result = unsafe { libc::openpty(&raw mut ours, &raw mut theirs, null, null.cast(), null.cast()) };
+    assert_eq!(result, 0, "no terminal");
+    #[expect(unsafe_code, reason = "the call above has made them")]
+    // SAFETY: just made, and nobody else's.
+    let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
+    (own(ours).into(), own(theirs))
+}
+
+#[test]
+fn the_terminals_interrupt_reaches_the_program_once() {
+    let place = Place::new();
+    let (ours, theirs) = terminal();
+    let script = "n=0; trap 'n=$((n+1)); echo got $n' INT; echo ready
+        while :; do read -r line; test \"$line\" = end && exit $n; done";
+    let mut command = place.script(script);
+    command.stdin(theirs.try_clone().expect("a terminal")).stdout(theirs);
+    #[expect(unsafe_code, reason = "a session of its own, with this terminal")]
+    // SAFETY: two system calls without pointers.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::setsid()?;
+            Ok(rustix::process::ioctl_tiocsctty(std::io::stdin())?)
+        })
+    };
+    let mut child = command.spawn().expect("sluice");
+    // The copies of the terminal in there would keep it open.
+    drop(command);
+    let mut screen = BufReader::new(ours.try_clone().expect("a terminal"));
+    let mut wait_for = |wanted: &str| {
+        let mut line = String::new();
+        while !line.contains(wanted) {
+            line.clear();
+            assert!(screen.read_line(&mut line).expect("text") > 0, "no {wanted:?}");
+        }
+    };
+    wait_for("ready");
+    (&ours).write_all(b"\x03").expect("typed");
+    wait_for("got 1");
+    (&ours).write_all(b"end\n").expect("typed");
+    // Once: sluice, which gets it too, does not pass on what the program has.
+    assert_eq!(child.wait().expect("sluice").code(), Some(1));
+    place.assert_nothing_left();
+}
+
+#[test]
+fn the_program_has_the_signals_it_would_have_without_sluice() {
+    let place = Place::new();
+    let script = "exec grep Sig /proc/self/status";
+    let plain = Command::new("/bin/sh").args(["-c", script]).output().expect("sh");
+    let output = run(place.script(script));
+    // Pending signals and the queue's limit are nobody's.
+    let masks = |output: &Output| {
+        text(&output.stdout)
+            .lines()
+            .filter(|line| !line.starts_with("SigQ"))
+            .map(ToOwned::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(masks(&output), masks(&plain));
+}
+
+#[test]
+fn a_killed_program_leaves_nothing() {
+    let place = Place::new();
+    let (mut child, _, said) = start(place.script(r#"echo "$$ $SLUICE_SOCKET"; read -r line"#));
+    let (program, socket) = said.split_once(' ').expect("two words");
+    let (_front, worker) = open_session(socket);
+    signal(&watch(program.parse().expect("a pid")).expect("the program"), Signal::KILL);
+    assert_eq!(child.wait().expect("sluice").signal(), Some(libc::SIGKILL));
+    place.assert_nothing_left();
+    wait_gone(&worker);
+}
+
+#[test]
+fn a_killed_sluice_leaves_nothing() {
+    let place = Place::new();
+    let (mut child, _, said) = start(place.script(r#"echo "$SLUICE_SOCKET"; read -r line"#));
+    let (_front, worker) = open_session(&said);
+    let backend: Vec<OwnedFd> = place.processes().into_iter().filter_map(watch).collect();
+    assert!(backend.len() >= 4, "sluiced, launcher, device, worker");
+    child.kill().expect("killed");
+    child.wait().expect("sluice");
+    wait_gone(&worker);
+    backend.iter().for_each(wait_gone);
+    // The daemon removes the directory before it ends.
+    place.assert_nothing_left();
+}
+
+#[test]
+fn a_killed_sluiced_ends_nothing_and_leaves_nothing() {
+    let place = Place::new();
+    let (mut child, mut output, said) =
+        start(place.script(r#"echo "$SLUICE_SOCKET"; read -r line; echo still here"#));
+    let (front, worker) = open_session(&said);
+    let daemon = place
+        .processes()
+        .into_iter()
+        .find(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|&byte| byte == 0).next().is_some_and(|name| name.ends_with(b"/sluiced"))
+        })
+        .expect("sluiced");
+    let daemon = watch(daemon).expect("sluiced");
+    signal(&daemon, Signal::KILL);
+    // Sluice says what it has seen; the session goes on.
+    let mut complaint = String::new();
+    BufReader::new(child.stderr.take().expect("piped")).read_line(&mut complaint).expect("text");
+    assert!(complaint.contains("sluiced has ended"), "{complaint}");
+    writeln!(&front, "describe").expect("a device that listens");
+    let mut answer = String::new();
+    BufReader::new(&front).read_line(&mut answer).expect("an answer");
+    assert!(answer.contains("fds"), "the device still works: {answer}");
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let ended = poll(&mut [PollFd::new(&worker, PollFlags::IN)], Some(&now)).expect("poll");
+    assert_eq!(ended, 0, "the worker has ended");
+    writeln!(child.stdin.take().expect("piped")).expect("a program that reads");
+    let mut line = String::new();
+    output.read_line(&mut line).expect("text");
+    assert_eq!(line, "still here\n");
+    assert!(child.wait().expect("sluice").success());
+    place.assert_nothing_left();
+}
+
+#[test]
+fn what_is_missing_is_named_with_how_to_build_it() {
+    let place = Place::new();
+    for (file, package) in [
+        ("libsluice_guest.so", "sluice-guest"),
+        ("libsoftgpu_cuda.so", "softgpu-cuda"),
+        ("sluiced", "sluice-daemon"),
+        ("sluice-launcher", "sluice-daemon"),
+        ("sluice-device", "sluice-device"),
+        ("sluice-worker", "sluice-worker"),
+    ] {
+        let (path, hidden) = (place.libexec().join(file), place.libexec().join("hidden"));
+        std::fs::rename(&path, &hidden).expect("renamed");
+        let output = run(place.script("exit 0"));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{said}");
+        assert!(said.contains(path.to_str().expect("UTF-8")), "{said}");
+        assert!(said.contains(&format!("cargo build -p {package}")), "{said}");
+        std::fs::rename(&hidden, &path).expect("renamed");
+    }
+    let output = run(place.sluice(&["run", "--driver", "/nowhere.so", "--", "true"]));
+    assert!(text(&output.stderr).contains("/nowhere.so"));
+    let output = run(place.sluice(&["run", "--", "/nowhere/program"]));
+    assert_eq!(output.status.code(), Some(127));
+    assert!(text(&output.stderr).contains("/nowhere/program"));
+    let output = run(place.sluice(&["run", "--", "/etc/passwd"]));
+    assert_eq!(output.status.code(), Some(126));
+    place.assert_nothing_left();
+}
+
+#[test]
+fn a_host_serves_until_it_is_told_to_end() {
+    for which in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        let directory = place.directory.path().join("vm");
+        let path = directory.to_str().expect("UTF-8");
+        let (mut child, _, line) = start(place.sluice(&["host", "--dir", path, "--scanouts", "1"]));
+        let socket = line.strip_prefix("vhost-user socket: ").expect("the line");
+        assert_eq!(Path::new(socket), directory.join("vm-1.sock"));
+        let (_front, worker) = open_session(socket);
+        let output = run(place.sluice(&["status", "--dir", path]));
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(status["vms"][0]["sessions"][0]["session"], 1);
+        signal(&watch(child.id()).expect("sluice"), which);
+        assert!(child.wait().expect("sluice").success());
+        wait_gone(&worker);
+        place.assert_nothing_left();
+        assert!(!directory.exists(), "a directory it made stays behind");
+    }
+    let place = Place::new();
+    let output = run(place.sluice(&["status", "--dir", "/nowhere"]));
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("/nowhere/control.sock"));
+}
+
+#[test]
+fn a_host_that_loses_its_daemon_ends_and_says_so() {
+    let place = Place::new();
+    let directory = place.directory.path().to_str().expect("UTF-8").to_owned();
+    let (mut child, _, _) = start(place.sluice(&["host", "--dir", &directory]));
+    let output = run(place.sluice(&["status", "--dir", &directory]));
+    let status: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let daemon = status["process"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid");
+    signal(&watch(daemon).expect("sluiced"), Signal::KILL);
+    assert_eq!(child.wait().expect("sluice").code(), Some(125));
+    let mut said = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+    assert!(said.contains("sluiced has ended"), "{said}");
+    place.assert_nothing_left();
+    assert!(place.directory.path().exists(), "a directory it did not make is gone");
+}
+
+#[test]
+fn help_names_every_command() {
+    let place = Place::new();
+    let output = run(place.sluice(&["--help"]));
+    for word in ["run", "host", "status", "SLUICE_LIBEXEC"] {
+        assert!(text(&output.stdout).contains(word), "{word}");
+    }
+    assert!(text(&run(place.sluice(&["--version"])).stdout).starts_with("sluice "));
+}
