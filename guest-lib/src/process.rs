@@ -60,6 +60,8 @@ static PROCESS: OnceLock<Process> = OnceLock::new();
 static CONNECTING: Mutex<()> = Mutex::new(());
 /// A word in a page of its own that reads 1 in the process that wrote it and 0 in a forked child.
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+/// Why the latest attempt to connect failed, 0 when none did.
+static FAILED: AtomicU32 = AtomicU32::new(0);
 static EXITING: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn exiting() {
@@ -95,8 +97,16 @@ pub(crate) fn get() -> Result<&'static Process> {
     }
 }
 
-/// The process, connected if it was not.
+/// The process, connected if it was not. What failed once is not tried again by the hundreds of look-ups of a runtime's
+/// start; `cuInit` may.
 pub(crate) fn connect() -> Result<&'static Process> {
+    match FAILED.load(Ordering::Relaxed) {
+        0 => connect_anew(),
+        code => Err(Error(code)),
+    }
+}
+
+fn connect_anew() -> Result<&'static Process> {
     usable()?;
     if let Some(process) = PROCESS.get() {
         return Ok(process);
@@ -105,14 +115,15 @@ pub(crate) fn connect() -> Result<&'static Process> {
     if let Some(process) = PROCESS.get() {
         return Ok(process);
     }
-    let process = open()?;
+    let process = open().inspect_err(|Error(code)| FAILED.store(*code, Ordering::Relaxed))?;
+    FAILED.store(0, Ordering::Relaxed);
     mark()?;
     Ok(PROCESS.get_or_init(|| process))
 }
 
 /// `cuInit`.
 pub(crate) fn initialise() -> Result {
-    let process = connect()?;
+    let process = connect_anew()?;
     if process.devices.is_empty() {
         return Err(Error::NO_DEVICE);
     }

@@ -3,11 +3,11 @@
 use crate::filter::Rule;
 use libc::{
     CLONE_THREAD, CLONE_VM, F_GETFD, F_GETFL, F_SETFD, F_SETFL, PROT_EXEC, SYS_brk, SYS_clock_gettime,
-    SYS_clock_nanosleep, SYS_clone, SYS_clone3, SYS_close, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait,
-    SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_fstat, SYS_futex, SYS_getrandom, SYS_gettid, SYS_madvise,
-    SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_openat, SYS_ppoll, SYS_prctl, SYS_read, SYS_recvmsg,
-    SYS_restart_syscall, SYS_rseq, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_getaffinity,
-    SYS_sched_yield, SYS_sendmsg, SYS_set_robust_list, SYS_sigaltstack, SYS_write,
+    SYS_clock_nanosleep, SYS_clone, SYS_clone3, SYS_close, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait,
+    SYS_epoll_wait, SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_fstat, SYS_futex, SYS_getrandom, SYS_gettid,
+    SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_openat, SYS_ppoll, SYS_prctl, SYS_read,
+    SYS_recvmsg, SYS_restart_syscall, SYS_rseq, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
+    SYS_sched_getaffinity, SYS_sched_yield, SYS_sendmsg, SYS_set_robust_list, SYS_sigaltstack, SYS_write,
 };
 
 /// Calls of any confined process.
@@ -24,6 +24,7 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_epoll_create1, "an event loop of a new connection"),
         Rule::any(SYS_epoll_ctl, "watching the descriptors of a new session"),
         Rule::any(SYS_epoll_wait, "event loops"),
+        Rule::any(SYS_epoll_pwait, "the same, as newer libraries call it"),
         Rule::any(SYS_ppoll, "waiting for a few descriptors"),
         Rule::any(SYS_eventfd2, "doorbells and wake-ups of a new session"),
         Rule::any(SYS_clock_gettime, "time, where the vDSO cannot tell it"),
@@ -39,6 +40,7 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_rseq, "the start of a thread"),
         Rule::any(SYS_sigaltstack, "the start and end of a thread: its stack for overflow reports"),
         Rule::any(SYS_rt_sigprocmask, "the start of a thread"),
+        Rule::any(SYS_rt_sigaction, "the C library's own handler, set at the start of the first thread"),
         Rule::any(SYS_sched_getaffinity, "the start of a thread: the bounds of its stack"),
         Rule::any(SYS_gettid, "the start of a thread, and its name in the log"),
         Rule::any(SYS_futex, "locks, and the end of threads"),

@@ -12,7 +12,6 @@ pub(crate) fn own() -> Vec<Rule> {
     let mut rules = common::rules();
     rules.extend([
         Rule::any(SYS_poll, "waiting for a few descriptors"),
-        Rule::any(SYS_epoll_pwait, "event loops of libraries"),
         Rule::any(SYS_readv, "library code that reads records"),
         Rule::any(SYS_writev, "the log of libraries on stderr"),
         Rule::any(SYS_pread64, "a driver's memory file"),
@@ -54,7 +53,6 @@ pub(crate) fn own() -> Vec<Rule> {
         Rule::any(SYS_mbind, "host memory near a GPU"),
         Rule::any(SYS_get_mempolicy, "where host memory lies"),
         Rule::any(SYS_set_mempolicy, "host memory near a GPU"),
-        Rule::any(SYS_rt_sigaction, "handlers of libraries"),
         Rule::any(SYS_rt_sigtimedwait, "threads that take signals"),
         Rule::any(SYS_tgkill, "ending itself by a signal"),
         Rule::any(SYS_getpriority, "priority of threads"),
