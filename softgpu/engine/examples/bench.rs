@@ -88,15 +88,15 @@ fn main() {
         out
     };
     let at = |k: usize| (base + (k * n * 4) as u64, 8usize);
-    let (w, h, it) = (512u64, 512u64, 256u64);
-    let mandel = |name, grid, block| Case {
+    let it = 256u64;
+    let mandel = |name, side: u32, block: [u32; 3]| Case {
         name,
         ptx: ELEMENTWISE,
         kernel: "mandel",
-        grid,
+        grid: [side / block[0], side / block[1], 1],
         block,
-        params: pack(&[at(0), (w, 4), (h, 4), (it, 4)]),
-        work: mandel_work(if block == [1, 1, 1] { 64 } else { 512 }, w, h, it),
+        params: pack(&[at(0), (side.into(), 4), (side.into(), 4), (it, 4)]),
+        work: mandel_work(u64::from(side), it),
     };
     let cases = [
         Case {
@@ -108,8 +108,8 @@ fn main() {
             params: pack(&[at(0), at(1), at(2), (n as u64, 4)]),
             work: n as f64 * 22.0,
         },
-        mandel("mandel", [32, 32, 1], [16, 16, 1]),
-        mandel("mandel, 1 thread", [64, 64, 1], [1, 1, 1]),
+        mandel("mandel", 512, [16, 16, 1]),
+        mandel("mandel, 1 thread", 64, [1, 1, 1]),
         Case {
             name: "mc_pi",
             ptx: ARITH,
@@ -137,11 +137,11 @@ fn main() {
 }
 
 /// Thread-instructions of the Mandelbrot loop: iterations times the length of the loop body.
-fn mandel_work(side: u64, w: u64, h: u64, it: u64) -> f64 {
+fn mandel_work(side: u64, it: u64) -> f64 {
     let mut total = 0u64;
     for py in 0..side {
         for px in 0..side {
-            let (cx, cy) = (3.0 * px as f32 / w as f32 - 2.0, 3.0 * py as f32 / h as f32 - 1.5);
+            let (cx, cy) = (3.0 * px as f32 / side as f32 - 2.0, 3.0 * py as f32 / side as f32 - 1.5);
             let (mut x, mut y, mut k) = (0f32, 0f32, 0);
             while k < it && x * x + y * y < 4.0 {
                 let t = x * x - y * y + cx;

@@ -74,8 +74,36 @@ versions! {
     op1 fast1 base1 Op1 lanes::run1::<O>;
     op2 fast2 base2 Op2 lanes::run2::<O>;
     op3 fast3 base3 Op3 lanes::run3::<O>;
-    cmp fast_cmp base_cmp OpCmp lanes::run_cmp::<O>;
     any fast_any base_any OpAny lanes::run_any::<O>;
+}
+
+/// The sign bits of eight words.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn signs(words: [u32; 8]) -> u32 {
+    use core::arch::x86_64::{_mm256_castsi256_ps, _mm256_loadu_si256, _mm256_movemask_ps};
+    // SAFETY: the array has the 32 bytes that are loaded.
+    let v = unsafe { _mm256_loadu_si256(words.as_ptr().cast()) };
+    _mm256_movemask_ps(_mm256_castsi256_ps(v)).cast_unsigned()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt,lzcnt,f16c")]
+fn fast_cmp<O: OpCmp>(frame: &Frame, inst: &Inst, mask: u32) {
+    lanes::run_cmp::<O>(frame, inst, mask, |words| signs(words));
+}
+
+fn base_cmp<O: OpCmp>(frame: &Frame, inst: &Inst, mask: u32) {
+    lanes::run_cmp::<O>(frame, inst, mask, |words| (0..8).fold(0, |m, n| m | (words[n] & 1) << n));
+}
+
+/// The version of a comparison for this processor.
+pub(crate) fn cmp<O: OpCmp>() -> Handler {
+    #[cfg(target_arch = "x86_64")]
+    if fast() {
+        return Handler(fast_cmp::<O>);
+    }
+    Handler(base_cmp::<O>)
 }
 
 /// For functions that have one version.

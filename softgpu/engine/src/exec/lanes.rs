@@ -90,31 +90,24 @@ runner!(run1, Op1, a: A);
 runner!(run2, Op2, a: A, b: B);
 runner!(run3, Op3, a: A, b: B, c: C);
 
-/// One bit per lane. A table, since a shift by a variable would not vectorise.
-const BITS: [u32; 32] = {
-    let mut bits = [0; 32];
-    let mut n = 0;
-    while n < 32 {
-        bits[n] = 1 << n;
-        n += 1;
-    }
-    bits
-};
-
-/// Compares into the predicate `d`.
+/// Compares into the predicate `d`; `pack` makes one bit of each all-ones word.
 #[inline(always)]
-pub(crate) fn run_cmp<O: OpCmp>(frame: &Frame, i: &Inst, mask: u32) {
+pub(crate) fn run_cmp<O: OpCmp>(frame: &Frame, i: &Inst, mask: u32, pack: impl Fn([u32; 8]) -> u32) {
     let result = if mask & (mask - 1) == 0 {
         let lane = mask.trailing_zeros() as usize;
         u32::from(O::f(i, frame.get(i.a, lane), frame.get(i.b, lane))) << lane
     } else {
-        let a: [O::A; 32] = frame.load(i.a);
-        let b: [O::A; 32] = frame.load(i.b);
-        let mut acc = 0;
-        for n in 0..32 {
-            acc |= if O::f(i, a[n], b[n]) { BITS[n] } else { 0 };
+        let mut out = 0;
+        for first in [0usize, 8, 16, 24] {
+            let a: [O::A; 8] = frame.load8(i.a, first);
+            let b: [O::A; 8] = frame.load8(i.b, first);
+            let mut hits = [0u32; 8];
+            for n in 0..8 {
+                hits[n] = if O::f(i, a[n], b[n]) { !0 } else { 0 };
+            }
+            out |= pack(hits) << first;
         }
-        acc
+        out
     };
     frame.set_pred(i.d, mask, result);
 }
