@@ -182,7 +182,12 @@ pub mod codec {
     /// # Errors
     /// When it is longer than [`limits::CONTROL_BYTES`].
     pub fn encode(message: &impl bincode::Encode) -> Result<Vec<u8>, CodecError> {
-        Ok(bincode::encode_to_vec(message, CONFIGURATION)?)
+        // The configuration's limit holds for decoding only.
+        let bytes = bincode::encode_to_vec(message, CONFIGURATION)?;
+        if bytes.len() > limits::CONTROL_BYTES {
+            return Err(bincode::error::EncodeError::Other("longer than a message").into());
+        }
+        Ok(bytes)
     }
 
     /// Decodes a message, all of it.

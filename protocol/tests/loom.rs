@@ -5,6 +5,7 @@
 //! touches what another may be using fails the model even when the values happen to agree. Each mechanism is also run
 //! with its ordering taken away, and the model has to notice: a check that cannot fail proves nothing.
 
+#![expect(clippy::cast_possible_truncation, reason = "the ring's size, and numbers of two threads")]
 #![expect(unsafe_code, reason = "race detectors are shared between model threads, which run one at a time")]
 
 use loom::{

@@ -112,10 +112,11 @@ impl Reservation {
         let (address, length) = self.part(at, bytes).ok_or(MapError::Layout(bytes))?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         let pointer = core::ptr::without_provenance_mut(address);
+        let error = |error| MapError::Reserve { base: at, bytes, error };
         // SAFETY: the range lies inside this reservation; the caller says that nobody uses it any more.
-        unsafe { mm::mmap_anonymous(pointer, length, ProtFlags::empty(), flags) }
-            .map(|_| ())
-            .map_err(|error| MapError::Reserve { base: at, bytes, error })
+        unsafe { mm::mmap_anonymous(pointer, length, ProtFlags::empty(), flags) }.map_err(error)?;
+        // SAFETY: as above; advice about the mapping just made.
+        unsafe { mm::madvise(pointer, length, mm::Advice::LinuxDontFork) }.map_err(error)
     }
 
     /// The part as address and length, if it lies inside.

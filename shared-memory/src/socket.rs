@@ -25,8 +25,12 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 /// Sends one message with its descriptors.
 ///
 /// # Errors
-/// The kernel's; EPIPE when the peer is gone, EAGAIN when a non-blocking socket is full.
+/// EINVAL for more than [`DESCRIPTORS`]; the kernel's: EPIPE when the peer is gone, EAGAIN when a non-blocking socket is full.
 pub fn send(socket: impl AsFd, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    // The space is rounded up for alignment and would take more.
+    if descriptors.len() > DESCRIPTORS {
+        return Err(Errno::INVAL);
+    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
@@ -54,7 +58,9 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Option<Received<'
             descriptors.extend(fds);
         }
     }
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    // Rounding for alignment leaves room for more descriptors than are allowed, so they are counted.
+    let cut = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    if cut || descriptors.len() > DESCRIPTORS {
         return Err(Errno::MSGSIZE);
     }
     if got.bytes == 0 && descriptors.is_empty() {
