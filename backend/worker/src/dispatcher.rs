@@ -425,3 +425,108 @@ fn outcome<R>(submitted: Result<Submitted, Code>, reply: R) -> Outcome<R> {
         Err(failed) => Outcome::Failed(failed),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{lanes::Lanes, memory::Ledger};
+    use rustix::{
+        event::{EventfdFlags, eventfd},
+        fd::AsFd,
+        fs::{MemfdFlags, ftruncate, memfd_create},
+    };
+    use sluice_protocol::{calls::wire, control::Run, ring::Producer, session as page};
+    use sluice_shared_memory::Mapping;
+    use std::time::Instant;
+
+    fn dispatcher() -> Dispatcher {
+        let path = std::env::current_exe().unwrap().with_file_name("libsluice_null_driver.so");
+        let driver = Arc::new(Driver::load(&path).unwrap());
+        let ram = memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
+        let bytes = page::BYTES as u64;
+        ftruncate(&ram, bytes).unwrap();
+        let page = Mapping::scattered(0, bytes, [(ram.as_fd(), Run { offset: 0, bytes })]).unwrap();
+        let bell = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let session = Arc::new(Session::new(page, bell(), bell()));
+        let lanes = Arc::new(Lanes::new());
+        let completion =
+            Arc::new(Completion::new(Arc::clone(&driver), Arc::clone(&session), Arc::clone(&lanes)));
+        let submitter =
+            Submitter::new(Arc::clone(&driver), Arc::clone(&session), lanes, Arc::clone(&completion));
+        let (helper, inboxes) = Helper::new();
+        // Nobody serves the helpers here.
+        drop(inboxes);
+        let shared = Shared {
+            driver,
+            session,
+            notices: Arc::default(),
+            completion,
+            gate: Arc::new(Gate::new()),
+            ledger: Arc::new(Ledger::new(1 << 30)),
+            helper,
+        };
+        Dispatcher::new(shared, submitter, 2)
+    }
+
+    fn with_context(dispatcher: &mut Dispatcher) -> Id<Context> {
+        let id = Id::new(0, 1);
+        let context = ContextRef { handle: 0x1000, serial: 1 };
+        dispatcher.contexts.reserve(id).unwrap();
+        let context = Some(objects::Context { context, device: 0, primary: true });
+        dispatcher.shared.notices.push(Notice::Context { id, slot: 0, context });
+        id
+    }
+
+    #[test]
+    #[ignore = "prints figures, checks nothing"]
+    fn figures() {
+        const COUNT: u32 = 2_000_000;
+        let mut dispatcher = dispatcher();
+        let context = with_context(&mut dispatcher);
+        let session = Arc::clone(&dispatcher.shared.session);
+        let words = session.words();
+        let (mut producer, mut consumer) = (Producer::new(), Consumer::new());
+        let mut record = Box::new(Record([0; limits::RECORD_BYTES]));
+        let mut answer = Box::new([0; limits::REPLY_BYTES]);
+        let mut buffer = [0; 4096];
+        let mut header = Header {
+            call: wire::memory_info::CALL,
+            reply: 1,
+            ticket: 0,
+            context: context.raw(),
+            stream: u32::MAX,
+            thread: 0,
+            sequence: 0,
+        };
+        let start = Instant::now();
+        for ticket in 0..COUNT {
+            header.ticket = ticket;
+            let built = header.build(&mut buffer, wire::memory_info::put).unwrap();
+            producer.publish(words, built).unwrap();
+            let size = consumer.next(words, &mut record.0).unwrap().unwrap();
+            dispatcher.record(&record.0[..size], &mut answer).unwrap();
+            dispatcher.ring_is_empty();
+        }
+        println!("sync call, one thread: {} ns", start.elapsed().as_nanos() / u128::from(COUNT));
+        let start = Instant::now();
+        for ticket in 0..COUNT {
+            header.ticket = ticket;
+            let built = header.build(&mut buffer, wire::memory_info::put).unwrap();
+            producer.publish(words, built).unwrap();
+            let _ = consumer.next(words, &mut record.0).unwrap().unwrap();
+        }
+        println!("ring alone: {} ns", start.elapsed().as_nanos() / u128::from(COUNT));
+        let start = Instant::now();
+        for ticket in 0..COUNT {
+            header.ticket = ticket;
+            let built = header.build(&mut buffer, wire::memory_info::put).unwrap();
+            dispatcher.record(built, &mut answer).unwrap();
+        }
+        println!("record alone: {} ns", start.elapsed().as_nanos() / u128::from(COUNT));
+        let start = Instant::now();
+        for _ in 0..COUNT {
+            dispatcher.ring_is_empty();
+        }
+        println!("empty ring: {} ns", start.elapsed().as_nanos() / u128::from(COUNT));
+    }
+}

@@ -169,6 +169,10 @@ impl Guest {
         self.page.words()
     }
 
+    pub(crate) fn producer(&mut self) -> &mut Producer {
+        &mut self.producer
+    }
+
     pub(crate) fn state(&self) -> u32 {
         self.words().load_u32(session::STATE, Ordering::Acquire)
     }

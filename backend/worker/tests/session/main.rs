@@ -1,6 +1,7 @@
 //! A real worker on the null driver; device and shim are played by the test.
 
 mod faults;
+mod figures;
 mod guest;
 mod memory;
 mod modules;
