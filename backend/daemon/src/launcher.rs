@@ -37,6 +37,7 @@ use sluice_shared_memory::socket;
 use crate::{
     cgroup::Cgroups,
     configuration::{UidRange, VmSpec, device_socket},
+    logging,
     spawn::{self, Given, Program, Reserved},
 };
 
@@ -45,7 +46,7 @@ const DEVICE_DESCRIPTORS: u64 = 8192;
 /// Descriptors a worker may have; drivers take a few hundred.
 const WORKER_DESCRIPTORS: u64 = 4096;
 /// Variables of the launcher's environment that its children get: names, or beginnings of names ending in `_`.
-const ENVIRONMENT: [&str; 4] = ["SLUICE_LOG", "SLUICE_SOFTGPU_", "CUDA_", "RUST_BACKTRACE"];
+const ENVIRONMENT: [&str; 5] = ["SLUICE_LOG", "SLUICE_SECCOMP", "SLUICE_SOFTGPU_", "CUDA_", "RUST_BACKTRACE"];
 /// Events taken from the kernel at once.
 const EVENTS: usize = 1024;
 
@@ -150,7 +151,7 @@ impl Launcher {
         if let Some(lifeline) = &lifeline {
             epoll::add(&events, lifeline, EventData::new_u64(LIFELINE), EventFlags::RDHUP).map_err(set_up)?;
         }
-        let environment: Vec<_> = std::env::vars_os().filter(|(name, _)| passes(name)).collect();
+        let environment = environment(std::env::vars_os());
         let program = |path, descriptors| Program {
             path,
             arguments: vec!["--control-fd".into(), spawn::FIRST.to_string().into()],
@@ -430,6 +431,15 @@ fn end(child: &Child) {
     }
 }
 
+/// What of the launcher's environment its children get; they say no more than it does itself.
+fn environment(own: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
+    let mut environment: Vec<_> = own.filter(|(name, _)| passes(name)).collect();
+    if environment.iter().all(|(name, _)| name != "SLUICE_LOG") {
+        environment.push(("SLUICE_LOG".into(), logging::DEFAULT.into()));
+    }
+    environment
+}
+
 fn passes(name: &std::ffi::OsStr) -> bool {
     let name = name.as_encoded_bytes();
     ENVIRONMENT.iter().any(|pass| {
@@ -483,5 +493,13 @@ mod tests {
         ] {
             assert!(!passes(name.as_ref()), "{name}");
         }
+    }
+
+    #[test]
+    fn children_are_as_quiet_as_the_launcher() {
+        let pair = |name: &str, value: &str| (OsString::from(name), OsString::from(value));
+        assert_eq!(environment([pair("HOME", "/")].into_iter()), [pair("SLUICE_LOG", "warn")]);
+        let debug = [pair("SLUICE_LOG", "debug")];
+        assert_eq!(environment(debug.clone().into_iter()), debug);
     }
 }

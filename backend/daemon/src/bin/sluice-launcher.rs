@@ -17,6 +17,7 @@ fn main() -> anyhow::Result<()> {
     };
     let control = own(std::io::stdin().as_fd())?;
     let lifeline = arguments.supervised.then(|| own(std::io::stdout().as_fd())).transpose()?;
-    Launcher::new(arguments, control, lifeline)?.run()?;
-    Ok(())
+    let launcher = Launcher::new(arguments, control, lifeline)?;
+    sluice_sandbox::enter(sluice_sandbox::Role::Launcher)?;
+    Ok(launcher.run()?)
 }
