@@ -9,7 +9,6 @@
 
 use std::ops::Range;
 
-use crate::context::Core;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::process;
@@ -243,7 +242,13 @@ pub(crate) fn write_bytes(gpu: &Gpu, to: u64, bytes: &[u8]) -> Result {
     run(gpu, Sides { to: Side::flat(to, Place::Device), to_known: true, from, from_known: false }, extent)
 }
 
-/// Clears a workspace of the driver's own: never memory of the program.
-pub(crate) fn clear(core: &Core, to: u64, bytes: u64) -> Result {
-    write_bytes(core.gpu, to, &vec![0; usize::try_from(bytes).map_err(|_| Error::INVALID_VALUE)?])
+/// Clears device memory at once: variables without an initial value, and workspaces of the driver's own.
+pub(crate) fn clear(gpu: &Gpu, to: u64, bytes: u64) -> Result {
+    let _running = gpu.space.running.enter();
+    let end = to.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
+    if !gpu.space.table.spans().covers(&(to..end), true) {
+        return Err(Error::ILLEGAL_ADDRESS);
+    }
+    fill_row(to, Pattern { value: 0, bytes: 1 }, bytes);
+    Ok(())
 }

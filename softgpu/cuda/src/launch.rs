@@ -166,7 +166,7 @@ fn run(core: &Arc<Core>, job: &Job) -> Result {
     let space = &core.gpu.space;
     let running = space.running.enter();
     if let Some(workspace) = job.workspace {
-        copy::clear(core, workspace, WORKSPACE)?;
+        copy::clear(core.gpu, workspace, WORKSPACE)?;
     }
     let memory = Mapped { table: &space.table, spans: RwLock::new(space.table.spans()) };
     let runtime = Host { core };

@@ -216,7 +216,7 @@ impl Image {
     }
 }
 
-/// Gives an image memory in a context. Variables without an initial value keep what the memory held.
+/// Gives an image memory in a context. A variable without an initial value is zero, as the PTX definition has it.
 fn instantiate(
     image: &Arc<Image>,
     core: &Arc<Core>,
@@ -237,6 +237,8 @@ fn instantiate(
             if global.initialised {
                 let bytes = image.parsed.initial_bytes(index, &|other| addresses[other]);
                 copy::write_bytes(core.gpu, addresses[index], &bytes)?;
+            } else {
+                copy::clear(core.gpu, addresses[index], global.size)?;
             }
         }
         Ok(())

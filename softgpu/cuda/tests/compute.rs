@@ -1,0 +1,251 @@
+//! Modules, libraries, launches and copies through the C interface.
+#![allow(unsafe_code, reason = "calls the C interface")]
+
+mod support;
+
+use std::ffi::c_void;
+use std::ptr;
+
+use support::*;
+
+#[test]
+fn vector_add() {
+    let _context = Context::new();
+    let add = function(module(KERNELS), "vector_add");
+    let n = 100_003usize;
+    let a: Vec<f32> = (0..n).map(|i| i as f32 * 0.5).collect();
+    let b: Vec<f32> = (0..n).map(|i| 1000.0 - i as f32).collect();
+    let bytes = n as u64 * 4;
+    let (da, db, dc) = (allocate(bytes), allocate(bytes), allocate(bytes));
+    write(da, &a);
+    write(db, &b);
+    assert_eq!(launch(add, (n as u32).div_ceil(256), 256, 0, &mut [da, db, dc, n as u64]), 0);
+    let c: Vec<f32> = read(dc, n);
+    for i in 0..n {
+        assert_eq!(c[i], a[i] + b[i], "element {i}");
+    }
+}
+
+#[test]
+fn a_kernel_of_a_library_launches_as_a_function_and_parameters_come_by_buffer_too() {
+    let context = Context::new();
+    let source = ptx(KERNELS);
+    let (mut library, mut kernel, mut function) = (0, 0, 0);
+    let none = ptr::null();
+    ok!(cuLibraryLoadData(
+        &raw mut library,
+        source.as_ptr().cast(),
+        ptr::null(),
+        none,
+        0,
+        ptr::null(),
+        none,
+        0
+    ));
+    let name = text("store");
+    ok!(cuLibraryGetKernel(&raw mut kernel, library, name.as_ptr()));
+    let (mut offset, mut size) = (9, 9);
+    ok!(cuKernelGetParamInfo(kernel, 1, &raw mut offset, &raw mut size));
+    assert_eq!((offset, size), (8, 8));
+    assert_eq!(cu!(cuKernelGetParamInfo(kernel, 2, &raw mut offset, &raw mut size)), INVALID_VALUE);
+    assert_eq!((offset, size), (8, 8), "nothing is written on failure");
+
+    let word = allocate(8);
+    let mut buffer = [word, 0x1234_5678_9abc_def0];
+    let mut bytes = size_of_val(&buffer);
+    let mut extra: [*mut c_void; 5] = [
+        ptr::without_provenance_mut(1),
+        buffer.as_mut_ptr().cast(),
+        ptr::without_provenance_mut(2),
+        ptr::from_mut(&mut bytes).cast(),
+        ptr::null_mut(),
+    ];
+    ok!(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ptr::null_mut(), extra.as_mut_ptr()));
+    assert_eq!(read::<u64>(word, 1), [0x1234_5678_9abc_def0]);
+    bytes = 15;
+    assert_eq!(
+        cu!(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ptr::null_mut(), extra.as_mut_ptr())),
+        INVALID_VALUE
+    );
+
+    ok!(cuKernelGetFunction(&raw mut function, kernel));
+    assert_eq!(launch(function, 1, 1, 0, &mut [word, 7]), 0);
+    assert_eq!(read::<u64>(word, 1), [7]);
+
+    // The same kernel in another context is another function.
+    let mut other = 0;
+    ok!(cuCtxCreate_v2(&raw mut other, 0, 0));
+    assert_eq!(launch(function, 1, 1, 0, &mut [word, 8]), INVALID_HANDLE);
+    let there = allocate(8);
+    assert_eq!(launch(kernel, 1, 1, 0, &mut [there, 9]), 0);
+    assert_eq!(read::<u64>(there, 1), [9]);
+    ok!(cuCtxDestroy_v2(other));
+    ok!(cuCtxSetCurrent(context.handle));
+
+    ok!(cuLibraryUnload(library));
+    assert_eq!(launch(kernel, 1, 1, 0, &mut [word, 9]), INVALID_HANDLE);
+}
+
+#[test]
+fn variables_of_a_module_have_addresses_and_initial_values() {
+    let _context = Context::new();
+    let body = "
+        .visible .global .align 8 .u64 numbers[3] = {3, 5, 7};
+        .visible .const .align 4 .u32 constant = 11;
+        .visible .global .align 4 .u32 empty[4];
+        .visible .entry sum(.param .u64 to)
+        {
+            .reg .b64 %rd<6>; .reg .b32 %r<1>;
+            ld.param.u64 %rd0, [to];
+            ld.global.u64 %rd1, [numbers]; ld.global.u64 %rd2, [numbers+8]; ld.global.u64 %rd3, [numbers+16];
+            add.u64 %rd1, %rd1, %rd2; add.u64 %rd1, %rd1, %rd3;
+            ld.const.u32 %r0, [constant]; cvt.u64.u32 %rd4, %r0; add.u64 %rd1, %rd1, %rd4;
+            st.global.u64 [%rd0], %rd1;
+            ret;
+        }";
+    let module = module(body);
+    let (mut address, mut bytes) = (0, 0);
+    let name = text("numbers");
+    ok!(cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name.as_ptr()));
+    assert_eq!(bytes, 24);
+    assert_eq!(read::<u64>(address, 3), [3, 5, 7]);
+    let name = text("empty");
+    let mut empty = 0;
+    ok!(cuModuleGetGlobal_v2(&raw mut empty, ptr::null_mut(), module, name.as_ptr()));
+    assert_eq!(read::<u32>(empty, 4), [0; 4]);
+    let sum = function(module, "sum");
+    let word = allocate(8);
+    write(address, &[100u64]);
+    assert_eq!(launch(sum, 1, 1, 0, &mut [word]), 0);
+    assert_eq!(read::<u64>(word, 1), [100 + 5 + 7 + 11]);
+    let name = text("nothing like it");
+    assert_eq!(cu!(cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name.as_ptr())), NOT_FOUND);
+    ok!(cuModuleUnload(module));
+    assert_eq!(launch(sum, 1, 1, 0, &mut [word]), INVALID_HANDLE);
+}
+
+#[test]
+fn the_log_of_the_compiler_says_what_is_wrong() {
+    let _context = Context::new();
+    let source = text(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry f()\n{\n    frobnicate.u32;\n}\n",
+    );
+    let mut log = vec![0u8; 400];
+    let keys = [5u32, 6];
+    let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
+    let mut module = 77;
+    let code = cu!(cuModuleLoadDataEx(
+        &raw mut module,
+        source.as_ptr().cast(),
+        2,
+        keys.as_ptr(),
+        values.as_mut_ptr()
+    ));
+    assert_eq!(code, INVALID_PTX);
+    assert_eq!(module, 77);
+    let used = values[1].addr() & 0xffff_ffff;
+    let message = std::str::from_utf8(&log[..used - 1]).unwrap();
+    assert!(message.contains("frobnicate") && message.contains('6'), "{message}");
+}
+
+#[test]
+fn images_without_ptx_for_this_device_are_refused() {
+    let _context = Context::new();
+    let mut module = 0;
+    let newer = text(".version 8.0\n.target sm_90\n.address_size 64\n");
+    assert_eq!(cu!(cuModuleLoadData(&raw mut module, newer.as_ptr().cast())), NO_BINARY);
+    let text = text("this is no image at all");
+    assert_eq!(cu!(cuModuleLoadData(&raw mut module, text.as_ptr().cast())), INVALID_PTX);
+    assert_eq!(cu!(cuModuleLoadData(&raw mut module, ptr::null())), INVALID_VALUE);
+}
+
+#[test]
+fn copies_in_two_dimensions_leave_what_lies_between_the_rows() {
+    let _context = Context::new();
+    let device = allocate(64 * 8);
+    ok!(cuMemsetD8_v2(device, 0xee, 64 * 8));
+    let host: Vec<u8> = (0..5 * 10).collect();
+    // x, y, kind, host, device, array, pitch of both sides, then width and height.
+    let from = [2, 1, 1, host.as_ptr().addr() as u64, 0, 0, 10];
+    let to = [3, 2, 2, 0, device, 0, 64];
+    let mut request = [0u64; 16];
+    request[..7].copy_from_slice(&from);
+    request[7..14].copy_from_slice(&to);
+    request[14..].copy_from_slice(&[7, 3]);
+    ok!(cuMemcpy2D_v2(&raw const request));
+    let result: Vec<u8> = read(device, 64 * 8);
+    for (place, byte) in result.iter().enumerate() {
+        let (row, column) = (place / 64, place % 64);
+        let inside = (2..5).contains(&row) && (3..10).contains(&column);
+        let expected = if inside { host[(row - 2 + 1) * 10 + column - 3 + 2] } else { 0xee };
+        assert_eq!(*byte, expected, "row {row}, column {column}");
+    }
+    request[13] = 9; // A pitch smaller than a row.
+    assert_eq!(cu!(cuMemcpy2D_v2(&raw const request)), INVALID_VALUE);
+    ok!(cuMemsetD2D16_v2(device, 64, 0x1234, 4, 2));
+    assert_eq!(read::<u16>(device, 5), [0x1234, 0x1234, 0x1234, 0x1234, 0xeeee]);
+    assert_eq!(cu!(cuMemsetD2D16_v2(device + 1, 64, 0x1234, 4, 2)), INVALID_VALUE);
+}
+
+#[test]
+fn a_pageable_source_may_be_changed_after_an_asynchronous_copy_and_a_pinned_one_is_read_later() {
+    let _context = Context::new();
+    let spin = function(module(KERNELS), "spin");
+    let flag = Flag::new();
+    let held = stream(1);
+    assert_eq!(launch(spin, 1, 1, held, &mut [flag.address()]), 0);
+    let device = allocate(16);
+    let mut pageable = [1u64];
+    let pinned = Flag::new();
+    pinned.set(1);
+    ok!(cuMemcpyHtoDAsync_v2(device, pageable.as_ptr().cast(), 8, held));
+    ok!(cuMemcpyHtoDAsync_v2(device + 8, ptr::without_provenance(pinned.address() as usize), 8, held));
+    pageable[0] = 2;
+    pinned.set(2);
+    flag.set(1);
+    ok!(cuStreamSynchronize(held));
+    assert_eq!(read::<u64>(device, 2), [1, 2]);
+    assert_eq!(pageable[0], 2);
+}
+
+#[test]
+fn what_is_not_served_says_so_and_writes_nothing() {
+    init();
+    let mut place = 5;
+    assert_eq!(cu!(cuArrayCreate_v2(&raw mut place, ptr::null())), NOT_SUPPORTED);
+    assert_eq!(place, 5);
+}
+
+#[test]
+fn look_up_hands_out_the_form_for_the_version() {
+    init();
+    let (mut place, mut status) = (ptr::null(), 9);
+    let name = text("cuMemAlloc");
+    ok!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 13050, 0, &raw mut status));
+    assert_eq!((place, status), (cuMemAlloc_v2 as *const c_void, 0));
+    let name = text("cuCtxGetId");
+    ok!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 11000, 0, &raw mut status));
+    assert_eq!((place, status), (ptr::null(), 2));
+    let name = text("cuNothing");
+    ok!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 13050, 0, &raw mut status));
+    assert_eq!((place, status), (ptr::null(), 1));
+    assert_eq!(cu!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 13050, 0, ptr::null_mut())), NOT_FOUND);
+    assert_eq!(
+        cu!(cuGetProcAddress_v2(name.as_ptr(), &raw mut place, 99999, 0, &raw mut status)),
+        INVALID_VALUE
+    );
+}
+
+#[test]
+fn every_attribute_of_the_header_has_an_answer() {
+    init();
+    for attribute in 1..=161 {
+        let mut value = 0;
+        assert_eq!(cu!(cuDeviceGetAttribute(&raw mut value, attribute, 0)), 0, "{attribute}");
+    }
+    let mut value = 0;
+    assert_eq!(cu!(cuDeviceGetAttribute(&raw mut value, 0, 0)), INVALID_VALUE);
+    assert_eq!(cu!(cuDeviceGetAttribute(&raw mut value, 5000, 0)), INVALID_VALUE);
+    ok!(cuDeviceGetAttribute(&raw mut value, 75, 0));
+    assert_eq!(value, 8);
+}
