@@ -40,13 +40,12 @@ pub(crate) struct DeviceMap {
 }
 
 impl DeviceMap {
-    /// Finds a window that is free in this process and in the worker. First the place where nothing was ever seen, then
-    /// smaller ones higher up.
+    /// Finds a window that is free in this process and in the worker. All candidates begin at the same place: what may lie in
+    /// the way are mappings that grew down from the top of the address space.
     pub(crate) fn open(session: &Session) -> Result<DeviceMap> {
-        let last = limits::WINDOW_BOUNDS.end;
+        let base = limits::WINDOW_BOUNDS.end - limits::SESSION_WINDOW_BYTES;
         for shift in 0..6 {
             let bytes = limits::SESSION_WINDOW_BYTES >> shift;
-            let base = last - bytes;
             let Ok(window) = Reservation::new(base, bytes) else { continue };
             let reserved = session.sync(
                 0,

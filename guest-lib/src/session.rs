@@ -270,13 +270,9 @@ impl Session {
         ticket: u32,
         put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
     ) -> Result<u64> {
-        if let Some(target) = target {
-            self.take_credit(target)?;
-        }
         let thread = thread::number();
-        let mut ring = self.lock_ring();
+        let (mut ring, sequence) = self.take_credit(target)?;
         let Ring { producer, buffer } = &mut *ring;
-        let sequence = target.map_or(0, |target| target.posted.load(Ordering::Relaxed) + 1);
         let stream = target.map_or(NO_STREAM, |target| target.slot);
         let header = Header { call, reply, ticket, context, stream, thread, sequence };
         let record = header.build(buffer, put).map_err(|_| Error::INVALID_VALUE)?;
@@ -307,12 +303,20 @@ impl Session {
         Ok(())
     }
 
-    /// Waits while a stream is as full as a driver's would be, on that stream alone and before any ring space is taken.
-    fn take_credit(&self, target: Target<'_>) -> Result {
-        let posted = target.posted.load(Ordering::Acquire);
-        match posted.checked_sub(limits::STREAM_CREDITS) {
-            Some(oldest) if !self.is_complete(target.slot, oldest) => self.wait_complete(target.slot, oldest),
-            _ => Ok(()),
+    /// Locks the ring with room on the stream for one more, and says which sequence that is. A stream as full as a driver's
+    /// would be is waited for on that stream alone and without the lock.
+    fn take_credit(&self, target: Option<Target<'_>>) -> Result<(MutexGuard<'_, Ring>, u64)> {
+        let Some(target) = target else { return Ok((self.lock_ring(), 0)) };
+        loop {
+            let ring = self.lock_ring();
+            let sequence = target.posted.load(Ordering::Relaxed) + 1;
+            match sequence.checked_sub(limits::STREAM_CREDITS) {
+                Some(oldest) if !self.is_complete(target.slot, oldest) => {
+                    drop(ring);
+                    self.wait_complete(target.slot, oldest)?;
+                }
+                _ => return Ok((ring, sequence)),
+            }
         }
     }
 

@@ -200,7 +200,7 @@ pub struct Size<const LIMIT: u64>(pub u64);
 
 impl<'a, const LIMIT: u64> Field<'a> for Size<LIMIT> {
     fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
-        writer.word(self.0)
+        if self.0 <= LIMIT { writer.word(self.0) } else { Err(FieldError::Range) }
     }
     fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
         let value = reader.word()?;

@@ -175,8 +175,8 @@ fn advance(memory: &Memory, producer: &mut Producer, dispatcher: &mut Dispatcher
 /// dispatcher reads. The order in the ring is the order of the lock.
 fn two_producers(broken: Broken, bytes: [usize; 2], left: usize) {
     let mut builder = loom::model::Builder::new();
-    // The two publishers are symmetric and behind a lock; three forced switches reach every pair of their steps.
-    builder.preemption_bound = Some(3);
+    // The two publishers are symmetric and behind a lock; two forced switches reach every pair of their steps.
+    builder.preemption_bound = Some(2);
     builder.check(move || {
         let memory = Arc::new(Memory::new(broken, &[], around(RING - left, 64, 256)));
         let mut dispatcher = Dispatcher::new();
