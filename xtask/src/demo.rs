@@ -18,6 +18,17 @@ use crate::setup;
 
 const PROGRAM: Duration = Duration::from_secs(120);
 
+/// What a demo needs of the workspace. With `SLUICE_BINARIES` set, what lies there is used as it is.
+const PACKAGES: &[&str] = &[
+    "sluice-cli",
+    "sluice-daemon",
+    "sluice-device",
+    "sluice-worker",
+    "sluice-guest",
+    "softgpu-cuda",
+    "sluice-tests",
+];
+
 /// In the order in which they are shown.
 const PROGRAMS: &[(&str, &str)] = &[
     ("device_query", "what a program learns about its device"),
@@ -136,27 +147,26 @@ struct Stage {
 
 fn prepare(options: &Options) -> Result<Stage> {
     let programs = setup::prepare()?;
-    step("building Sluice for release");
-    let mut build = cargo();
-    build.args(["build", "--release"]);
-    for package in [
-        "sluice-cli",
-        "sluice-daemon",
-        "sluice-device",
-        "sluice-worker",
-        "sluice-guest",
-        "softgpu-cuda",
-        "sluice-tests",
-    ] {
-        build.args(["--package", package]);
-    }
-    run_visibly(&mut build)?;
+    let binaries = match std::env::var_os("SLUICE_BINARIES") {
+        Some(folder) => Binaries::at(folder.into()),
+        None => build()?,
+    };
     let series = match options.kernel {
         KernelSeries::V6_1 => Series::V6_1,
         KernelSeries::V6_12 => Series::V6_12,
     };
-    let binaries = Binaries::at(target_folder()?.join("release"));
     Ok(Stage { binaries, kernel: Kernel::fetch(series)?, programs })
+}
+
+fn build() -> Result<Binaries> {
+    step("building Sluice for release");
+    let mut build = cargo();
+    build.args(["build", "--release"]);
+    for package in PACKAGES {
+        build.args(["--package", package]);
+    }
+    run_visibly(&mut build)?;
+    Ok(Binaries::at(target_folder()?.join("release")))
 }
 
 fn show(stage: &Stage) -> Result<bool> {
