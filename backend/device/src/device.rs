@@ -185,6 +185,9 @@ pub struct Device {
     answers: Vec<Answer>,
     /// What happened.
     pub counters: Counters,
+    /// A context whose commands panic, for the test of what then happens.
+    #[cfg(test)]
+    pub(crate) cursed: Option<u32>,
 }
 
 impl Device {
@@ -211,6 +214,8 @@ impl Device {
             waiter_limit: limits::WAITERS_PER_DEVICE,
             answers: Vec::new(),
             counters: Counters::default(),
+            #[cfg(test)]
+            cursed: None,
         })
     }
 
@@ -339,6 +344,8 @@ impl Device {
 
     fn execute(&mut self, header: &Header, command: Command<'_>, place: Place) -> Result<Outcome, Refused> {
         let context = header.context;
+        #[cfg(test)]
+        assert_ne!(self.cursed, Some(context), "cursed");
         let withheld = |wanted| Withheld { wanted, header: *header, place };
         match command {
             Command::GetDisplayInfo => return Ok(Outcome::Now(answer::OK_DISPLAY_INFO, Body::Display)),
@@ -577,10 +584,10 @@ impl Device {
     /// Ends the sleep of a session's guest, now or the next time it wants to sleep.
     fn wake(&mut self, number: u32) {
         let waiters = self.waiters.take(number);
-        if waiters.is_empty() {
-            if let Some(session) = self.sessions.get_mut(&number) {
-                session.wake_pending = true;
-            }
+        if waiters.is_empty()
+            && let Some(session) = self.sessions.get_mut(&number)
+        {
+            session.wake_pending = true;
         }
         self.answer_waiters(&waiters);
     }
@@ -820,7 +827,7 @@ impl Device {
         let started = Instant::now();
         let mut events = Vec::new();
         while self.resources.withheld() > 0 && started.elapsed() < patience {
-            if started.elapsed() > patience / 2 {
+            if started.elapsed().saturating_mul(2) > patience {
                 let numbers: Vec<u32> = self.sessions.keys().copied().collect();
                 for number in numbers {
                     if self.sessions.get(&number).is_some_and(|session| session.patience.is_some()) {

@@ -121,7 +121,7 @@ impl Endpoint {
     pub fn disconnect(&self) -> Option<RawFd> {
         let mut state = self.state();
         let counters = state.device.counters;
-        tracing::info!(?counters, "connection over");
+        tracing::debug!(?counters, "connection over");
         state.device.disconnect();
         state.vring = None;
         self.exit.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -380,5 +380,154 @@ impl VhostUserBackend for Endpoint {
             state.device.counters.panics = state.device.counters.panics.wrapping_add(1);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+    use super::*;
+    use crate::{link::Link, memory::Policy};
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use sluice_protocol::{doorbell::Doorbell, gpu::command, session};
+    use std::{fs::File, sync::Arc};
+    use virtio_queue::{
+        desc::{RawDescriptor, split::Descriptor},
+        mock::MockSplitQueue,
+    };
+    use vm_memory::{Bytes, FileOffset, GuestAddress};
+
+    const COMMANDS: u64 = 0x10_0000;
+    const ANSWERS: u64 = 0x11_0000;
+    const PAGES: u64 = 0x20_0000;
+
+    fn command(kind: u32, context: u32, words: &[u32]) -> Vec<u8> {
+        let header = [kind, 0, 0, 0, context, 0];
+        header.iter().chain(words).flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn endpoint() -> (Endpoint, Memory) {
+        let file: File =
+            memfd_create(c"ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap().into();
+        ftruncate(&file, 0x40_0000).unwrap();
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        let part = (GuestAddress(0), 0x40_0000, Some(FileOffset::new(file, 0)));
+        let memory = Memory::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
+        let device = Device::new(Policy::Sealed, Arc::new(Link::new(true).unwrap())).unwrap();
+        let endpoint = Endpoint::new(device, Mode::Full, 1);
+        endpoint.update_memory(memory.clone()).unwrap();
+        (endpoint, memory)
+    }
+
+    /// Has the endpoint handle these commands in one kick; the type words of the answers.
+    fn kick(endpoint: &Endpoint, memory: &Memory, commands: &[Vec<u8>]) -> Vec<u32> {
+        let guest = memory.memory();
+        let mock = MockSplitQueue::new(&*guest, 64);
+        for (index, command) in (0u16..).zip(commands) {
+            let at = 256 * u64::from(index);
+            let length = u32::try_from(command.len()).unwrap();
+            guest.write_slice(command, GuestAddress(COMMANDS + at)).unwrap();
+            let descriptors = [
+                Descriptor::new(COMMANDS + at, length, 1, 2 * index + 1),
+                Descriptor::new(ANSWERS + at, 256, 2, 0),
+            ];
+            for (offset, descriptor) in (0u16..).zip(descriptors) {
+                mock.desc_table().store(2 * index + offset, RawDescriptor::from(descriptor)).unwrap();
+            }
+            mock.avail().ring().ref_at(usize::from(index)).unwrap().store(2 * index);
+        }
+        mock.avail().idx().store(u16::try_from(commands.len()).unwrap());
+        let vring = Vring::new(memory.clone(), 64).unwrap();
+        vring.set_queue_info(mock.desc_table_addr().0, mock.avail_addr().0, mock.used_addr().0).unwrap();
+        vring.set_queue_size(64);
+        vring.set_queue_ready(true);
+        vring.set_enabled(true);
+        endpoint.state().vring = None;
+        endpoint.handle_event(CONTROL, EventSet::IN, &[vring], 0).unwrap();
+        let answered = usize::from(mock.used().idx().load());
+        (0..answered)
+            .map(|index| {
+                let head = mock.used().ring().ref_at(index).unwrap().load().id();
+                guest.read_obj(GuestAddress(ANSWERS + 128 * u64::from(head))).unwrap()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_panic_ends_one_session_and_nothing_else() {
+        let (endpoint, memory) = endpoint();
+        let control = |context: u32, resource: u32, at: u64| {
+            let mut words = vec![resource, 1, 1, 1, 0, 0, 0, 0];
+            words.extend([u32::try_from(at).unwrap(), 0, u32::try_from(session::BYTES).unwrap(), 0]);
+            memory.memory().write_obj(session::MAGIC, GuestAddress(at)).unwrap();
+            let mut open = command(command::SUBMIT_3D, context, &[32, 0]);
+            open.extend(Doorbell::Open { resource }.encode());
+            [
+                command(command::CTX_CREATE, context, &[0, 0]),
+                command(command::RESOURCE_CREATE_BLOB, 0, &words),
+                command(command::CTX_ATTACH_RESOURCE, context, &[resource, 0]),
+                open,
+            ]
+        };
+        assert_eq!(kick(&endpoint, &memory, &control(1, 10, PAGES)), [0x1100; 4]);
+
+        endpoint.state().device.cursed = Some(1);
+        let ring = |context: u32| {
+            let mut ring = command(command::SUBMIT_3D, context, &[32, 0]);
+            ring.extend(Doorbell::Ring.encode());
+            ring
+        };
+        let commands =
+            [command(command::CTX_CREATE, 2, &[0, 0]), ring(1), command(command::CTX_DESTROY, 2, &[])];
+        assert_eq!(kick(&endpoint, &memory, &commands), [0x1100, 0x1200, 0x1100]);
+        assert_eq!(endpoint.state().device.counters.panics, 1);
+        let state: u32 = memory.memory().read_obj(GuestAddress(PAGES + session::STATE as u64)).unwrap();
+        assert_eq!(state, session::LOST);
+        endpoint.state().device.cursed = None;
+        assert_eq!(
+            kick(&endpoint, &memory, &[ring(1)]),
+            [0x1100],
+            "the context lives on, its session is over"
+        );
+    }
+
+    #[test]
+    fn configuration_space_is_never_refused() {
+        let (endpoint, _) = endpoint();
+        assert_eq!(endpoint.get_config(0, 16), gpu::configuration(1));
+        assert_eq!(endpoint.get_config(8, 8), gpu::configuration(1)[8..]);
+        assert_eq!(endpoint.get_config(12, 20), [&[1, 0, 0, 0][..], &[0; 16]].concat());
+        assert_eq!(endpoint.get_config(u32::MAX, 4), [0; 4]);
+        assert!(endpoint.get_config(0, u32::MAX).len() <= 4096);
+    }
+
+    #[test]
+    fn the_features_are_those_that_work() {
+        let full = Mode::Full.features();
+        for bit in [0, 3, 4, 24, 27, 28, 29, 30, 32, 40] {
+            assert_ne!(full & 1 << bit, 0, "bit {bit}");
+        }
+        for bit in [33, 35, 38] {
+            assert_eq!(full & 1 << bit, 0, "bit {bit}");
+        }
+        assert_eq!(full & !Mode::Legacy.features(), 1 << 3 | 1 << 4);
+        let (endpoint, _) = endpoint();
+        let protocol = endpoint.protocol_features();
+        assert!(!protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));
+        assert!(
+            protocol.contains(VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::BACKEND_REQ)
+        );
+    }
+
+    #[test]
+    fn refused_memory_is_not_used() {
+        let (endpoint, _) = endpoint();
+        let file: File = memfd_create(c"ram", MemfdFlags::CLOEXEC).unwrap().into();
+        ftruncate(&file, 0x1000).unwrap();
+        let part = (GuestAddress(0), 0x1000, Some(FileOffset::new(file, 0)));
+        let memory = Memory::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
+        assert!(endpoint.update_memory(memory.clone()).is_err());
+        assert!(endpoint.state().device.memory().is_none());
+        assert_eq!(vm_memory::GuestMemoryBackend::num_regions(&*memory.memory()), 0);
     }
 }

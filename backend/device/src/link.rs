@@ -187,10 +187,10 @@ struct Broker<'l> {
 
 /// Serves a link until the process ends; `socket` is the control socket, if there is one.
 pub fn serve(link: &Link, socket: Option<OwnedFd>) {
-    if let Some(socket) = &socket {
-        if let Err(error) = rustix::fs::fcntl_setfl(socket, OFlags::NONBLOCK) {
-            tracing::error!(%error, "the control socket cannot be made non-blocking");
-        }
+    if let Some(socket) = &socket
+        && let Err(error) = rustix::fs::fcntl_setfl(socket, OFlags::NONBLOCK)
+    {
+        tracing::error!(%error, "the control socket cannot be made non-blocking");
     }
     let mut broker =
         Broker { link, socket, wanted: HashMap::new(), unsent: VecDeque::new(), graves: Vec::new() };

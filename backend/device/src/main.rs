@@ -78,9 +78,10 @@ fn main() -> anyhow::Result<()> {
     };
     let link = Arc::new(Link::new(control.is_some())?);
 
-    sluice_sandbox::enter(sluice_sandbox::Role::Device)?;
+    // Before the filter, which holds for all threads: making its first thread the C library installs a signal handler.
     let broker = Arc::clone(&link);
     std::thread::Builder::new().name("link".into()).spawn(move || link::serve(&broker, control))?;
+    sluice_sandbox::enter(sluice_sandbox::Role::Device)?;
     tracing::info!("ready");
     serve::serve(listener, options, &link)?;
     Ok(())

@@ -12,7 +12,7 @@ pub struct ControlPages {
     addresses: [u64; 2],
 }
 
-const _: () = assert!(session::SEQUENCES_AT <= 2 * PAGE as usize, "header and attach table lie in two pages");
+const _: () = assert!(session::SEQUENCES_AT as u64 <= 2 * PAGE, "header and attach table lie in two pages");
 
 impl ControlPages {
     /// The pages of a resource, if it has two.

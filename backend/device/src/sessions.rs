@@ -211,7 +211,7 @@ mod tests {
             (2, BASE + 0x10_0001, 4096, INVALID),
             (2, BASE - 4096, 4096, INVALID),
             (2, limits::WINDOW_BOUNDS.end - 4096, 8192, INVALID),
-            (2, u64::MAX & !4095, 8192, INVALID),
+            (2, !4095, 8192, INVALID),
             (2, BASE + 4096, 4096, INVALID),
             (2, BASE + 0x10_0000, limits::SESSION_BYTES, EXHAUSTED),
         ];

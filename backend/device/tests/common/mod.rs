@@ -1,0 +1,225 @@
+//! A real `sluice-device` process between a front-end and a `sluiced` that are this test.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(unsafe_code, reason = "descriptors for a child, and shared memory")]
+
+pub mod raw;
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::{AsFd, AsRawFd, OwnedFd},
+    process::{Pid, PidfdFlags, pidfd_open},
+};
+use sluice_protocol::{
+    control::{self, FromDevice, FromWorker, Run, ToDevice, ToWorker},
+    session,
+    shared::Shared,
+};
+use sluice_shared_memory::{Mapping, mapping::Words, socket};
+use std::{
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+pub const SECOND: Duration = Duration::from_secs(1);
+/// What must not take long is given this long, on a machine that may be busy.
+pub const SOON: Duration = Duration::from_secs(10);
+
+/// Waits until something is so.
+#[track_caller]
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !so() {
+        assert!(started.elapsed() < SOON, "{what} does not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub fn readable(fd: impl AsFd, timeout: Duration) -> bool {
+    let timeout =
+        Timespec { tv_sec: timeout.as_secs().try_into().unwrap(), tv_nsec: timeout.subsec_nanos().into() };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    poll(&mut fds, Some(&timeout)).unwrap() > 0
+}
+
+fn receive(from: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
+    assert!(readable(from, SOON), "no message");
+    let mut buffer = [0; control::BYTES];
+    let (bytes, fds) = socket::receive(from, &mut buffer).unwrap().expect("the peer is gone");
+    (bytes.to_vec(), fds)
+}
+
+/// A device process and the test's end of its control socket.
+pub struct Device {
+    pub process: Child,
+    pub control: OwnedFd,
+    pub path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Device {
+    pub fn start(arguments: &[&str]) -> Device {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("device");
+        let (control, theirs) = socket::pair().unwrap();
+        let theirs_raw = theirs.as_raw_fd();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-device"));
+        command.arg("--socket-path").arg(&path).args(["--control-fd", "9"]).args(arguments);
+        command.env("SLUICE_LOG", std::env::var("SLUICE_LOG").unwrap_or("warn".into())).stdin(Stdio::null());
+        // SAFETY: dup2 may be called between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                if libc::dup2(theirs_raw, 9) == 9 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+            });
+        }
+        let process = command.spawn().unwrap();
+        let device = Device { process, control, path, _directory: directory };
+        eventually("listening", || std::os::unix::net::UnixStream::connect(&device.path).is_ok());
+        device
+    }
+
+    /// Answers the next request for a worker with one.
+    pub fn give_worker(&self) -> Worker {
+        let session = self.wanted();
+        let (worker, theirs) = Worker::new(session);
+        let message = ToDevice::Worker { session }.encode();
+        socket::send(&self.control, &message, &[theirs.as_fd(), worker.pidfd.as_fd()]).unwrap();
+        worker
+    }
+
+    /// The next request for a worker.
+    pub fn wanted(&self) -> u32 {
+        loop {
+            match self.hear() {
+                FromDevice::WorkerWanted { session } => return session,
+                FromDevice::SessionEnded { .. } => {}
+            }
+        }
+    }
+
+    /// The next message.
+    pub fn hear(&self) -> FromDevice {
+        let (bytes, fds) = receive(&self.control);
+        assert!(fds.is_empty());
+        FromDevice::decode(&bytes).unwrap()
+    }
+
+    /// Open descriptors of the process.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
+    }
+
+    /// Mappings of the process.
+    pub fn mappings(&self) -> usize {
+        std::fs::read_to_string(format!("/proc/{}/maps", self.process.id())).unwrap().lines().count()
+    }
+
+    pub fn is_alive(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let alive = self.process.try_wait().unwrap();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if !std::thread::panicking() {
+            assert_eq!(alive, None, "the device died");
+        }
+    }
+}
+
+/// A worker: a process to be killed, and this test's thread to do its work.
+pub struct Worker {
+    pub session: u32,
+    pub process: Child,
+    pub pidfd: OwnedFd,
+    pub socket: OwnedFd,
+}
+
+impl Worker {
+    fn new(session: u32) -> (Worker, OwnedFd) {
+        let (socket, theirs) = socket::pair().unwrap();
+        let process = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = Pid::from_raw(process.id().try_into().unwrap()).unwrap();
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        (Worker { session, process, pidfd, socket }, theirs)
+    }
+
+    pub fn hear(&self) -> (ToWorker, Vec<OwnedFd>) {
+        let (bytes, fds) = receive(&self.socket);
+        let message = ToWorker::decode(&bytes).unwrap();
+        assert_eq!(message.descriptors(), fds.len());
+        (message, fds)
+    }
+
+    pub fn say(&self, message: FromWorker) {
+        socket::send(&self.socket, &message.encode(), &[]).unwrap();
+    }
+
+    /// Takes the start of a session: its eventfds and its control resource, and declares it ready.
+    pub fn begin(&self) -> Begun {
+        let (message, fds) = self.hear();
+        assert_eq!(message, ToWorker::Begin { session: self.session });
+        let [doorbell, wake] = fds.try_into().unwrap();
+        let (slot, address, control) = self.attach();
+        assert_eq!((slot, address, control.bytes()), (0, 0, session::BYTES as u64));
+        let words = control.words();
+        self.say(FromWorker::Attached { slot: 0, error: 0 });
+        words.store_u32(session::STATE, session::READY, Ordering::Release);
+        let begun = Begun { doorbell, wake, words, _control: control };
+        begun.wake();
+        begun
+    }
+
+    /// Takes a request to map something and maps it, anywhere.
+    pub fn attach(&self) -> (u32, u64, Mapping) {
+        let mut pieces = Vec::new();
+        loop {
+            let (message, fds) = self.hear();
+            let ToWorker::Attach { slot, address, bytes, runs, more } = message else {
+                panic!("{message:?}")
+            };
+            let [list, region] = fds.try_into().unwrap();
+            let mut buffer = vec![0; runs as usize * Run::BYTES];
+            assert_eq!(rustix::io::pread(&list, &mut buffer, 0).unwrap(), buffer.len());
+            let refused = rustix::io::pwrite(&list, &[0], 0);
+            assert!(refused.is_err(), "the list must be sealed");
+            pieces.push((region, Run::list(&buffer).collect::<Vec<_>>()));
+            if !more {
+                let pieces = pieces.iter().flat_map(|(fd, runs)| runs.iter().map(|run| (fd.as_fd(), *run)));
+                return (slot, address, Mapping::scattered(0, bytes, pieces).unwrap());
+            }
+        }
+    }
+
+    /// Whether the process is gone, now or soon.
+    pub fn ends(&self, timeout: Duration) -> bool {
+        readable(&self.pidfd, timeout)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What a worker has of its session.
+pub struct Begun {
+    pub doorbell: OwnedFd,
+    pub wake: OwnedFd,
+    pub words: Words,
+    _control: Mapping,
+}
+
+impl Begun {
+    pub fn wake(&self) {
+        rustix::io::write(&self.wake, &1u64.to_ne_bytes()).unwrap();
+    }
+}

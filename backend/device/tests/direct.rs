@@ -1,0 +1,490 @@
+//! The device process as its peers see it: a front-end, `sluiced`, workers. All three are this test; the device is the
+//! real one, in its filter.
+
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
+
+#[allow(unreachable_pub, reason = "shared by test files")]
+mod common;
+
+use common::{
+    Device, SECOND, SOON, eventually,
+    raw::{self, FREE, Raw, command, submit},
+    readable,
+};
+use rustix::fs::SealFlags;
+use sluice_protocol::{
+    control::{FromDevice, FromWorker, ToDevice, ToWorker},
+    doorbell::Doorbell,
+    gpu::command::*,
+    limits,
+    session::{self, Attachment},
+    shared::Shared,
+};
+use sluice_shared_memory::{Reservation, mapping::Words, socket};
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+const OK: u32 = 0x1100;
+const BASE: u64 = limits::WINDOW_BOUNDS.start;
+const CONTROL: u64 = FREE;
+const ARENA: u64 = FREE + 0x20_0000;
+
+#[test]
+fn a_session_over_the_shims_transport() {
+    use sluice_guest::transport::{Transport, direct::Direct};
+    let device = Device::start(&["--direct"]);
+    let direct = Direct::connect(&device.path).unwrap();
+
+    // The control resource.
+    let bytes = session::BYTES as u64;
+    let reservation = Reservation::new(0, bytes).unwrap();
+    let control = direct.create(&reservation, reservation.base(), bytes).unwrap();
+    // SAFETY: mapped by the transport for as long as the reservation.
+    #[allow(unsafe_code, reason = "a test")]
+    let words = unsafe { Words::new(reservation.base() as usize, session::BYTES) };
+    words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+    direct.submit(Doorbell::Open { resource: control.id }).unwrap();
+    let worker = device.give_worker();
+    let begun = worker.begin();
+    eventually("ready", || words.load_u32(session::STATE, Ordering::Acquire) == session::READY);
+
+    // An arena: both see the same bytes.
+    let arena_bytes = 3 << 20;
+    let window = Reservation::new(BASE + (9 << 30), arena_bytes).unwrap();
+    let arena = direct.create(&window, window.base(), arena_bytes).unwrap();
+    // SAFETY: as above.
+    #[allow(unsafe_code, reason = "a test")]
+    let arena_words = unsafe { Words::new(window.base() as usize, arena_bytes as usize) };
+    assert_eq!(arena_words.load_u64(8, Ordering::Relaxed), 0);
+    arena_words.store_u64(arena_bytes as usize - 8, 0x5a5a, Ordering::Release);
+    direct.submit(Doorbell::Attach { resource: arena.id, slot: 1, address: window.base() }).unwrap();
+    let (slot, address, mapped) = worker.attach();
+    assert_eq!((slot, address, mapped.bytes()), (1, window.base(), arena_bytes));
+    assert_eq!(mapped.words().load_u64(arena_bytes as usize - 8, Ordering::Acquire), 0x5a5a);
+    session::set_attachment(&begun.words, 1, Attachment::Adopted(arena_bytes));
+    worker.say(FromWorker::Attached { slot: 1, error: 0 });
+    eventually("adopted", || session::attachment(&words, 1) == Attachment::Adopted(arena_bytes));
+
+    // Doorbell and wake.
+    direct.submit(Doorbell::Ring).unwrap();
+    assert!(readable(&begun.doorbell, SOON));
+    direct.wait(SECOND).unwrap(); // the wake of `begin`, or spurious
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            begun.wake();
+        });
+        while started.elapsed() < Duration::from_millis(290) {
+            direct.wait(SOON).unwrap();
+        }
+    });
+    assert!(started.elapsed() < Duration::from_millis(900), "woken by the time-out, not by the worker");
+
+    // Freed memory comes back when the worker has let go, and is zero.
+    drop(window);
+    direct.destroy(arena).unwrap();
+    let (message, _) = worker.hear();
+    assert_eq!(message, ToWorker::Detach { slot: 1 });
+    drop(mapped);
+    worker.say(FromWorker::Detached { slot: 1 });
+
+    // The worker dies: the guest learns it at once, also where it sleeps.
+    rustix::process::pidfd_send_signal(&worker.pidfd, rustix::process::Signal::KILL).unwrap();
+    let started = Instant::now();
+    while session::lost(&words).is_none() {
+        direct.wait(SOON).unwrap();
+    }
+    assert_eq!(session::lost(&words), Some(46));
+    assert!(started.elapsed() < Duration::from_millis(900), "{:?}", started.elapsed());
+    assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
+}
+
+#[test]
+fn a_context_that_is_destroyed_takes_its_worker_along() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let _begun = worker.begin();
+    eventually("ready", || guest.state(CONTROL) == session::READY);
+
+    // UNREF of a resource the worker has is answered only when the worker is gone.
+    assert!(!worker.ends(Duration::ZERO));
+    assert_eq!(guest.ask(&command(CTX_DESTROY, 1, &[])), OK);
+    let head = guest.send(&command(RESOURCE_UNREF, 0, &[10, 0]));
+    assert!(worker.ends(SOON));
+    guest.soon(head);
+    assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
+
+    // The same the other way round: the kernel may say UNREF first.
+    assert_eq!(guest.context(1), OK);
+    guest.open(1, 11, CONTROL);
+    let worker = device.give_worker();
+    let _begun = worker.begin();
+    let head = guest.send(&command(RESOURCE_UNREF, 0, &[11, 0]));
+    assert_eq!(guest.ask(&command(CTX_DESTROY, 1, &[])), OK);
+    assert!(worker.ends(SOON));
+    guest.soon(head);
+}
+
+#[test]
+fn a_process_that_vanishes_takes_its_worker_along() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let _begun = worker.begin();
+    drop(guest);
+    assert!(worker.ends(SOON));
+    assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
+}
+
+#[test]
+fn a_worker_that_comes_too_late_is_killed() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    assert_eq!(guest.ask(&command(CTX_DESTROY, 1, &[])), OK);
+    let late = device.give_worker();
+    assert!(late.ends(SOON));
+
+    guest.context(1);
+    assert_eq!(guest.ask(&command(RESOURCE_UNREF, 0, &[10, 0])), OK);
+    guest.open(1, 11, CONTROL);
+    drop(guest);
+    let later = device.give_worker();
+    assert!(later.ends(SOON));
+}
+
+#[test]
+fn resources_of_another_context_are_refused() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    assert_eq!(guest.context(2), OK);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let begun = worker.begin();
+    assert_eq!(guest.resource(2, 20, &[(ARENA, 0x4000)]), OK);
+
+    // Not attached to context 1: refused, and the guest is told in the attach table and woken.
+    let wait = guest.wait(1);
+    guest.soon(wait); // the wake of `begin`
+    let wait = guest.wait(1);
+    let attach = Doorbell::Attach { resource: 20, slot: 3, address: BASE };
+    assert_eq!(guest.doorbell(1, attach), 0x1203);
+    guest.soon(wait);
+    assert_eq!(session::attachment(&begun.words, 3), Attachment::Refused(1));
+    // Nor can another context open a session with the first one's page, or have it ring.
+    assert_eq!(guest.doorbell(2, Doorbell::Open { resource: 10 }), 0x1203);
+    assert_eq!(guest.doorbell(2, Doorbell::Ring), 0x1205);
+    assert_eq!(guest.doorbell(2, Doorbell::Close), 0x1205);
+    assert!(!readable(&begun.doorbell, Duration::ZERO));
+    // Attached to it: accepted.
+    assert_eq!(guest.ask(&command(CTX_ATTACH_RESOURCE, 1, &[20, 0])), OK);
+    assert_eq!(guest.doorbell(1, attach), OK);
+    assert_eq!(worker.attach().0, 3);
+    // Another connection's resources are another device's.
+    let mut other = Raw::connect(&device.path);
+    assert_eq!(other.doorbell(1, Doorbell::Open { resource: 10 }), 0x1203);
+}
+
+#[test]
+fn memory_that_can_shrink_is_refused() {
+    let mut device = Device::start(&["--direct"]);
+    for seals in [SealFlags::empty(), SealFlags::GROW, SealFlags::SEAL] {
+        assert!(Raw::with_memory(&device.path, raw::memory(seals)).is_err(), "{seals:?}");
+    }
+    assert!(device.is_alive());
+    Raw::connect(&device.path);
+}
+
+#[test]
+fn many_waits_are_bounded() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let begun = worker.begin();
+    let first = guest.wait(1);
+    guest.soon(first); // the wake of `begin`
+
+    let started = Instant::now();
+    for _ in 0..300 {
+        guest.wait(1);
+    }
+    // All but the last few are answered at once, ...
+    let mut answered = 0;
+    eventually("answers", || {
+        answered += guest.collect();
+        answered == 300 - limits::WAITERS_PER_SESSION
+    });
+    assert!(started.elapsed() < SECOND);
+    // ... commands go on in between, ...
+    assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
+    // ... and the last ones end together, by a wake ...
+    begun.wake();
+    eventually("the rest", || {
+        answered += guest.collect();
+        answered == 300
+    });
+    assert!(started.elapsed() < SECOND);
+    // ... or by time.
+    let head = guest.wait(1);
+    let started = Instant::now();
+    assert_eq!(guest.soon(head)[8..16], 302u64.to_le_bytes(), "the fence is echoed");
+    let took = started.elapsed();
+    assert!(took > Duration::from_millis(900) && took < Duration::from_millis(3000), "{took:?}");
+}
+
+#[test]
+fn waits_of_many_sessions_are_bounded_together() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    let mut workers = Vec::new();
+    let sessions = 40u32;
+    for context in 1..=sessions {
+        if context > 1 {
+            guest.context(context);
+        }
+        guest.open(context, 100 + context, CONTROL + u64::from(context) * 0x15_0000);
+        let worker = device.give_worker();
+        let begun = worker.begin();
+        let head = guest.wait(context);
+        guest.soon(head);
+        workers.push((worker, begun));
+    }
+    let started = Instant::now();
+    for context in 1..=sessions {
+        for _ in 0..limits::WAITERS_PER_SESSION {
+            guest.wait(context);
+        }
+    }
+    // 160 waits, room for 128: the oldest are answered to make room.
+    let mut answered = 0;
+    eventually("answers", || {
+        answered += guest.collect();
+        answered == 160 - limits::WAITERS_PER_DEVICE
+    });
+    assert!(started.elapsed() < SECOND);
+}
+
+#[test]
+fn a_worker_that_breaks_the_rules_is_killed() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    let rules: [&dyn Fn(&common::Worker); 4] = [
+        &|worker| worker.say(FromWorker::Detached { slot: 0 }),
+        &|worker| worker.say(FromWorker::Attached { slot: 77, error: 0 }),
+        &|worker| socket::send(&worker.socket, &[1, 2, 3], &[]).unwrap(),
+        &|worker| {
+            use rustix::fd::AsFd;
+            let message = FromWorker::Attached { slot: 0, error: 0 }.encode();
+            socket::send(&worker.socket, &message, &[worker.socket.as_fd()]).unwrap();
+        },
+    ];
+    for (index, break_rule) in (0..).zip(rules) {
+        let at = CONTROL + 0x20_0000 * u64::from(index);
+        let id = 10 + index;
+        guest.open(1, id, at);
+        let worker = device.give_worker();
+        let _begun = worker.begin();
+        break_rule(&worker);
+        assert!(worker.ends(SOON), "rule {index}");
+        eventually("lost", || guest.state(at) == session::LOST);
+        assert_eq!(guest.doorbell(1, Doorbell::Close), OK);
+    }
+}
+
+#[test]
+fn without_a_worker_the_guest_is_told() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let session = device.wanted();
+    socket::send(&device.control, &ToDevice::NoWorker { session, error: 999 }.encode(), &[]).unwrap();
+    eventually("lost", || guest.state(CONTROL) == session::LOST);
+    assert_eq!(guest.words.load_u32(CONTROL as usize + session::LOST_ERROR, Ordering::Relaxed), 999);
+    // A wait is not held back for a session that is over.
+    let head = guest.wait(1);
+    guest.soon(head);
+}
+
+#[test]
+fn without_sluiced_sessions_go_on_and_new_ones_are_refused() {
+    let mut device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let begun = worker.begin();
+    // `sluiced` dies.
+    device.control = socket::pair().unwrap().0;
+    let at = CONTROL + 0x20_0000;
+    guest.context(2);
+    eventually("refusal", || {
+        guest.words.store_u32(at as usize + session::STATE, session::NEW, Ordering::SeqCst);
+        guest.resource(2, 20, &[(at, session::BYTES as u32)]);
+        guest.words.store_u64(at as usize, session::MAGIC, Ordering::SeqCst);
+        guest.doorbell(2, Doorbell::Open { resource: 20 });
+        eventually("lost", || guest.state(at) == session::LOST);
+        guest.doorbell(2, Doorbell::Open { resource: 20 }) == 0x1201
+    });
+    assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
+    assert!(readable(&begun.doorbell, SOON));
+    assert_eq!(guest.state(CONTROL), session::READY);
+}
+
+#[test]
+fn a_guest_that_reboots_starts_clean() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let _begun = worker.begin();
+    let head = guest.wait(1);
+    guest.soon(head);
+
+    // A pause: what is withheld is answered, the session goes on.
+    let head = guest.wait(1);
+    let base = guest.stop();
+    assert!(guest.answer(head).is_some(), "answered before the queue stopped");
+    guest.start(base as u16).unwrap();
+    assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
+    assert!(!worker.ends(Duration::ZERO));
+
+    // A reboot: the queue starts from the beginning.
+    guest.stop();
+    guest.start(0).unwrap();
+    assert_eq!(guest.context(1), OK, "the old context is forgotten");
+    assert!(worker.ends(SOON));
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let _begun = worker.begin();
+
+    // A new driver on the same queue: its first question waits until the old one's worker is gone.
+    assert_eq!(guest.ask(&command(GET_CAPSET_INFO, 0, &[0, 0])), 0x1102);
+    assert!(worker.ends(Duration::ZERO));
+    assert_eq!(guest.context(1), OK);
+    assert_eq!(guest.ask(&command(RESOURCE_UNREF, 0, &[10, 0])), 0x1203);
+}
+
+#[test]
+fn a_stopping_queue_waits_for_pages() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let _begun = worker.begin();
+    guest.resource(1, 20, &[(ARENA, 0x4000)]);
+    guest.doorbell(1, Doorbell::Attach { resource: 20, slot: 1, address: BASE });
+    worker.attach();
+    let head = guest.send(&command(RESOURCE_UNREF, 0, &[20, 0]));
+    assert_eq!(worker.hear().0, ToWorker::Detach { slot: 1 });
+    assert!(guest.answer(head).is_none());
+    // The worker never answers, so it is killed before the queue stops.
+    guest.stop();
+    assert!(guest.answer(head).is_some());
+    assert!(worker.ends(Duration::ZERO));
+}
+
+#[test]
+fn a_worker_that_keeps_pages_is_killed() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let _begun = worker.begin();
+    guest.resource(1, 20, &[(ARENA, 0x4000)]);
+    guest.doorbell(1, Doorbell::Attach { resource: 20, slot: 1, address: BASE });
+    worker.attach();
+    let head = guest.send(&command(RESOURCE_UNREF, 0, &[20, 0]));
+    assert!(worker.ends(SOON));
+    guest.soon(head);
+    eventually("lost", || guest.state(CONTROL) == session::LOST);
+}
+
+#[test]
+fn a_hostile_front_end_changes_nothing_for_others() {
+    let mut device = Device::start(&["--direct"]);
+    let mut good = Raw::connect(&device.path);
+    good.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let begun = worker.begin();
+
+    // Indices that cannot be, chains that lead nowhere, and a queue that is taken away while it is kicked.
+    let mut bad = Raw::connect(&device.path);
+    bad.descriptor(0, u64::MAX - 3, u32::MAX, 1, 0);
+    bad.make_available(0);
+    bad.descriptor(2, 0, 16, 4, 0);
+    bad.make_available(2);
+    bad.make_available(u16::MAX);
+    bad.words.store_u32(0x4000, 0xffff_0000, Ordering::SeqCst);
+    bad.make_available(0);
+    for _ in 0..20 {
+        bad.make_available(0);
+        bad.stop();
+        bad.start(0).unwrap();
+    }
+    drop(bad);
+    // Messages that are none.
+    for garbage in [&[0u8; 12][..], &[0xff; 400], &[1, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255]] {
+        use std::io::Write;
+        let mut stream = std::os::unix::net::UnixStream::connect(&device.path).unwrap();
+        stream.write_all(garbage).unwrap();
+    }
+    assert!(device.is_alive());
+    assert_eq!(good.doorbell(1, Doorbell::Ring), OK);
+    assert!(readable(&begun.doorbell, SOON));
+}
+
+#[test]
+fn a_thousand_connections_leave_nothing_behind() {
+    let device = Device::start(&["--direct"]);
+    let cycle = |session: bool| {
+        let mut guest = Raw::connect(&device.path);
+        if session {
+            guest.open(1, 10, CONTROL);
+            let worker = device.give_worker();
+            let _begun = worker.begin();
+            guest.doorbell(1, Doorbell::Close);
+            assert!(worker.ends(SOON));
+        }
+    };
+    let settle = || {
+        let mut figures = (0, 0);
+        for _ in 0..500 {
+            let now = (device.descriptors(), device.mappings());
+            if now == figures {
+                std::thread::sleep(Duration::from_millis(20));
+                if now == (device.descriptors(), device.mappings()) {
+                    break;
+                }
+            }
+            figures = now;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        figures
+    };
+    (0..10).for_each(|_| cycle(true));
+    let before = settle();
+    (0..1000).for_each(|i| cycle(i % 20 == 0));
+    let after = settle();
+    // The C library keeps some stacks of threads that ended, two mappings each.
+    assert!(
+        after.0 <= before.0 + 2 && after.1 <= before.1 + 40,
+        "descriptors and mappings {before:?} -> {after:?}"
+    );
+}
+
+#[test]
+fn a_submit_that_is_cut_short_is_refused() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    let whole = submit(1, Doorbell::Ring, 0);
+    for length in 24..whole.len() {
+        assert!(guest.ask(&whole[..length]) >= 0x1200, "{length} bytes");
+    }
+}
