@@ -5,6 +5,7 @@
 //! gone. A container needs nothing but the socket.
 
 #![expect(unsafe_code, reason = "signal masks, and borrowing a descriptor of a library")]
+#![expect(clippy::cast_possible_truncation, reason = "halves of words, and the length of a doorbell")]
 
 use super::{
     Resource, Token, Transport, TransportError,

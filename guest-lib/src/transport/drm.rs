@@ -6,6 +6,7 @@
 //! this driver: whether a resource is usable is learnt from the attach table.
 
 #![expect(unsafe_code, reason = "ioctls of the virtio_gpu driver")]
+#![expect(clippy::cast_possible_truncation, reason = "lengths of small structures")]
 
 use super::{Resource, Token, Transport, TransportError, held::Held};
 use rustix::{
@@ -225,9 +226,10 @@ unsafe fn call_fd<const OPCODE: Opcode, T>(
     value: &mut T,
 ) -> Result<(), Errno> {
     loop {
-        // SAFETY: the caller's promise.
-        let called = unsafe { ioctl::ioctl(fd, Updater::<OPCODE, T>::new(value)) };
-        match called {
+        // SAFETY: the caller says that this is the structure of the ioctl.
+        let request = unsafe { Updater::<OPCODE, T>::new(value) };
+        // SAFETY: the caller says that the addresses in it are valid.
+        match unsafe { ioctl::ioctl(fd, request) } {
             Err(Errno::INTR | Errno::AGAIN) => {}
             result => return result,
         }

@@ -3,6 +3,8 @@
 //! Each command has a slot: two descriptors that are linked for ever, and room for a command and its answer. The device
 //! is another party that writes the used ring: what it says is checked, and a used ring that cannot be is the end.
 
+#![expect(clippy::cast_possible_truncation, reason = "halves of words, slot numbers and lengths of slots")]
+
 use sluice_protocol::{gpu, shared::Shared};
 use std::sync::atomic::Ordering;
 

@@ -119,7 +119,7 @@ fn parse(value: &str) -> Option<u64> {
         _ => return None,
     };
     let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
-    (bytes >= 16 << 20 && bytes <= 1 << 46).then(|| bytes - bytes % PAGE)
+    (16 << 20..=1 << 46).contains(&bytes).then(|| bytes - bytes % PAGE)
 }
 
 #[cfg(test)]
