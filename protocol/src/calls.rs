@@ -1,10 +1,10 @@
 //! The call table: what a guest may ask, declared once.
 //!
-//! Two tables, because many C functions share one meaning. [`for_each_wire_call`] lists what crosses: an id, a class, and
-//! parameters whose *kinds* are types of [`crate::field`]; encoder, decoder, dispatch, fuzz seeds and documentation come
-//! from the row. [`for_each_c_call`] lists the C functions that are served, with the signature of `cuda.h`; the shim's
-//! exports, its `cuGetProcAddress` and the worker's table of driver entry points come from the row. A symbol of the
-//! driver that is not listed as `local` or `hand` is exported by the shim as a function that returns
+//! Two tables, because many C functions share one meaning. [`crate::for_each_wire_call`] lists what crosses: an id, a
+//! class, and parameters whose *kinds* are types of [`crate::field`]; encoder, decoder, dispatch, fuzz seeds and
+//! documentation come from the row. [`crate::for_each_c_call`] lists the C functions that are served, with the signature
+//! of `cuda.h`; the shim's exports, its `cuGetProcAddress` and the worker's table of driver entry points come from the
+//! row. A symbol of the driver that is not listed as `local` or `hand` is exported by the shim as a function that returns
 //! `CUDA_ERROR_NOT_SUPPORTED`.
 //!
 //! Wire classes: `post` has no answer (it may be asked for one by a reply slot in the header, then the answer is the
@@ -29,7 +29,7 @@ pub const VERSION: u32 = 1;
 macro_rules! for_each_wire_call {
     ($callback:ident) => {
         $callback! {
-            /// First call of a session. A `version` other than [`VERSION`] is refused.
+            /// First call of a session. A `version` other than `VERSION` is refused.
             0x0001 sync session_hello(version: u32, process: u32) -> (driver_version: u32, devices: u32);
             /// What the guest keeps about device `device`, a small number below `devices`.
             0x0002 sync device_info(device: u32) -> (name: [u8; 128], uuid: [u8; 16], memory: u64,

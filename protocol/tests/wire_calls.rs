@@ -289,7 +289,7 @@ fn there_and_back(words: &[u64]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
-    // Promise: C1
+    // Promise: C5
     #[test]
     fn every_row_arrives_as_it_was_sent(words in words()) {
         there_and_back(&words);

@@ -65,7 +65,7 @@ fn child_sees(address: u64) -> bool {
     libc::WEXITSTATUS(status) == 1
 }
 
-// Promise: V7
+// Promise: V9
 #[test]
 fn scattered_pages_lie_in_the_order_of_the_runs() {
     let (one, two) = (file(8, 10), file(4, 50));
@@ -91,7 +91,7 @@ fn scattered_pages_lie_in_the_order_of_the_runs() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    // Promise: V7
+    // Promise: V9
     #[test]
     fn any_page_list_reads_back(pages in prop::collection::vec(0..32u8, 1..40)) {
         let file = file(32, 100);
@@ -104,7 +104,7 @@ proptest! {
     }
 }
 
-// Promise: V7
+// Promise: V9
 #[test]
 fn runs_that_are_not_whole_pages_or_do_not_add_up_are_refused() {
     let file = file(8, 0);
@@ -138,7 +138,7 @@ fn lengths_that_cannot_be_are_refused() {
 }
 
 /// A failed attempt leaves nothing behind: the same place can be reserved again.
-// Promise: V7
+// Promise: V9
 #[test]
 fn a_refused_mapping_gives_its_addresses_back() {
     let (file, base) = (file(2, 0), free(1));
