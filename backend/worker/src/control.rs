@@ -21,6 +21,7 @@ use sluice_protocol::{
     session::{self, Attachment},
     shared::Shared as _,
 };
+use sluice_sandbox::{Role, SandboxError};
 use sluice_shared_memory::{Mapping, socket};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -56,9 +57,9 @@ pub enum RunError {
     /// There is no driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A thread cannot be started.
-    #[error("cannot start a thread: {0}")]
-    Thread(std::io::Error),
+    /// The process cannot be confined.
+    #[error("cannot enter the filter: {0}")]
+    Sandbox(#[from] SandboxError),
 }
 
 /// Serves one session over `control`. Returns only when the session could not begin; otherwise the process ends with it.
@@ -72,8 +73,14 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     let setup: WorkerSetup = codec::decode(message)?;
     let span = tracing::info_span!("worker", vm = setup.vm, session = setup.session);
     let _entered = span.enter();
+    // From here on no process can be started and no other looked into; nothing of a guest's was read yet.
+    sluice_sandbox::enter(Role::Worker)?;
     // The driver is slow to start, and nobody waits for this thread until the guest's page comes.
     let driver = start_driver(&setup);
+    if driver.is_ok() && !holds_device_nodes() {
+        // A driver in software has all it needs. One for hardware opens its devices again for every context.
+        sluice_sandbox::enter(Role::WorkerSettled)?;
+    }
     let (doorbell, wake) = begin(&control)?;
     let page = control_resource(&control)?;
     let session = Arc::new(Session::new(page, doorbell, wake));
@@ -103,6 +110,22 @@ fn start_driver(setup: &WorkerSetup) -> Result<Arc<Driver>, DriverError> {
     let driver = Driver::load(Path::new(&setup.driver))?;
     driver.init().map_err(DriverError::Init)?;
     Ok(Arc::new(driver))
+}
+
+/// Whether a character device of `/dev` is open, the standard ones aside: the sign of a driver for hardware. In doubt, yes.
+fn holds_device_nodes() -> bool {
+    const HARMLESS: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+    let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return true };
+    descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).any(|target| {
+        let terminal = target.starts_with("/dev/pts")
+            || target.starts_with("/dev/tty")
+            || target == Path::new("/dev/console");
+        let memory = target.starts_with("/dev/shm");
+        target.starts_with("/dev")
+            && !terminal
+            && !memory
+            && !HARMLESS.iter().any(|name| target == Path::new(name))
+    })
 }
 
 /// One fixed-size message; `None` when the device is gone.
