@@ -13,13 +13,14 @@ fn vector_add() {
     let _context = Context::new();
     let add = function(module(KERNELS), "vector_add");
     let n = 100_003usize;
+    let blocks = u32::try_from(n.div_ceil(256)).unwrap();
     let a: Vec<f32> = (0..n).map(|i| i as f32 * 0.5).collect();
     let b: Vec<f32> = (0..n).map(|i| 1000.0 - i as f32).collect();
     let bytes = n as u64 * 4;
     let (da, db, dc) = (allocate(bytes), allocate(bytes), allocate(bytes));
     write(da, &a);
     write(db, &b);
-    assert_eq!(launch(add, (n as u32).div_ceil(256), 256, 0, &mut [da, db, dc, n as u64]), 0);
+    assert_eq!(launch(add, blocks, 256, 0, &mut [da, db, dc, n as u64]), 0);
     let c: Vec<f32> = read(dc, n);
     for i in 0..n {
         assert_eq!(c[i], a[i] + b[i], "element {i}");
@@ -53,6 +54,7 @@ fn a_kernel_of_a_library_launches_as_a_function_and_parameters_come_by_buffer_to
     let word = allocate(8);
     let mut buffer = [word, 0x1234_5678_9abc_def0];
     let mut bytes = size_of_val(&buffer);
+    let mut short = bytes - 1;
     let mut extra: [*mut c_void; 5] = [
         ptr::without_provenance_mut(1),
         buffer.as_mut_ptr().cast(),
@@ -62,7 +64,7 @@ fn a_kernel_of_a_library_launches_as_a_function_and_parameters_come_by_buffer_to
     ];
     ok!(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ptr::null_mut(), extra.as_mut_ptr()));
     assert_eq!(read::<u64>(word, 1), [0x1234_5678_9abc_def0]);
-    bytes = 15;
+    extra[3] = ptr::from_mut(&mut short).cast();
     assert_eq!(
         cu!(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ptr::null_mut(), extra.as_mut_ptr())),
         INVALID_VALUE
@@ -199,7 +201,7 @@ fn a_pageable_source_may_be_changed_after_an_asynchronous_copy_and_a_pinned_one_
     let pinned = Flag::new();
     pinned.set(1);
     ok!(cuMemcpyHtoDAsync_v2(device, pageable.as_ptr().cast(), 8, held));
-    ok!(cuMemcpyHtoDAsync_v2(device + 8, ptr::without_provenance(pinned.address() as usize), 8, held));
+    ok!(cuMemcpyHtoDAsync_v2(device + 8, pinned.pointer(), 8, held));
     pageable[0] = 2;
     pinned.set(2);
     flag.set(1);

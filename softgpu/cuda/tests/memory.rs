@@ -212,7 +212,7 @@ fn an_exported_allocation_can_be_imported_while_its_descriptor_lives() {
     // Only the descriptor keeps it now.
     assert_eq!(free_bytes(), before - PAGE);
     let mut imported = 0;
-    ok!(cuMemImportFromShareableHandle(&raw mut imported, descriptor as usize, 1));
+    ok!(cuMemImportFromShareableHandle(&raw mut imported, i64::from(descriptor), 1));
     // SAFETY: the descriptor is the test's own.
     unsafe { libc::close(descriptor) };
     ok!(cuMemMap(range, PAGE, 0, imported, 0));
@@ -224,7 +224,7 @@ fn an_exported_allocation_can_be_imported_while_its_descriptor_lives() {
     assert_eq!(free_bytes(), before);
     let file = tempfile::tempfile().unwrap();
     let other = std::os::fd::AsRawFd::as_raw_fd(&file);
-    assert_eq!(cu!(cuMemImportFromShareableHandle(&raw mut imported, other as usize, 1)), INVALID_VALUE);
+    assert_eq!(cu!(cuMemImportFromShareableHandle(&raw mut imported, i64::from(other), 1)), INVALID_VALUE);
 }
 
 #[test]

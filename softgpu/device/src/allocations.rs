@@ -1,11 +1,12 @@
 //! Allocations and their pages.
 //!
 //! A page is *owned* when its entry names a record that is in use with the entry's generation; any other entry is a
-//! free page, whatever a killed process left in it. So an allocation ends by one change of its record's state.
+//! free page, whatever a killed process left in it. So an allocation ends by one change of its record's state. A page is
+//! *backed* once the file system has storage for it, which it then keeps for good.
 //!
 //! ```text
 //! record.state   generation 32 │ sequence or owner 28 │ state 4
-//! page entry     owned 1 │ ordinal 19 │ record 16 │ generation 28
+//! page entry     owned 1 │ backed 1 │ ordinal 18 │ record 16 │ generation 28
 //!
 //! EMPTY ──claim──► CLAIMING(owner) ──► LIVE(0) ──last holder gone──► CLOSING(n) ──still nobody──► EMPTY
 //!                                        ▲                              │
@@ -33,7 +34,9 @@ const EXPORTED: u32 = 1 << 8;
 /// Generations of a record; entries have room for no more.
 const GENERATIONS: u32 = 1 << 28;
 /// The largest number of pages of one allocation.
-const MAX_PAGES: u64 = 1 << 19;
+const MAX_PAGES: u64 = 1 << 18;
+/// Page entry: the file system has storage for the page.
+const BACKED: u64 = 1 << 62;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct State(u64);
@@ -64,6 +67,13 @@ struct PageEntry(u64);
 impl PageEntry {
     fn new(ordinal: u64, record: u32, generation: u32) -> PageEntry {
         PageEntry(1 << 63 | ordinal << 44 | u64::from(record) << 28 | u64::from(generation))
+    }
+    /// The entry of a free page, with what is known of its storage.
+    fn freed(self) -> u64 {
+        self.0 & BACKED
+    }
+    fn is_backed(self) -> bool {
+        self.0 & BACKED != 0
     }
     fn is_owned(self) -> bool {
         self.0 >> 63 == 1
@@ -184,9 +194,7 @@ impl Owner {
         let (record, generation) = device.claim(self.slot, pages, purpose).ok_or(AllocationError::Records)?;
         let taken = device.take_pages(record, generation, pages).and_then(|runs| {
             for run in &runs {
-                let to_i64 = |value: u64| i64::try_from(value * PAGE_BYTES).unwrap_or(i64::MAX);
-                sys::back(&device.hbm, to_i64(run.first), to_i64(run.count))
-                    .map_err(AllocationError::Storage)?;
+                device.back(*run)?;
             }
             Ok(runs)
         });
@@ -283,7 +291,7 @@ impl Device {
             for page in run.first..run.first + run.count.min(wanted) {
                 let entry = &self.header.pages()[usize::try_from(page).unwrap_or(usize::MAX)];
                 let old = entry.load(Acquire);
-                let new = PageEntry::new(ordinal, record, generation).0;
+                let new = PageEntry::new(ordinal, record, generation).0 | PageEntry(old).freed();
                 if !self.is_free(PageEntry(old)) || entry.compare_exchange(old, new, AcqRel, Relaxed).is_err()
                 {
                     break; // Somebody else took it: look again.
@@ -293,6 +301,20 @@ impl Device {
             }
         }
         Ok(taken)
+    }
+
+    /// Takes storage for pages of the caller, so that a full file system is an error now and not a signal later. What is
+    /// stored already stays as it is.
+    fn back(&self, run: Run) -> Result<(), AllocationError> {
+        for page in run.first..run.first + run.count {
+            let word = &self.header.pages()[usize::try_from(page).unwrap_or(usize::MAX)];
+            if !PageEntry(word.load(Acquire)).is_backed() {
+                let at = |page: u64| i64::try_from(page * PAGE_BYTES).unwrap_or(i64::MAX);
+                sys::back(&self.hbm, at(page), at(1)).map_err(AllocationError::Storage)?;
+                word.fetch_or(BACKED, AcqRel);
+            }
+        }
+        Ok(())
     }
 
     fn free_run(&self, wanted: u64) -> Option<Run> {
@@ -417,7 +439,7 @@ impl Device {
         for word in self.header.pages() {
             let entry = PageEntry(word.load(Relaxed));
             if entry.is_owned() && entry.record() == record as usize && entry.generation() == generation {
-                let _ = word.compare_exchange(entry.0, 0, AcqRel, Relaxed);
+                let _ = word.compare_exchange(entry.0, entry.freed(), AcqRel, Relaxed);
             }
         }
     }

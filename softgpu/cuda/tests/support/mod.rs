@@ -151,7 +151,7 @@ pub(crate) mod sys {
             kind: u32,
             flags: u64,
         ) -> u32;
-        pub(crate) fn cuMemImportFromShareableHandle(handle: *mut u64, descriptor: usize, kind: u32) -> u32;
+        pub(crate) fn cuMemImportFromShareableHandle(handle: *mut u64, descriptor: i64, kind: u32) -> u32;
         pub(crate) fn cuArrayCreate_v2(place: *mut u64, description: *const c_void) -> u32;
         pub(crate) fn cuGetErrorName(error: u32, text: *mut *const c_char) -> u32;
     }
@@ -213,10 +213,9 @@ pub(crate) fn init() {
         if std::env::var_os(STATE).is_none() {
             let state = new_state();
             // SAFETY: the first thing that a test does, before anything else reads the environment.
-            unsafe {
-                std::env::set_var(STATE, state.path());
-                std::env::set_var("SLUICE_SOFTGPU_SCALE", "1024");
-            }
+            unsafe { std::env::set_var(STATE, state.path()) };
+            // SAFETY: as above.
+            unsafe { std::env::set_var("SLUICE_SOFTGPU_SCALE", "1024") };
             *OWN_STATE.lock().unwrap() = Some(state);
             // SAFETY: the handler only drops what is set here.
             unsafe { libc::atexit(remove_state) };
@@ -390,6 +389,10 @@ impl Flag {
         let flag = Flag(address.cast());
         flag.set(0);
         flag
+    }
+
+    pub(crate) fn pointer(&self) -> *const c_void {
+        self.0.cast()
     }
 
     pub(crate) fn address(&self) -> u64 {
