@@ -1,6 +1,8 @@
 //! `sluice run`.
 
-use std::{ffi::OsString, process::Command};
+use std::{
+    env, ffi::OsString, fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command,
+};
 
 use anyhow::{Context as _, Result};
 
@@ -26,6 +28,15 @@ pub(crate) struct Arguments {
     program: Vec<OsString>,
 }
 
+/// Where temporary directories go: where the user wants them, or in memory if the system offers that, for removing one
+/// from a disk takes as long as everything else here.
+fn temporary() -> PathBuf {
+    match (env::var_os("TMPDIR"), env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)) {
+        (None, Some(directory)) if directory.is_dir() => directory,
+        _ => env::temp_dir(),
+    }
+}
+
 /// Runs a program; returns how it ended, with everything cleaned up.
 pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
     let driver = files::driver(arguments.options.driver.as_deref())?;
@@ -34,7 +45,9 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
     let signals = Signals::take().context("cannot take signals over")?;
     let directory = tempfile::Builder::new()
         .prefix("sluice-run-")
-        .tempdir()
+        // Who can reach the sockets has the session.
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir_in(temporary())
         .context("cannot make a temporary directory")?;
     let libraries = directory.path().join("lib");
     program::offer_driver(&libraries, shim.as_ref().unwrap_or(&driver))?;

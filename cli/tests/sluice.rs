@@ -163,7 +163,8 @@ fn open_session(socket: &str) -> (UnixStream, OwnedFd) {
 fn the_program_sees_the_shim_and_the_device() {
     let place = Place::new();
     let script = r#"echo "$SLUICE_TRANSPORT"; test -S "$SLUICE_SOCKET" && echo socket
-        readlink "${LD_LIBRARY_PATH%%:*}/libcuda.so.1"; echo "$LD_LIBRARY_PATH"; echo "$CUDA_VISIBLE_DEVICES""#;
+        readlink "${LD_LIBRARY_PATH%%:*}/libcuda.so.1"; echo "$LD_LIBRARY_PATH"; echo "$CUDA_VISIBLE_DEVICES"
+        stat -c %a "$(dirname "$SLUICE_SOCKET")""#;
     let mut command = place.script(script);
     command.env("LD_LIBRARY_PATH", "/before").env("CUDA_VISIBLE_DEVICES", "1");
     let output = run(command);
@@ -175,6 +176,7 @@ fn the_program_sees_the_shim_and_the_device() {
     assert_eq!(Path::new(lines[2]), place.libexec().join("libsluice_guest.so"));
     assert!(lines[3].ends_with("/lib:/before"), "{}", lines[3]);
     assert_eq!(lines[4], "1");
+    assert_eq!(lines[5], "700", "others can reach the sockets");
     assert_eq!(text(&output.stderr), "", "sluice itself says nothing");
     place.assert_nothing_left();
 }
