@@ -13,10 +13,10 @@ const ELEMENTWISE: &str = include_str!("../tests/data/elementwise.ptx");
 const MATRIX: &str = include_str!("../tests/data/matrix.ptx");
 const ARITH: &str = include_str!("../tests/data/arith.ptx");
 
-struct Table(Vec<Range<u64>>);
+struct Table(Range<u64>);
 impl Memory for Table {
     fn range(&self, addr: u64, _: bool) -> Option<Range<u64>> {
-        self.0.iter().find(|r| r.contains(&addr)).cloned()
+        self.0.contains(&addr).then(|| self.0.clone())
     }
 }
 struct Host;
@@ -76,11 +76,11 @@ fn main() {
     let n = 1usize << 20;
     let memory: Vec<u64> = vec![0x3f80_0000_3f80_0000; 4 * n];
     let base = memory.as_ptr().expose_provenance() as u64;
-    let table = Table(vec![base..base + 8 * memory.len() as u64]);
+    let table = Table(base..base + 8 * memory.len() as u64);
     let pack = |values: &[(u64, usize)]| {
         let mut out: Vec<u8> = Vec::new();
         for (v, size) in values {
-            while out.len() % size != 0 {
+            while !out.len().is_multiple_of(*size) {
                 out.push(0);
             }
             out.extend_from_slice(&v.to_le_bytes()[..*size]);

@@ -50,7 +50,7 @@ struct State {
 
 thread_local! {
     /// Blocks with their old contents: the memory of a device is not cleared between its users.
-    static SPARE: RefCell<Vec<Box<Cta>>> = const { RefCell::new(Vec::new()) };
+    static SPARE: RefCell<Vec<Cta>> = const { RefCell::new(Vec::new()) };
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -167,10 +167,10 @@ fn serve(shared: &Shared) {
 }
 
 fn block_signals() {
-    // SAFETY: `all` is initialised by `sigfillset` before it is read; the old mask is not asked for.
-    unsafe {
-        let mut all = core::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, core::ptr::null_mut());
-    }
+    // SAFETY: a signal set is plain data; zero bytes are one.
+    let mut all: libc::sigset_t = unsafe { core::mem::zeroed() };
+    // SAFETY: the pointer is to a signal set of ours.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: the set is initialised; a null pointer says that the old mask is not wanted.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, core::ptr::null_mut()) };
 }

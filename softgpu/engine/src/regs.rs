@@ -5,6 +5,7 @@
 //! numbers are made by the lowering alone, inside the size that the frame of their function is allocated with; that is
 //! the invariant every access here relies on.
 
+#![expect(clippy::multiple_unsafe_ops_per_block, reason = "the address and the access rest on one invariant")]
 #![expect(
     unsafe_code,
     reason = "slots are read as vectors of several lane types without a bounds check per access"

@@ -6,6 +6,11 @@
     clippy::cast_possible_wrap,
     reason = "integer instructions reinterpret and truncate by definition"
 )]
+#![expect(
+    clippy::neg_cmp_op_on_partial_ord,
+    clippy::double_comparisons,
+    reason = "unordered comparisons are negations of ordered ones"
+)]
 
 use super::lanes::{Op1, Op2, Op3, OpAny, OpCmp, each};
 use super::num::{self, canon, flush, flush_if, sext, zext};
@@ -74,7 +79,7 @@ ops1! {
     NegF64: u64 => u64, false, |i, a| a ^ (1 << 63);
     AbsF32: u32 => u32, false, |i, a| a & 0x7fff_ffff;
     AbsF64: u64 => u64, false, |i, a| a & !(1 << 63);
-    SqrtF32: f32 => f32, false, |i, a| canon(a.sqrt());
+    SqrtF32: f32 => f32, false, |i, a| num::canon_bits(a.sqrt());
     SqrtF64: f64 => f64, false, |i, a| a.sqrt();
     RcpF32: f32 => f32, false, |i, a| canon(1.0 / a);
     RcpF64: f64 => f64, false, |i, a| 1.0 / a;
@@ -117,7 +122,7 @@ ops1! {
     Tanh: f32 => f32, true, |i, a| num::tanh(a);
     RcpApprox: f32 => f32, false, |i, a| num::rcp(a, i.has(flag::FTZ));
     RsqrtApprox: f32 => f32, false, |i, a| num::rsqrt(a, i.has(flag::FTZ));
-    SqrtApprox: f32 => f32, false, |i, a| canon(flush_if(flush_if(a, i.has(flag::FTZ)).sqrt(), i.has(flag::FTZ)));
+    SqrtApprox: f32 => f32, false, |i, a| num::canon_bits(flush_if(flush_if(a, i.has(flag::FTZ)).sqrt(), i.has(flag::FTZ)));
     RcpApprox64: f64 => f64, true, |i, a| approx64(a, |x| 1.0 / x);
     // Without `.ftz` this form has full precision.
     RsqrtApprox64: f64 => f64, true, |i, a| if i.has(flag::FTZ) { approx64(a, |x| 1.0 / x.sqrt()) } else { 1.0 / a.sqrt() };
@@ -1159,7 +1164,7 @@ pub(crate) fn conversion(
     flags: u32,
     round: Round,
 ) -> Handler {
-    use Ty::{B16, B32, B64, F16, F32, F64, S8, S16, S32, S64, U8, U16, U32, U64};
+    use Ty::{B16, B32, B64, F16, F32, F64, S16, S32, S64, U8, U16, U32, U64};
     let plain_int = flags & flag::SAT == 0;
     let same_width = |wd: bool, wa: bool| wide_d == wd && wide_a == wa;
     let any16 = |t: Ty| matches!(t, U16 | S16 | B16);
@@ -1218,7 +1223,7 @@ pub(crate) fn conversion(
             }
         }
         (F32, F32) if flags & (flag::INTEGRAL | flag::RELU) == 0 && flags & flag::SAT != 0 => op1::<SatF32>(),
-        (S8 | U8, _) | _ => any::<AnyCvt>(),
+        _ => any::<AnyCvt>(),
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Grid<'a> {
     next: AtomicU64,
     resident: AtomicU64,
     limit: u64,
-    parked: Mutex<VecDeque<Box<Cta>>>,
+    parked: Mutex<VecDeque<Cta>>,
     failed: AtomicBool,
     fault: Mutex<Option<Fault>>,
 }
@@ -65,7 +65,7 @@ pub(crate) struct Cta {
 pub(crate) struct Worker<'a, 'g> {
     pub(crate) grid: &'g Grid<'a>,
     pub(crate) ranges: Ranges,
-    spare: Vec<Box<Cta>>,
+    spare: Vec<Cta>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -222,12 +222,12 @@ fn broadcast(block: &mut Block, slot: u32, wide: bool, v: u64) {
 }
 
 impl<'a, 'g> Worker<'a, 'g> {
-    pub(crate) fn new(grid: &'g Grid<'a>, spare: Vec<Box<Cta>>) -> Worker<'a, 'g> {
+    pub(crate) fn new(grid: &'g Grid<'a>, spare: Vec<Cta>) -> Worker<'a, 'g> {
         Worker { grid, ranges: Ranges::default(), spare }
     }
 
     /// Runs blocks until none is left; gives back the allocations.
-    pub(crate) fn run(mut self) -> Vec<Box<Cta>> {
+    pub(crate) fn run(mut self) -> Vec<Cta> {
         loop {
             if self.grid.failed() {
                 break;
@@ -254,7 +254,7 @@ impl<'a, 'g> Worker<'a, 'g> {
     }
 
     /// A new block while more may be resident, else the one that has waited longest.
-    fn next(&mut self) -> Option<Box<Cta>> {
+    fn next(&mut self) -> Option<Cta> {
         let grid = self.grid;
         let before = grid.resident.fetch_add(1, Ordering::SeqCst);
         if before < grid.limit
@@ -272,20 +272,18 @@ impl<'a, 'g> Worker<'a, 'g> {
         Some(self.create(linear))
     }
 
-    fn create(&mut self, linear: u64) -> Box<Cta> {
+    fn create(&mut self, linear: u64) -> Cta {
         let grid = self.grid;
         let [gx, gy, _] = grid.launch.grid.map(u64::from);
         let id = [linear % gx, linear / gx % gy, linear / gx / gy].map(|v| u32::try_from(v).unwrap_or(0));
-        let mut cta = self.spare.pop().unwrap_or_else(|| {
-            Box::new(Cta {
-                id,
-                linear,
-                warps: Vec::new(),
-                shared: Bytes::new(),
-                barriers: [Barrier::default(); 16],
-                ready: 0,
-                alive: 0,
-            })
+        let mut cta = self.spare.pop().unwrap_or_else(|| Cta {
+            id,
+            linear,
+            warps: Vec::new(),
+            shared: Bytes::new(),
+            barriers: [Barrier::default(); 16],
+            ready: 0,
+            alive: 0,
         });
         let function = u32::try_from(grid.kernel.function).unwrap_or(0);
         let code = grid.code(function);
@@ -403,7 +401,7 @@ impl<'a, 'g> Worker<'a, 'g> {
     /// Lets go of everything that waits at complete barriers.
     fn release(&self, cta: &mut Cta) {
         while cta.ready != 0 {
-            let n = cta.ready.trailing_zeros() as u8;
+            let n = u8::try_from(cta.ready.trailing_zeros()).unwrap_or(0);
             cta.ready &= cta.ready - 1;
             let barrier = cta.barriers[usize::from(n)];
             for warp in &mut cta.warps {

@@ -84,14 +84,13 @@ impl Shape {
     pub(crate) fn computes(a: Ty, b: Ty, c: Ty, d: Ty) -> bool {
         let small = |t: Ty| matches!(t, Ty::S8 | Ty::U8);
         let tiny = |t: Ty| matches!(t, Ty::S4 | Ty::U4);
-        let accumulators = match (a, b) {
+        match (a, b) {
             (Ty::F16, Ty::F16) => matches!(c, Ty::F16 | Ty::F32) && matches!(d, Ty::F16 | Ty::F32),
             (Ty::Bf16, Ty::Bf16) | (Ty::Tf32, Ty::Tf32) => c == Ty::F32 && d == Ty::F32,
             (Ty::F64, Ty::F64) => c == Ty::F64 && d == Ty::F64,
             (Ty::B1, Ty::B1) => c == Ty::S32 && d == Ty::S32,
             (a, b) => ((small(a) && small(b)) || (tiny(a) && tiny(b))) && c == Ty::S32 && d == Ty::S32,
-        };
-        accumulators
+        }
     }
 
     /// The combinations of `mma.sync.aligned` that exist on 8.0 and have the regular fragment layout.
@@ -371,7 +370,7 @@ fn load_matrix(
         for (row, to) in halves.iter_mut().enumerate() {
             let lane = n * 8 + row;
             let addr = base(frame, i, lane);
-            if addr % 16 != 0 {
+            if !addr.is_multiple_of(16) {
                 return Err(Fail::new(FaultKind::Misaligned, lane, addr));
             }
             for (column, half) in to.iter_mut().enumerate() {

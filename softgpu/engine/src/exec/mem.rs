@@ -4,6 +4,10 @@
 //! the device. Accesses that promise atomicity use host atomics, the others are plain copies of at most their width.
 
 #![expect(unsafe_code, reason = "device addresses are host addresses that the mapping table vouches for")]
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "one check of an address covers the accesses of every width behind it"
+)]
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -82,7 +86,7 @@ impl Bytes {
     /// Makes rows of `old` bytes rows of `new` bytes.
     pub(crate) fn restride(&mut self, rows: usize, old: usize, new: usize) {
         self.resize(rows * new);
-        if old == 0 || old % 8 != 0 || new % 8 != 0 {
+        if old == 0 || !old.is_multiple_of(8) || !new.is_multiple_of(8) {
             return;
         }
         let (old, new) = (old / 8, new / 8);
@@ -353,9 +357,9 @@ fn load_eights(spaces: &Spaces<'_>, ranges: &mut Ranges, frame: &Frame, i: &Inst
         let a: [u64; 8] = frame.load8(i.a, group * 8);
         let first = a[0].wrapping_add_signed(i.imm);
         let step = a[1].wrapping_sub(a[0]);
-        let regular = (0u64..8)
-            .fold(0, |wrong, n| wrong | (a[n as usize] ^ a[0].wrapping_add(n.wrapping_mul(step))))
-            == 0;
+        let regular =
+            (0u64..8).zip(a).fold(0, |wrong, (n, x)| wrong | (x ^ a[0].wrapping_add(n.wrapping_mul(step))))
+                == 0;
         if !regular
             || (step != 0 && step != 4)
             || misaligned(first, 4)

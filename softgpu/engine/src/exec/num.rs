@@ -18,6 +18,13 @@ pub(crate) fn canon(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(NAN32) } else { x }
 }
 
+/// Canonical NaN by the bits: the optimiser takes a comparison of a square root with itself for granted.
+#[inline(always)]
+pub(crate) fn canon_bits(x: f32) -> f32 {
+    let b = x.to_bits();
+    f32::from_bits(if b & 0x7fff_ffff > 0x7f80_0000 { NAN32 } else { b })
+}
+
 /// Flushes subnormals to zero with their sign.
 #[inline(always)]
 pub(crate) fn flush(x: f32) -> f32 {

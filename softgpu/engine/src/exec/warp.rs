@@ -246,7 +246,7 @@ pub(crate) fn shfl(frame: &Frame, i: &Inst, mask: u32) {
     let mut inside = 0u32;
     let mut out = [0u32; 32];
     for lane in 0..32usize {
-        let n = lane as u32;
+        let n = u32::try_from(lane).unwrap_or(0);
         let b: u32 = frame.get::<u32>(i.b, lane) & 31;
         let c: u32 = frame.get(i.c, lane);
         let (clamp, segment) = (c & 31, c >> 8 & 31);

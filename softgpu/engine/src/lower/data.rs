@@ -275,7 +275,7 @@ impl<'a> Lower<'a, '_> {
         if op == "lop3" {
             count = 4;
             match sources.get(3) {
-                Some(Operand::Int(table)) => imm = i64::from(*table as u8),
+                Some(Operand::Int(table)) => imm = i64::from(table.to_le_bytes()[0]),
                 _ => return self.fail("the table must be a constant"),
             }
             if m.take("or") || m.take("and") {

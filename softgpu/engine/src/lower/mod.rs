@@ -690,7 +690,7 @@ impl<'a, 's> Lower<'a, 's> {
                         self.label_at[id as usize] = u32::try_from(self.code.insts.len()).unwrap_or(u32::MAX);
                     }
                 }
-                Statement::BranchTargets(..) | Statement::CallPrototype(..) | Statement::CallTargets(_) => {}
+                Statement::BranchTargets(..) | Statement::CallPrototype(..) => {}
                 Statement::Instruction(inst) => {
                     self.line = inst.line;
                     self.guard = (NONE, false);

@@ -167,11 +167,10 @@ impl<'a> Parser<'a> {
 
     fn target(&mut self, max_sm: u32) -> Res<()> {
         loop {
+            let line = self.line();
             let name = self.ident()?;
             if let Some(number) = name.strip_prefix("sm_") {
-                let refuse = |message: String| {
-                    Err(LoadError { kind: LoadErrorKind::Target, line: self.line(), message })
-                };
+                let refuse = |message: String| Err(LoadError { kind: LoadErrorKind::Target, line, message });
                 match number.parse::<u32>() {
                     Ok(sm) if sm <= max_sm => {}
                     Ok(_) => return refuse(format!(".target {name} is above sm_{max_sm}")),
@@ -223,7 +222,7 @@ impl<'a> Parser<'a> {
                 Tok::Dot("extern") => external = true,
                 Tok::Dot("visible" | "weak" | "common") => visible = true,
                 Tok::Dot("entry" | "func") => {
-                    let function = self.function(external)?;
+                    let function = self.function()?;
                     tree.functions.push(function);
                     return Ok(());
                 }
@@ -236,7 +235,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn function(&mut self, external: bool) -> Res<Function<'a>> {
+    fn function(&mut self) -> Res<Function<'a>> {
         let entry = self.next() == Tok::Dot("entry");
         let line = self.line();
         // `.attribute(...)` of functions says nothing that matters here.
@@ -247,7 +246,6 @@ impl<'a> Parser<'a> {
         let mut f = Function {
             name,
             entry,
-            external,
             returns,
             params,
             body: None,
@@ -723,11 +721,9 @@ impl<'a> Parser<'a> {
                         names.push(self.ident()?);
                     }
                     self.expect(b';')?;
-                    out.push(if branch {
-                        Statement::BranchTargets(label, names)
-                    } else {
-                        Statement::CallTargets(label)
-                    });
+                    if branch {
+                        out.push(Statement::BranchTargets(label, names));
+                    }
                 }
                 Tok::Dot("callprototype") => {
                     self.next();

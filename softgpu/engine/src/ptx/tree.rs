@@ -143,7 +143,6 @@ pub(crate) struct Variable<'a> {
 pub(crate) struct Function<'a> {
     pub(crate) name: &'a str,
     pub(crate) entry: bool,
-    pub(crate) external: bool,
     pub(crate) returns: Vec<Variable<'a>>,
     pub(crate) params: Vec<Variable<'a>>,
     pub(crate) body: Option<Vec<Statement<'a>>>,
@@ -174,7 +173,6 @@ pub(crate) enum Statement<'a> {
     Label(&'a str, u32),
     BranchTargets(&'a str, Vec<&'a str>),
     CallPrototype(&'a str, Prototype),
-    CallTargets(&'a str),
     Instruction(Instruction<'a>),
 }
 
