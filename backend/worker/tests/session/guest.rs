@@ -20,6 +20,7 @@ use sluice_protocol::{
 };
 use sluice_shared_memory::{Mapping, mapping::Words, socket};
 use std::{
+    ffi::OsStr,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::Ordering,
@@ -116,16 +117,25 @@ impl Guest {
     }
 
     pub(crate) fn with(driver: PathBuf, memory: u64) -> Guest {
-        let guest = Guest::unready(driver, memory);
+        Guest::with_environment(driver, memory, &[])
+    }
+
+    pub(crate) fn with_environment(driver: PathBuf, memory: u64, environment: &[(&str, &OsStr)]) -> Guest {
+        let guest = Guest::launched(driver, memory, environment);
         eventually("READY", || guest.state() == session::READY);
         guest
     }
 
     /// A worker that may not become ready.
     pub(crate) fn unready(driver: PathBuf, memory: u64) -> Guest {
+        Guest::launched(driver, memory, &[])
+    }
+
+    fn launched(driver: PathBuf, memory: u64, environment: &[(&str, &OsStr)]) -> Guest {
         let (ours, theirs) = socket::pair().expect("socket pair");
         let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
             .args(["--control-fd", "0"])
+            .envs(environment.iter().copied())
             .stdin(Stdio::from(theirs))
             .spawn()
             .expect("the worker starts");

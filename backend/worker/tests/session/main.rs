@@ -1,8 +1,9 @@
-//! A real worker on the null driver; device and shim are played by the test.
+//! A real worker, mostly on the null driver; device and shim are played by the test.
 
 mod faults;
 mod figures;
 mod guest;
 mod memory;
 mod modules;
+mod softgpu;
 mod streams;

@@ -1,0 +1,226 @@
+//! The same worker on the software GPU: real kernels, real faults.
+
+use crate::{
+    guest::{ARENA, Arena, Guest, eventually},
+    streams::launch,
+};
+use sluice_protocol::{
+    calls::wire,
+    field::{ArenaAddress, DeviceAddress, Mint, Name, Size},
+    handle::{Event, Function, Id, Module},
+};
+use tempfile::TempDir;
+
+const PTX: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+
+.visible .entry add(.param .u64 a, .param .u64 b, .param .u64 sum, .param .u32 count)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<8>;
+    .reg .f32 %f<4>;
+    .reg .b64 %rd<10>;
+    ld.param.u64 %rd1, [a];
+    ld.param.u64 %rd2, [b];
+    ld.param.u64 %rd3, [sum];
+    ld.param.u32 %r1, [count];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    setp.ge.u32 %p1, %r5, %r1;
+    @%p1 bra done;
+    mul.wide.u32 %rd4, %r5, 4;
+    add.s64 %rd5, %rd1, %rd4;
+    add.s64 %rd6, %rd2, %rd4;
+    add.s64 %rd7, %rd3, %rd4;
+    ld.global.f32 %f1, [%rd5];
+    ld.global.f32 %f2, [%rd6];
+    add.f32 %f3, %f1, %f2;
+    st.global.f32 [%rd7], %f3;
+done:
+    ret;
+}
+
+.visible .entry store(.param .u64 at)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [at];
+    mov.u32 %r1, 7;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+";
+
+/// A session on a software GPU of its own, with the module loaded, and what keeps them.
+struct Ready {
+    guest: Guest,
+    arena: Arena,
+    module: Id<Module>,
+    _state: TempDir,
+}
+
+fn ready(library: bool) -> Ready {
+    let state = TempDir::new().unwrap();
+    let test = std::env::current_exe().unwrap();
+    let driver = test.with_file_name("libsoftgpu_cuda.so");
+    let environment = [("SLUICE_SOFTGPU_STATE", state.path().as_os_str())];
+    let mut guest = Guest::with_environment(driver, 256 << 20, &environment);
+    guest.begin();
+    let arena = guest.attach(1, ARENA, 4 << 20);
+    arena.write(0, PTX.as_bytes());
+    arena.write(PTX.len(), &[0]);
+    let module = Id::new(0, 1);
+    let (result, fields) = guest.call(wire::module_load::CALL, |w| {
+        let (image, log) = (ArenaAddress(ARENA), ArenaAddress(ARENA + (1 << 20)));
+        let bytes = Size(PTX.len() as u64 + 1);
+        wire::module_load::put(w, Mint(module), library, image, bytes, log, Size(4096))
+    });
+    let length = wire::module_load::Reply::get(&fields).unwrap().log_length;
+    let log = arena.read(1 << 20, usize::try_from(length).unwrap());
+    assert_eq!(result, 0, "{}", String::from_utf8_lossy(&log));
+    Ready { guest, arena, module, _state: state }
+}
+
+fn find(
+    guest: &mut Guest,
+    module: Id<Module>,
+    index: u32,
+    name: &str,
+) -> (Id<Function>, wire::module_function::Reply) {
+    let id = Id::new(index, 1);
+    let (result, fields) = guest.call(wire::module_function::CALL, |w| {
+        wire::module_function::put(w, module, Mint(id), Name(name.as_bytes()))
+    });
+    assert_eq!(result, 0, "{name}");
+    (id, wire::module_function::Reply::get(&fields).unwrap())
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|chunk| f32::from_le_bytes(chunk.try_into().unwrap())).collect()
+}
+
+#[test]
+fn vectors_are_added() {
+    const COUNT: u16 = 3000;
+    for library in [false, true] {
+        let Ready { mut guest, arena, module, _state } = ready(library);
+        let (add, described) = find(&mut guest, module, 0, "add");
+        assert_eq!(described.parameters.entries(), [(0, 8), (8, 8), (16, 8), (24, 4)]);
+        assert_eq!(described.attributes.0[16], 28);
+        let bytes = u64::from(COUNT) * 4;
+        let [a, b, sum] = [(); 3].map(|()| guest.allocate(bytes).unwrap());
+        let values =
+            |factor: f32| (0..COUNT).flat_map(|i| (f32::from(i) * factor).to_le_bytes()).collect::<Vec<_>>();
+        arena.write(1 << 20, &values(1.0));
+        arena.write(2 << 20, &values(0.5));
+        for (to, from) in [(a, 1_u64 << 20), (b, 2 << 20)] {
+            guest.work(wire::copy_to_device::CALL, 0, |w| {
+                wire::copy_to_device::put(w, DeviceAddress(to), ArenaAddress(ARENA + from), bytes)
+            });
+        }
+        let mut parameters = [a, b, sum].map(u64::to_le_bytes).concat();
+        parameters.extend(u32::from(COUNT).to_le_bytes());
+        guest.work(wire::launch::CALL, 0, |w| {
+            let (none, parameters) =
+                (sluice_protocol::field::Bytes(&[]), sluice_protocol::field::Bytes(&parameters));
+            wire::launch::put(w, add, [12, 1, 1], [256, 1, 1], 0, false, none, parameters)
+        });
+        let last = guest.work(wire::copy_from_device::CALL, 0, |w| {
+            wire::copy_from_device::put(w, ArenaAddress(ARENA + (3 << 20)), DeviceAddress(sum), bytes)
+        });
+        guest.wait(0, last);
+        let expected: Vec<f32> = (0..COUNT).map(|i| f32::from(i) * 1.5).collect();
+        assert_eq!(floats(&arena.read(3 << 20, usize::from(COUNT) * 4)), expected);
+        assert_eq!(guest.call(wire::module_unload::CALL, |w| wire::module_unload::put(w, module)).0, 0);
+    }
+}
+
+#[test]
+fn a_kernel_reaches_pinned_memory_at_its_own_address() {
+    let Ready { mut guest, arena, module, _state } = ready(true);
+    let (store, _) = find(&mut guest, module, 0, "store");
+    let sequence = launch(&mut guest, 0, store, &(ARENA + (1 << 20)).to_le_bytes());
+    guest.wait(0, sequence);
+    assert_eq!(arena.read(1 << 20, 4), [7, 0, 0, 0]);
+}
+
+#[test]
+fn a_wild_store_is_sticky_and_only_in_its_own_session() {
+    let Ready { mut guest, module, _state, .. } = ready(false);
+    let Ready { guest: mut neighbour, arena, module: other, _state: _other } = ready(false);
+    let (store, _) = find(&mut guest, module, 0, "store");
+    let sequence = launch(&mut guest, 0, store, &0x1234_0000_u64.to_le_bytes());
+    eventually("the sticky error", || guest.sticky() != 0);
+    assert_eq!(guest.sticky(), 700);
+    assert!(guest.completed(0) < sequence);
+    let (store, _) = find(&mut neighbour, other, 0, "store");
+    let sequence = launch(&mut neighbour, 0, store, &(ARENA + (1 << 20)).to_le_bytes());
+    neighbour.wait(0, sequence);
+    assert_eq!(arena.read(1 << 20, 4), [7, 0, 0, 0]);
+}
+
+#[test]
+fn events_take_the_time_of_what_lies_between() {
+    let Ready { mut guest, module, _state, .. } = ready(false);
+    let (store, _) = find(&mut guest, module, 0, "store");
+    let (start, end) = (Id::<Event>::new(0, 1), Id::<Event>::new(1, 1));
+    for event in [start, end] {
+        guest.post(wire::event_create::CALL, |w| wire::event_create::put(w, Mint(event), 0));
+    }
+    guest.work(wire::event_record::CALL, 0, |w| wire::event_record::put(w, start, 0));
+    for _ in 0..20 {
+        launch(&mut guest, 0, store, &(ARENA + (1 << 20)).to_le_bytes());
+    }
+    let last = guest.work(wire::event_record::CALL, 0, |w| wire::event_record::put(w, end, 0));
+    guest.wait(0, last);
+    let (result, fields) = guest.call(wire::event_elapsed::CALL, |w| wire::event_elapsed::put(w, start, end));
+    assert_eq!(result, 0);
+    let milliseconds = wire::event_elapsed::Reply::get(&fields).unwrap().milliseconds;
+    assert!(milliseconds > 0.0 && milliseconds < 20_000.0, "{milliseconds}");
+}
+
+#[test]
+fn memory_and_contexts_come_and_go() {
+    let Ready { mut guest, module, _state, .. } = ready(false);
+    let before = guest.info();
+    for round in 0..20_u64 {
+        let large = guest.allocate((3 << 20) + round).unwrap();
+        let small = guest.allocate(1000 + round).unwrap();
+        guest.work(wire::fill::CALL, 0, |w| {
+            wire::fill::put(w, DeviceAddress(large), 0, 1, 5, (3 << 20) + round, 1)
+        });
+        let last = guest.work(wire::copy_on_device::CALL, 0, |w| {
+            wire::copy_on_device::put(w, DeviceAddress(small), DeviceAddress(large), 1000)
+        });
+        guest.wait(0, last);
+        for address in [large, small] {
+            guest.post(wire::memory_free::CALL, |w| wire::memory_free::put(w, DeviceAddress(address)));
+        }
+    }
+    assert_eq!(guest.info(), before);
+    let primary = guest.context;
+    let second = guest.create_context(1, 5);
+    guest.context = second.raw();
+    guest.allocate(1 << 20).unwrap();
+    assert_eq!(guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::put(w, second)).0, 0);
+    guest.context = primary;
+    assert_eq!(guest.info(), before);
+    let first = Id::from_raw(primary).unwrap();
+    assert_eq!(guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::put(w, first)).0, 0);
+    let (result, _) = guest.call(wire::module_function::CALL, |w| {
+        wire::module_function::put(w, module, Mint(Id::new(9, 1)), Name(b"add"))
+    });
+    assert_eq!(result, 400, "the module went with its context");
+    // The arena is pinned again, through the context that comes next.
+    guest.context = guest.create_context(0, 0).raw();
+    let device = guest.allocate(4096).unwrap();
+    let header = guest.on(wire::copy_to_device::CALL, 0);
+    let (result, _) =
+        guest.ask(header, |w| wire::copy_to_device::put(w, DeviceAddress(device), ArenaAddress(ARENA), 4096));
+    assert_eq!(result, 0);
+    guest.wait(0, header.sequence);
+}
