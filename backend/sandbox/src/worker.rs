@@ -68,6 +68,7 @@ pub(crate) fn own() -> Vec<Rule> {
         F_ADD_SEALS,
         F_SETLK,
         F_GETLK,
+        F_OFD_GETLK,
         F_OFD_SETLK,
         F_OFD_SETLKW,
     ]));
