@@ -24,7 +24,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     code: AtomicU32,
-    /// Ends running launches: the context is being destroyed.
+    /// Ends running launches: the context had a fault, or is being destroyed.
     pub(crate) stop: AtomicBool,
 }
 
@@ -42,10 +42,11 @@ impl Health {
         self.code.load(Acquire) == 0 && !self.stop.load(Relaxed)
     }
 
-    /// Notes a fault; one that came before stays.
+    /// Notes a fault, which ends everything that runs in the context; one that came before stays.
     pub(crate) fn poison(&self, error: Error) {
         // Nothing to do when it fails: the context has its fault already.
         let _ = self.code.compare_exchange(0, error.0, AcqRel, Acquire);
+        self.stop.store(true, Release);
     }
 }
 

@@ -70,17 +70,20 @@ impl Side {
         Ok(self.start..end)
     }
 
-    /// Whether the device knows the range; an error if it should and does not.
-    fn is_known(&self, gpu: &Gpu, extent: Extent, write: bool) -> Result<bool> {
+    /// The GPU that knows the range, this one first; none when it is pageable host memory, an error if it may not be.
+    fn holder(&self, gpu: &'static Gpu, extent: Extent, write: bool) -> Result<Option<&'static Gpu>> {
         let bounds = self.bounds(extent)?;
-        if gpu.space.table.spans().covers(&bounds, write) {
-            return Ok(true);
+        let gpus = process::driver()?.gpus();
+        let mut candidates = std::iter::once(gpu).chain(gpus.iter().copied());
+        if let Some(holder) = candidates.find(|gpu| gpu.space.table.spans().covers(&bounds, write)) {
+            return Ok(Some(holder));
         }
-        // An address of the device that is not mapped, or not so far, must never be touched as if it were the host's.
-        if self.place == Place::Device || bounds.start == 0 || gpu.space.is_device_range(&bounds) {
+        // An address of a device that is not mapped, or not so far, must never be touched as if it were the host's.
+        let device = || gpus.iter().any(|gpu| gpu.space.is_device_range(&bounds));
+        if self.place == Place::Device || bounds.start == 0 || device() {
             return Err(Error::INVALID_VALUE);
         }
-        Ok(false)
+        Ok(None)
     }
 }
 
@@ -90,20 +93,21 @@ pub(crate) fn copy(target: &Target, to: Side, from: Side, extent: Extent, when: 
         return Ok(());
     }
     let gpu = target.core.gpu;
-    let to_known = to.is_known(gpu, extent, true)?;
-    let from_known = from.is_known(gpu, extent, false)?;
+    let to_holder = to.holder(gpu, extent, true)?;
+    let from_holder = from.holder(gpu, extent, false)?;
     // Between device memory nobody waits.
-    let on_device =
-        |side: &Side, known: bool| known && !gpu.block_at(side.start).is_some_and(|block| block.is_host());
-    let between = on_device(&to, to_known) && on_device(&from, from_known);
+    let on_device = |side: &Side, holder: Option<&Gpu>| {
+        holder.is_some_and(|gpu| !gpu.block_at(side.start).is_some_and(|block| block.is_host()))
+    };
+    let between = on_device(&to, to_holder) && on_device(&from, from_holder);
     let scheduler = process::scheduler();
-    if when == When::Returned && !between || !to_known {
-        let task = Box::new(move || run(gpu, Sides { to, to_known, from, from_known }, extent));
+    if when == When::Returned && !between || to_holder.is_none() {
+        let task = Box::new(move || run(Sides { to, to_holder, from, from_holder }, extent));
         scheduler.submit_and_wait(target.queue, Work::Task(task));
         return target.core.health.check();
     }
-    if from_known {
-        let task = Box::new(move || run(gpu, Sides { to, to_known, from, from_known }, extent));
+    if from_holder.is_some() {
+        let task = Box::new(move || run(Sides { to, to_holder, from, from_holder }, extent));
         scheduler.submit(target.queue, Vec::new(), Work::Task(task));
         return Ok(());
     }
@@ -121,7 +125,7 @@ pub(crate) fn copy(target: &Target, to: Side, from: Side, extent: Extent, when: 
     unsafe { staged.set_len(total) };
     let task = Box::new(move || {
         let from = packed(staged.as_ptr().expose_provenance() as u64);
-        run(gpu, Sides { to, to_known, from, from_known: false }, extent)
+        run(Sides { to, to_holder, from, from_holder: None }, extent)
     });
     scheduler.submit(target.queue, Vec::new(), Work::Task(task));
     Ok(())
@@ -129,22 +133,24 @@ pub(crate) fn copy(target: &Target, to: Side, from: Side, extent: Extent, when: 
 
 struct Sides {
     to: Side,
-    to_known: bool,
+    to_holder: Option<&'static Gpu>,
     from: Side,
-    from_known: bool,
+    from_holder: Option<&'static Gpu>,
 }
 
 /// Executes a copy.
-fn run(gpu: &Gpu, sides: Sides, extent: Extent) -> Result {
-    let _running = gpu.space.running.enter();
-    let spans = gpu.space.table.spans();
-    let reachable = |side: &Side, known: bool, write: bool| -> Result<bool> {
-        Ok(!known || spans.covers(&side.bounds(extent)?, write))
+fn run(sides: Sides, extent: Extent) -> Result {
+    let (to, from) = (sides.to, sides.from);
+    let _to_running = sides.to_holder.map(|gpu| gpu.space.running.enter());
+    let _from_running = sides.from_holder.map(|gpu| gpu.space.running.enter());
+    let reachable = |side: &Side, holder: Option<&Gpu>, write: bool| -> Result<bool> {
+        let bounds = side.bounds(extent)?;
+        Ok(holder.is_none_or(|gpu| gpu.space.table.spans().covers(&bounds, write)))
     };
-    if !reachable(&sides.to, sides.to_known, true)? || !reachable(&sides.from, sides.from_known, false)? {
+    if !reachable(&to, sides.to_holder, true)? || !reachable(&from, sides.from_holder, false)? {
         return Err(Error::ILLEGAL_ADDRESS);
     }
-    move_rows(sides.to, sides.from, extent);
+    move_rows(to, from, extent);
     Ok(())
 }
 
@@ -193,8 +199,10 @@ pub(crate) fn fill(target: &Target, to: Side, pattern: Pattern, extent: Extent, 
         return Err(Error::INVALID_VALUE);
     }
     let gpu = target.core.gpu;
-    to.is_known(gpu, rows, true)?;
     let bounds = to.bounds(rows)?;
+    if !gpu.space.table.spans().covers(&bounds, true) {
+        return Err(Error::INVALID_VALUE);
+    }
     // Filling host memory is over when the call returns; filling the device's is not.
     let on_host = gpu.block_at(bounds.start).is_some_and(|block| block.is_host());
     let task = Box::new(move || {
@@ -236,10 +244,11 @@ fn fill_row(start: u64, pattern: Pattern, count: u64) {
 }
 
 /// Writes bytes to device memory at once: for initial values of variables.
-pub(crate) fn write_bytes(gpu: &Gpu, to: u64, bytes: &[u8]) -> Result {
+pub(crate) fn write_bytes(gpu: &'static Gpu, to: u64, bytes: &[u8]) -> Result {
     let extent = Extent { width: bytes.len() as u64, height: 1, depth: 1 };
     let from = Side::flat(bytes.as_ptr().expose_provenance() as u64, Place::Host);
-    run(gpu, Sides { to: Side::flat(to, Place::Device), to_known: true, from, from_known: false }, extent)
+    let to = Side::flat(to, Place::Device);
+    run(Sides { to, to_holder: Some(gpu), from, from_holder: None }, extent)
 }
 
 /// Clears device memory at once: variables without an initial value, and workspaces of the driver's own.

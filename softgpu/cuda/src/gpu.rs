@@ -78,14 +78,41 @@ impl Gpu {
     pub(crate) fn free(&self, start: u64, kind: BlockKind) -> Result {
         let block = self.space.withdraw(start, kind)?;
         self.drain();
-        self.space.release(&block);
+        self.release(&block)
+    }
+
+    /// Ends a block that was withdrawn; the last work that was submitted for it has ended.
+    fn release(&self, block: &Block) -> Result {
+        if block.is_host() {
+            for other in self.others()? {
+                other.space.table.remove(block.start);
+                other.space.running.wait();
+            }
+        }
+        self.space.release(block);
         Ok(())
+    }
+
+    /// Makes host memory accessible to the other GPUs, too: with one address space, it always is.
+    pub(crate) fn share_host(&self, start: u64, bytes: u64) -> Result {
+        for other in self.others()? {
+            other.space.table.insert(start..start + bytes, true, true);
+        }
+        Ok(())
+    }
+
+    fn others(&self) -> Result<impl Iterator<Item = &'static Gpu>> {
+        let ordinal = self.ordinal;
+        Ok(process::driver()?.gpus().iter().copied().filter(move |other| other.ordinal != ordinal))
     }
 
     /// Ends everything that a context allocated; its own work has ended.
     pub(crate) fn free_all_of(&self, core: u64) {
         lock(&self.cores).retain(|other| other.id != core);
-        self.space.free_all_of(core);
+        for block in self.space.withdraw_all_of(core) {
+            // Fails only when the process is ending: then nothing has to be given back.
+            let _ = self.release(&block);
+        }
     }
 
     /// The block that a pointer points into.

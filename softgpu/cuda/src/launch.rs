@@ -72,6 +72,10 @@ pub(crate) fn launch(target: &Target, request: &Request) -> Result {
         }
         outcome
     });
+    if process::driver()?.launches_block {
+        process::scheduler().submit_and_wait(target.queue, Work::Task(task));
+        return target.core.health.check();
+    }
     process::scheduler().submit(target.queue, Vec::new(), Work::Task(task));
     Ok(())
 }

@@ -26,6 +26,8 @@ pub(crate) struct Driver {
     gpus: Vec<&'static Gpu>,
     pub(crate) identities: Vec<DeviceIdentity>,
     pub(crate) pool: Pool,
+    /// `CUDA_LAUNCH_BLOCKING`: a launch returns when its kernel has ended.
+    pub(crate) launches_block: bool,
     /// Address windows of shared and local memory: reserved, never mapped.
     _windows: [Reservation; 2],
 }
@@ -137,7 +139,9 @@ pub(crate) fn start(flags: u32) -> Result {
         threads => threads,
     };
     let _ = scheduler();
-    let driver = Driver { gpus, identities, pool: Pool::new(threads), _windows: [shared, local] };
+    let launches_block = std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|value| value == "1");
+    let pool = Pool::new(threads);
+    let driver = Driver { gpus, identities, pool, launches_block, _windows: [shared, local] };
     // The lock is held, so nobody else has set it.
     let _ = DRIVER.set(driver);
     crate::tables::install();

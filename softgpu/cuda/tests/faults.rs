@@ -106,6 +106,17 @@ fn each_fault_has_its_code() {
 }
 
 #[test]
+fn a_fault_ends_what_else_runs_in_its_context() {
+    let _context = Context::new();
+    let module = module(KERNELS);
+    let (spin, store) = (function(module, "spin"), function(module, "store"));
+    let flag = Flag::new();
+    assert_eq!(launch(spin, 1, 1, stream(1), &mut [flag.address()]), 0);
+    assert_eq!(launch(store, 1, 1, stream(1), &mut [0x40, 1]), 0);
+    assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
+}
+
+#[test]
 fn memory_that_was_freed_cannot_be_reached() {
     let _context = Context::new();
     let store = function(module(KERNELS), "store");

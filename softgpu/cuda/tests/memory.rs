@@ -272,6 +272,26 @@ fn copies_never_take_an_address_of_the_device_for_one_of_the_host() {
     ok!(cuMemcpy(host, block, 16));
 }
 
+#[test]
+fn the_strict_policy_is_exact_to_the_byte() {
+    let state = new_state();
+    for policy in ["mmu", "strict"] {
+        let role = format!("policy {}", u8::from(policy == "strict"));
+        let mut child =
+            command("one_owner", state.path(), &role).env("SLUICE_SOFTGPU_MEMORY", policy).spawn().unwrap();
+        assert!(child.wait().unwrap().success(), "{policy}");
+    }
+}
+
+#[test]
+fn two_devices_have_one_address_space_for_copies_and_host_memory_and_not_for_kernels() {
+    let state = new_state();
+    let mut command = command("one_owner", state.path(), "devices 2");
+    assert!(command.env("SLUICE_SOFTGPU_DEVICES", "2").status().unwrap().success());
+    command.env("CUDA_VISIBLE_DEVICES", "1").env("SOFTGPU_TEST_ROLE", "devices 1");
+    assert!(command.status().unwrap().success());
+}
+
 const TAG: u64 = 0x7461_6720_7461_6721;
 
 /// Counts pages that begin with the tag, in all the memory there is.
@@ -322,6 +342,43 @@ fn one_owner() {
             assert_eq!(free, total);
             assert_eq!(tagged_pages(), count);
         }
+        "devices" => {
+            let mut number = 0;
+            ok!(cuDeviceGetCount(&raw mut number));
+            assert_eq!(u64::try_from(number), Ok(count));
+            // The last device is the same in both runs, and its PCI bus says so.
+            ok!(cuDeviceGetAttribute(&raw mut number, 33, i32::try_from(count).unwrap() - 1));
+            assert_eq!(number, 2);
+            if count == 2 {
+                let here = allocate(8);
+                write(here, &[42u64]);
+                let mut other = 0;
+                ok!(cuCtxCreate_v2(&raw mut other, 0, 1));
+                let (there, flag) = (allocate(8), Flag::new());
+                ok!(cuMemcpyDtoD_v2(there, here, 8));
+                assert_eq!(read::<u64>(there, 1), [42]);
+                ok!(cuCtxSetCurrent(context));
+                let store = function(module(KERNELS), "store");
+                assert_eq!(launch(store, 1, 1, 0, &mut [flag.address(), 5]), 0);
+                ok!(cuCtxSynchronize());
+                assert_eq!(flag.get(), 5);
+                assert_eq!(launch(store, 1, 1, 0, &mut [there, 5]), 0);
+                assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
+            }
+        }
+        "policy" => {
+            let strict = count == 1;
+            let store = function(module(KERNELS), "store");
+            let (block, neighbour) = (allocate(100), allocate(8));
+            ok!(cuMemFree_v2(neighbour));
+            assert_eq!(launch(store, 1, 1, 0, &mut [block + 88, 1]), 0);
+            ok!(cuCtxSynchronize());
+            let mut value = 0u64;
+            let over = cu!(cuMemcpyDtoH_v2(ptr::from_mut(&mut value).cast(), block + 96, 8));
+            assert_eq!(over, if strict { INVALID_VALUE } else { 0 });
+            assert_eq!(launch(store, 1, 1, 0, &mut [neighbour, 1]), 0);
+            assert_eq!(cu!(cuCtxSynchronize()), if strict { ILLEGAL_ADDRESS } else { 0 });
+        }
         "short" => assert_eq!(free, total - count * PAGE),
         "leave" | "hold" => {
             let block = allocate(count * PAGE);
@@ -349,5 +406,4 @@ fn one_owner() {
         }
         other => panic!("{other}"),
     }
-    assert_eq!(cu!(cuMemFreeHost(ptr::null_mut())), 0);
 }

@@ -19,7 +19,9 @@ fn allocate_host(place: Out<u64>, bytes: u64, flags: u32) -> Result {
         return Err(Error::INVALID_VALUE);
     }
     let core = current_core()?;
-    place.set(core.gpu.space.allocate_host(&core, bytes, HostFlags(flags))?)
+    let start = core.gpu.space.allocate_host(&core, bytes, HostFlags(flags))?;
+    core.gpu.share_host(start, bytes)?;
+    place.set(start)
 }
 
 /// Ends a block on whichever GPU has it.
@@ -88,7 +90,8 @@ calls! {
             return Err(Error::NOT_SUPPORTED);
         }
         let core = current_core()?;
-        core.gpu.space.register_host(&core, address, bytes, HostFlags(flags))
+        core.gpu.space.register_host(&core, address, bytes, HostFlags(flags))?;
+        core.gpu.share_host(address, bytes)
     }
 
     fn cuMemHostUnregister(address: u64) {

@@ -229,20 +229,14 @@ impl Space {
         lock(&self.book).is_device_range(range)
     }
 
-    /// Takes every block of a context out of the book and ends it. Its work has ended before.
-    pub(crate) fn free_all_of(&self, core: u64) {
-        let blocks: Vec<Block> = {
-            let mut book = lock(&self.book);
-            let blocks: Vec<Block> =
-                book.blocks.values().filter(|block| block.core == core).copied().collect();
-            for block in &blocks {
-                book.blocks.remove(&block.start);
-            }
-            blocks
-        };
-        for block in blocks {
-            self.release(&block);
+    /// Takes every block of a context out of the book, for [`Space::release`].
+    pub(crate) fn withdraw_all_of(&self, core: u64) -> Vec<Block> {
+        let mut book = lock(&self.book);
+        let blocks: Vec<Block> = book.blocks.values().filter(|block| block.core == core).copied().collect();
+        for block in &blocks {
+            book.blocks.remove(&block.start);
         }
+        blocks
     }
 
     /// Free and total bytes of the device.

@@ -415,15 +415,20 @@ impl Flag {
 
 /// A test of this file in a process of its own, on a device that both can name.
 pub(crate) fn start_child(test: &str, state: &std::path::Path, role: &str) -> Child {
+    command(test, state, role).spawn().unwrap()
+}
+
+/// As [`start_child`], before it starts.
+pub(crate) fn command(test: &str, state: &std::path::Path, role: &str) -> Command {
     let program: PathBuf = std::env::current_exe().unwrap();
-    Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"])
         .env(STATE, state)
         .env("SLUICE_SOFTGPU_SCALE", "4096")
         .env("SOFTGPU_TEST_ROLE", role)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
+        .stdout(Stdio::piped());
+    command
 }
 
 pub(crate) fn role() -> String {
