@@ -55,6 +55,12 @@ pub(crate) fn own() -> Vec<Rule> {
         Rule::any(SYS_set_mempolicy, "host memory near a GPU"),
         Rule::any(SYS_rt_sigtimedwait, "threads that take signals"),
         Rule::any(SYS_tgkill, "ending itself by a signal"),
+        Rule::one_of(
+            SYS_kill,
+            1,
+            &[0],
+            "whether another user of a driver's memory file still lives; no signal is sent",
+        ),
         Rule::any(SYS_getpriority, "priority of threads"),
         Rule::any(
             SYS_ioctl,
