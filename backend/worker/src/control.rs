@@ -7,6 +7,7 @@ use crate::{
     driver::{Driver, DriverError, code},
     helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, tell},
     lanes::Lanes,
+    limit_log::limited,
     memory::Ledger,
     notice::{Notice, Notices},
     queue::Gate,
@@ -73,6 +74,8 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     let setup: WorkerSetup = codec::decode(message)?;
     let span = tracing::info_span!("worker", vm = setup.vm, session = setup.session);
     let _entered = span.enter();
+    // Threads inherit it. Whoever looks for completion sleeps for microseconds, which the default would double.
+    rustix::thread::set_current_timer_slack(core::num::NonZeroU64::new(1000))?;
     // From here on no process can be started and no other looked into; nothing of a guest's was read yet.
     sluice_sandbox::enter(Role::Worker)?;
     // The driver is slow to start, and nobody waits for this thread until the guest's page comes.
@@ -334,7 +337,7 @@ impl Attachments {
     }
 
     fn refuse(&self, slot: u32, error: &AttachError) {
-        tracing::warn!(slot, %error, "guest memory is refused");
+        limited!(warn, slot, %error, "guest memory is refused");
         if slot < limits::ATTACHMENTS {
             self.session.set_attachment(slot, Attachment::Refused(error.code()));
         }

@@ -13,6 +13,7 @@ use crate::{
     driver::{Code, Driver, code},
     helper::{Helper, ModuleJob, Question},
     lanes::ContextRef,
+    limit_log::limited,
     memory::Ledger,
     notice::{Notice, Notices},
     objects,
@@ -35,7 +36,7 @@ use std::sync::Arc;
 
 /// Why the session ends by the guest's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-enum Violation {
+pub(crate) enum Violation {
     #[error(transparent)]
     Ring(#[from] RingError),
     #[error("header: {0}")]
@@ -172,7 +173,11 @@ impl Dispatcher {
     }
 
     /// One record, from its private copy.
-    fn record(&mut self, record: &[u8], answer: &mut [u8; limits::REPLY_BYTES]) -> Result<(), Violation> {
+    pub(crate) fn record(
+        &mut self,
+        record: &[u8],
+        answer: &mut [u8; limits::REPLY_BYTES],
+    ) -> Result<(), Violation> {
         let (header, fields) = Header::read(record).map_err(Violation::Header)?;
         if header.reply != NO_REPLY && header.reply >= limits::REPLY_SLOTS {
             return Err(Violation::Reply(header.reply));
@@ -201,7 +206,7 @@ impl Dispatcher {
     }
 
     /// Nothing to read: marks and publishes what is done. `true` when work is still under way.
-    fn ring_is_empty(&mut self) -> bool {
+    pub(crate) fn ring_is_empty(&mut self) -> bool {
         let completion = &self.shared.completion;
         let Some(submitter) = &mut self.submitter else { return true };
         submitter.mark(&mut self.current);
@@ -247,7 +252,7 @@ impl Dispatcher {
                         let to = ReplyTo { slot: NO_REPLY, ticket: 0 };
                         self.ordered(Item::Module(ModuleJob { to, context: None, question }));
                     } else {
-                        tracing::warn!(slot, "nothing is attached there");
+                        limited!(warn, slot, "nothing is attached there");
                     }
                 }
             }
@@ -354,15 +359,18 @@ impl Dispatcher {
         Ok(Submitted::Later)
     }
 
-    /// Takes the submitter back when the permit is open and nothing waits.
+    /// Takes the submitter back when nothing waits any more.
     fn regain(&mut self) {
-        if self.submitter.is_none() && self.shared.gate.is_open() {
+        if self.submitter.is_none() {
             self.submitter = self.shared.gate.take_back();
         }
     }
 
     /// Does something that must not overtake posted work.
     fn ordered(&mut self, item: Item) {
+        if matches!(item, Item::Memory(_)) {
+            self.shared.helper.memory_announced();
+        }
         self.regain();
         let Dispatcher { shared, current, submitter, .. } = self;
         let Shared { driver, session, helper, gate, .. } = shared;
@@ -427,106 +435,4 @@ fn outcome<R>(submitted: Result<Submitted, Code>, reply: R) -> Outcome<R> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{lanes::Lanes, memory::Ledger};
-    use rustix::{
-        event::{EventfdFlags, eventfd},
-        fd::AsFd,
-        fs::{MemfdFlags, ftruncate, memfd_create},
-    };
-    use sluice_protocol::{calls::wire, control::Run, ring::Producer, session as page};
-    use sluice_shared_memory::Mapping;
-    use std::time::Instant;
-
-    fn dispatcher() -> Dispatcher {
-        let path = std::env::current_exe().unwrap().with_file_name("libsluice_null_driver.so");
-        let driver = Arc::new(Driver::load(&path).unwrap());
-        let ram = memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
-        let bytes = page::BYTES as u64;
-        ftruncate(&ram, bytes).unwrap();
-        let page = Mapping::scattered(0, bytes, [(ram.as_fd(), Run { offset: 0, bytes })]).unwrap();
-        let bell = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let session = Arc::new(Session::new(page, bell(), bell()));
-        let lanes = Arc::new(Lanes::new());
-        let completion =
-            Arc::new(Completion::new(Arc::clone(&driver), Arc::clone(&session), Arc::clone(&lanes)));
-        let submitter =
-            Submitter::new(Arc::clone(&driver), Arc::clone(&session), lanes, Arc::clone(&completion));
-        let (helper, inboxes) = Helper::new();
-        // Nobody serves the helpers here.
-        drop(inboxes);
-        let shared = Shared {
-            driver,
-            session,
-            notices: Arc::default(),
-            completion,
-            gate: Arc::new(Gate::new()),
-            ledger: Arc::new(Ledger::new(1 << 30)),
-            helper,
-        };
-        Dispatcher::new(shared, submitter, 2)
-    }
-
-    fn with_context(dispatcher: &mut Dispatcher) -> Id<Context> {
-        let id = Id::new(0, 1);
-        let context = ContextRef { handle: 0x1000, serial: 1 };
-        dispatcher.contexts.reserve(id).unwrap();
-        let context = Some(objects::Context { context, device: 0, primary: true });
-        dispatcher.shared.notices.push(Notice::Context { id, slot: 0, context });
-        id
-    }
-
-    #[test]
-    #[ignore = "prints figures, checks nothing"]
-    fn figures() {
-        const COUNT: u32 = 2_000_000;
-        let mut dispatcher = dispatcher();
-        let context = with_context(&mut dispatcher);
-        let session = Arc::clone(&dispatcher.shared.session);
-        let words = session.words();
-        let (mut producer, mut consumer) = (Producer::new(), Consumer::new());
-        let mut record = Box::new(Record([0; limits::RECORD_BYTES]));
-        let mut answer = Box::new([0; limits::REPLY_BYTES]);
-        let mut buffer = [0; 4096];
-        let mut header = Header {
-            call: wire::memory_info::CALL,
-            reply: 1,
-            ticket: 0,
-            context: context.raw(),
-            stream: u32::MAX,
-            thread: 0,
-            sequence: 0,
-        };
-        let start = Instant::now();
-        for ticket in 0..COUNT {
-            header.ticket = ticket;
-            let built = header.build(&mut buffer, wire::memory_info::put).unwrap();
-            producer.publish(words, built).unwrap();
-            let size = consumer.next(words, &mut record.0).unwrap().unwrap();
-            dispatcher.record(&record.0[..size], &mut answer).unwrap();
-            dispatcher.ring_is_empty();
-        }
-        println!("sync call, one thread: {} ns", start.elapsed().as_nanos() / u128::from(COUNT));
-        let start = Instant::now();
-        for ticket in 0..COUNT {
-            header.ticket = ticket;
-            let built = header.build(&mut buffer, wire::memory_info::put).unwrap();
-            producer.publish(words, built).unwrap();
-            let _ = consumer.next(words, &mut record.0).unwrap().unwrap();
-        }
-        println!("ring alone: {} ns", start.elapsed().as_nanos() / u128::from(COUNT));
-        let start = Instant::now();
-        for ticket in 0..COUNT {
-            header.ticket = ticket;
-            let built = header.build(&mut buffer, wire::memory_info::put).unwrap();
-            dispatcher.record(built, &mut answer).unwrap();
-        }
-        println!("record alone: {} ns", start.elapsed().as_nanos() / u128::from(COUNT));
-        let start = Instant::now();
-        for _ in 0..COUNT {
-            dispatcher.ring_is_empty();
-        }
-        println!("empty ring: {} ns", start.elapsed().as_nanos() / u128::from(COUNT));
-    }
-}
+mod tests;

@@ -34,7 +34,7 @@ const JOBS: usize = 1024;
 pub(crate) struct Helper {
     memory: SyncSender<MemoryJob>,
     modules: SyncSender<ModuleJob>,
-    /// Jobs the memory helper has not finished.
+    /// Jobs that were announced and that the memory helper has not finished.
     memory_jobs: Arc<AtomicUsize>,
 }
 
@@ -53,7 +53,17 @@ impl Helper {
     }
 
     pub(crate) fn memory(&self, job: MemoryJob) {
+        self.memory_announced();
+        self.announced_memory(job);
+    }
+
+    /// A memory job will come, but not at once.
+    pub(crate) fn memory_announced(&self) {
         self.memory_jobs.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The job that was announced.
+    pub(crate) fn announced_memory(&self, job: MemoryJob) {
         // A helper that is gone has panicked, and the process is on its way out.
         if self.memory.send(job).is_err() {
             tracing::error!("the memory helper is gone");
@@ -71,7 +81,7 @@ impl Helper {
         self.memory_jobs.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Whether the memory helper has nothing to do, so that its ledger says what the guest may expect.
+    /// Whether the memory helper has nothing to do and nothing waits for it, so that its ledger says what the guest may expect.
     pub(crate) fn memory_is_idle(&self) -> bool {
         self.memory_jobs.load(Ordering::Acquire) == 0
     }

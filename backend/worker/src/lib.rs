@@ -17,8 +17,11 @@ mod completion;
 mod control;
 mod dispatcher;
 mod driver;
+#[cfg(any(test, fuzzing))]
+pub mod harness;
 mod helper;
 mod lanes;
+mod limit_log;
 mod memory;
 mod notice;
 mod objects;

@@ -33,7 +33,7 @@ pub(crate) enum Item {
     StreamDestroy(Handle),
     /// Destroys an event.
     EventDestroy(Handle),
-    /// A job for the memory helper.
+    /// A job for the memory helper, announced to it.
     Memory(MemoryJob),
     /// A job for the module helper.
     Module(ModuleJob),
@@ -86,6 +86,12 @@ impl Gate {
         self.permit.load(Ordering::Acquire) == OPEN
     }
 
+    /// Opens or closes the gate. The feeder looks again by itself.
+    #[cfg(test)]
+    pub(crate) fn set(&self, permit: u32) {
+        self.permit.store(permit, Ordering::Release);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -105,11 +111,11 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// The submitter, if the feeder is done with it and the permit is open.
+    /// The submitter, if the feeder is done with it.
     #[cold]
     pub(crate) fn take_back(&self) -> Option<Box<Submitter>> {
         let mut waiting = self.lock();
-        let done = self.is_open() && waiting.items.is_empty() && !waiting.feeding;
+        let done = waiting.items.is_empty() && !waiting.feeding;
         if done { waiting.submitter.take() } else { None }
     }
 
@@ -167,7 +173,7 @@ pub(crate) fn perform(
             settle(session, driver.stream_destroy(stream));
         }
         Item::EventDestroy(event) => settle(session, driver.event_destroy(event)),
-        Item::Memory(job) => helper.memory(job),
+        Item::Memory(job) => helper.announced_memory(job),
         Item::Module(job) => helper.module(job),
     }
 }

@@ -1,6 +1,7 @@
 //! The calls of the wire table, one method each.
 
 use super::{Binding, Dispatcher, outcome, reply_to};
+use crate::limit_log::limited;
 use crate::{
     driver::{Code, Rows, code},
     helper::{MemoryJob, ModuleJob, Question},
@@ -48,10 +49,10 @@ impl Handler for Dispatcher {
         args: wire::session_hello::Args<'_>,
     ) -> Outcome<wire::session_hello::Reply> {
         if args.version != calls::VERSION {
-            tracing::warn!(version = args.version, "the shim speaks another version");
+            limited!(warn, version = args.version, "the shim speaks another version");
             return Outcome::Failed(code::SYSTEM_DRIVER_MISMATCH);
         }
-        tracing::info!(process = args.process, "session begins");
+        limited!(info, process = args.process, "session begins");
         let known = self.shared.driver.version().and_then(|version| {
             let devices = self.shared.driver.device_count()?.min(limits::DEVICES);
             for ordinal in 0..devices {
@@ -189,7 +190,7 @@ impl Handler for Dispatcher {
             Err(failed) => return Outcome::Failed(failed),
         };
         // Nothing under way and nothing queued: the ledger is what the guest's earlier calls made it.
-        if self.submitter.is_some() && self.shared.helper.memory_is_idle() {
+        if self.shared.helper.memory_is_idle() {
             let (free, total) = self.shared.ledger.info(device);
             return Outcome::Done(wire::memory_info::Reply { free, total });
         }

@@ -6,6 +6,7 @@ use crate::{
     completion::Current,
     driver::{Code, Driver},
     lanes::ContextRef,
+    limit_log::limited,
     memory::{Ledger, Memory, OwnChunks},
     notice::{Notice, Notices},
     objects::Context,
@@ -230,7 +231,7 @@ impl MemoryHelper {
         if let Some(context) = self.contexts.first().copied()
             && let Err(failed) = self.pin_all(context)
         {
-            tracing::warn!(slot, code = failed, "cannot pin guest memory");
+            limited!(warn, slot, code = failed, "cannot pin guest memory");
             self.arenas.retain(|pinned| pinned.arena.slot() != slot);
             drop(arena);
             self.attached.remove(slot);
@@ -253,7 +254,7 @@ impl MemoryHelper {
             let unpinned =
                 self.set_current(context).and_then(|()| self.driver.host_unregister(pinned.arena.base()));
             if let Err(failed) = unpinned {
-                tracing::error!(slot, code = failed, "cannot unpin guest memory");
+                limited!(error, slot, code = failed, "cannot unpin guest memory");
                 self.arenas.push(pinned);
                 return;
             }
@@ -262,7 +263,7 @@ impl MemoryHelper {
         match Arc::try_unwrap(arena) {
             Ok(arena) => drop(arena),
             Err(_) => {
-                tracing::error!(slot, "guest memory is still in use and stays mapped");
+                limited!(error, slot, "guest memory is still in use and stays mapped");
                 return;
             }
         }

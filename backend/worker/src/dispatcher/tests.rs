@@ -1,0 +1,257 @@
+use super::*;
+use crate::{harness::Harness, queue::OPEN};
+use proptest::prelude::*;
+use sluice_protocol::{
+    calls::{self, wire},
+    field::{ArenaAddress, Bytes, FieldError, Mint, Name, Size, Writer},
+    record::NO_STREAM,
+    reply,
+    ring::Producer,
+    session as page,
+};
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+/// Each session of this process has address space of its own.
+static PLACE: AtomicU64 = AtomicU64::new(0);
+
+fn null_driver() -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name("libsluice_null_driver.so")
+}
+
+/// A guest of a harness.
+struct Guest {
+    harness: Harness,
+    ticket: u32,
+    sequence: u64,
+    context: u64,
+    function: Id<Function>,
+}
+
+impl Guest {
+    fn new() -> Guest {
+        let harness = Harness::new(&null_driver(), PLACE.fetch_add(1, Ordering::Relaxed));
+        Guest { harness, ticket: 0, sequence: 0, context: 0, function: Id::new(0, 1) }
+    }
+
+    /// With a context and a function that has one parameter.
+    fn ready() -> Guest {
+        let mut guest = Guest::new();
+        let context = Id::<Context>::new(0, 1);
+        let module = Id::<Module>::new(0, 1);
+        assert_eq!(
+            guest.ask(wire::session_hello::CALL, |w| wire::session_hello::put(w, calls::VERSION, 1)),
+            0
+        );
+        let create = |w: &mut Writer<'_>| wire::context_create::put(w, Mint(context), 0, 0, true, 0);
+        assert_eq!(guest.ask(wire::context_create::CALL, create), 0);
+        guest.context = context.raw();
+        let arena = ArenaAddress(guest.harness.arena);
+        let load = |w: &mut Writer<'_>| {
+            wire::module_load::put(w, Mint(module), true, arena, Size(64), ArenaAddress(0), Size(0))
+        };
+        assert_eq!(guest.ask(wire::module_load::CALL, load), 0);
+        let function = guest.function;
+        let find =
+            |w: &mut Writer<'_>| wire::module_function::put(w, module, Mint(function), Name(b"work_p1"));
+        assert_eq!(guest.ask(wire::module_function::CALL, find), 0);
+        guest
+    }
+
+    fn header(&self, call: u16) -> Header {
+        Header {
+            call,
+            reply: NO_REPLY,
+            ticket: 0,
+            context: self.context,
+            stream: NO_STREAM,
+            thread: 0,
+            sequence: 0,
+        }
+    }
+
+    fn send(&mut self, header: Header, put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>) {
+        let mut buffer = [0; 4096];
+        let record = header.build(&mut buffer, put).unwrap();
+        self.harness.record(record).unwrap();
+    }
+
+    fn ask(&mut self, call: u16, put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>) -> u32 {
+        let ticket = self.request(self.header(call), put);
+        self.answer(ticket)
+    }
+
+    fn request(
+        &mut self,
+        header: Header,
+        put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
+    ) -> u32 {
+        self.ticket += 1;
+        let ticket = self.ticket;
+        self.send(Header { reply: ticket % 8, ticket, ..header }, put);
+        self.harness.ring_is_empty();
+        ticket
+    }
+
+    fn is_answered(&self, ticket: u32) -> bool {
+        reply::is_ready(&self.harness.words(), ticket % 8, ticket)
+    }
+
+    fn answer(&self, ticket: u32) -> u32 {
+        eventually(|| self.is_answered(ticket));
+        reply::take(&self.harness.words(), ticket % 8, &mut [0; limits::REPLY_BYTES]).0
+    }
+
+    fn launch_header(&mut self) -> Header {
+        self.sequence += 1;
+        Header { stream: 0, sequence: self.sequence, ..self.header(wire::launch::CALL) }
+    }
+
+    fn launch(&mut self) {
+        let (header, function) = (self.launch_header(), self.function);
+        self.send(header, |w| put_launch(w, function));
+    }
+
+    fn completed(&self) -> u64 {
+        page::completed(&self.harness.words(), 0)
+    }
+}
+
+fn put_launch(w: &mut Writer<'_>, function: Id<Function>) -> Result<(), FieldError> {
+    wire::launch::put(w, function, [1; 3], [1; 3], 0, false, Bytes(&[]), Bytes(&[0; 8]))
+}
+
+fn eventually(mut happened: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !happened() {
+        assert!(Instant::now() < end, "did not happen");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_closed_permit_holds_work_and_nothing_else() {
+    let mut guest = Guest::ready();
+    guest.launch();
+    guest.harness.ring_is_empty();
+    eventually(|| guest.completed() == 1);
+    for round in 0..20 {
+        let before = guest.sequence;
+        guest.harness.gate().set(0);
+        for _ in 0..50 {
+            guest.launch();
+        }
+        let (header, function) = (guest.launch_header(), guest.function);
+        let held = guest.request(header, |w| put_launch(w, function));
+        // Calls that are no work are answered.
+        assert_eq!(guest.ask(wire::memory_info::CALL, wire::memory_info::put), 0);
+        let event = Id::<Event>::new(round, 1);
+        assert_eq!(guest.ask(wire::event_create::CALL, |w| wire::event_create::put(w, Mint(event), 0)), 0);
+        // Destroying waits for its turn behind the work, but the guest waits for neither.
+        assert_eq!(guest.ask(wire::event_destroy::CALL, |w| wire::event_destroy::put(w, event)), 0);
+        std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(guest.completed(), before, "nothing was submitted");
+        assert!(!guest.is_answered(held));
+        guest.harness.gate().set(OPEN);
+        // More work comes while the feeder feeds: order is kept, or the sequence could not come out right.
+        for _ in 0..50 {
+            guest.launch();
+        }
+        assert_eq!(guest.answer(held), 0);
+        guest.harness.ring_is_empty();
+        eventually(|| {
+            guest.harness.ring_is_empty();
+            guest.completed() == guest.sequence
+        });
+    }
+    assert_eq!(page::lost(&guest.harness.words()), None);
+    let context = Id::from_raw(guest.context).unwrap();
+    guest.harness.gate().set(0);
+    let destroy = |w: &mut Writer<'_>| wire::context_destroy::put(w, context);
+    assert_eq!(guest.ask(wire::context_destroy::CALL, destroy), 0, "idle contexts need no permit");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Hostile records: whatever the bytes, the worker answers, refuses or ends the session, and never panics.
+    #[test]
+    fn any_record_is_survived(records in prop::collection::vec(record(), 1..40)) {
+        let mut guest = Guest::ready();
+        for (call, stream, sequence, fields) in records {
+            let sequence = if sequence == 0 { guest.sequence + 1 } else { sequence };
+            let header = Header { stream, sequence, reply: 1, ..guest.header(call) };
+            let mut record = vec![0; sluice_protocol::record::HEADER_BYTES];
+            let (head, _) = record.split_first_chunk_mut().unwrap();
+            header.write(0, head);
+            fields.iter().for_each(|word| record.extend(word.to_le_bytes()));
+            match guest.harness.record(&record) {
+                Ok(()) if stream == 0 && sequence == guest.sequence + 1 => guest.sequence += 1,
+                Ok(()) => {}
+                Err(_) => break,
+            }
+            guest.harness.ring_is_empty();
+        }
+    }
+}
+
+/// A call of the table, or nearly, with words that are ids, addresses, sizes or anything.
+fn record() -> impl Strategy<Value = (u16, u32, u64, Vec<u64>)> {
+    let calls: Vec<u16> = calls::WIRE.iter().map(|row| row.id).collect();
+    let kinds = prop::sample::select(vec![0x51_u64, 0x52, 0x53, 0x54, 0x55]);
+    let word = prop_oneof![
+        4 => (kinds, 1_u64..3, 0_u64..3).prop_map(|(kind, generation, index)| kind << 56 | generation << 32 | index),
+        3 => 0_u64..9,
+        2 => (0_u64..64).prop_map(|place| limits::WINDOW_BOUNDS.start + (place << 30)),
+        1 => Just(u64::MAX),
+        1 => any::<u64>(),
+    ];
+    (
+        prop::sample::select(calls),
+        prop_oneof![3 => Just(0), 1 => 0_u32..4, 1 => Just(NO_STREAM)],
+        prop_oneof![9 => Just(0_u64), 1 => any::<u64>()],
+        prop::collection::vec(word, 0..10),
+    )
+}
+
+#[test]
+#[ignore = "prints figures, checks nothing"]
+fn figures() {
+    const COUNT: u32 = 2_000_000;
+    let mut guest = Guest::ready();
+    let words = guest.harness.words();
+    let (mut producer, mut consumer) = (Producer::new(), Consumer::new());
+    let mut taken = Box::new(Record([0; limits::RECORD_BYTES]));
+    let mut buffer = [0; 4096];
+    let header = Header { reply: 1, ..guest.header(wire::memory_info::CALL) };
+    let each = |start: Instant| start.elapsed().as_nanos() / u128::from(COUNT);
+
+    let start = Instant::now();
+    for ticket in 0..COUNT {
+        let built = Header { ticket, ..header }.build(&mut buffer, wire::memory_info::put).unwrap();
+        producer.publish(&words, built).unwrap();
+        let size = consumer.next(&words, &mut taken.0).unwrap().unwrap();
+        guest.harness.record(&taken.0[..size]).unwrap();
+        guest.harness.ring_is_empty();
+    }
+    println!("sync call, one thread: {} ns", each(start));
+    let start = Instant::now();
+    for ticket in 0..COUNT {
+        let built = Header { ticket, ..header }.build(&mut buffer, wire::memory_info::put).unwrap();
+        guest.harness.record(built).unwrap();
+    }
+    println!("of it record: {} ns", each(start));
+    let start = Instant::now();
+    for _ in 0..COUNT {
+        guest.launch();
+        if guest.sequence.is_multiple_of(8) {
+            guest.harness.ring_is_empty();
+        }
+        while guest.sequence - guest.completed() > limits::STREAM_CREDITS - 1 {
+            guest.harness.ring_is_empty();
+        }
+    }
+    println!("launch: {} ns", each(start));
+}

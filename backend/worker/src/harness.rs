@@ -1,0 +1,146 @@
+//! A dispatcher without a process: for unit tests and for fuzzing. Helpers and feeder are real threads; the driver is
+//! whatever library is named; the guest's page and one arena lie in this process.
+
+use crate::{
+    arenas::Attached,
+    completion::Completion,
+    dispatcher::{Dispatcher, Shared},
+    driver::Driver,
+    helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper},
+    lanes::Lanes,
+    memory::Ledger,
+    notice::Notices,
+    queue::Gate,
+    session::Session,
+    submit::Submitter,
+};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fd::{AsFd, OwnedFd},
+    fs::{MemfdFlags, ftruncate, memfd_create},
+};
+use sluice_protocol::{control::Run, limits, session, shared::Shared as _};
+use sluice_shared_memory::{Mapping, mapping::Words, socket};
+use std::{path::Path, sync::Arc, thread};
+
+/// Bytes of the arena.
+pub const ARENA_BYTES: u64 = 1 << 20;
+
+/// What lies at the start of the arena: a PTX image without functions.
+pub const IMAGE: &[u8] = b".version 8.0\n.target sm_80\n.address_size 64\n\0";
+
+/// A dispatcher and what it needs. Its threads stay when it is dropped.
+pub struct Harness {
+    dispatcher: Dispatcher,
+    answer: Box<[u8; limits::REPLY_BYTES]>,
+    session: Arc<Session>,
+    gate: Arc<Gate>,
+    /// Where the arena lies.
+    pub arena: u64,
+    /// The device's end; the messages in it are not read.
+    _control: OwnedFd,
+}
+
+impl core::fmt::Debug for Harness {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Harness")
+    }
+}
+
+fn memory(at: u64, bytes: u64) -> Mapping {
+    let file = memfd_create("harness", MemfdFlags::CLOEXEC).expect("memfd");
+    ftruncate(&file, bytes).expect("truncate");
+    Mapping::scattered(at, bytes, [(file.as_fd(), Run { offset: 0, bytes })]).expect("maps")
+}
+
+impl Harness {
+    /// A session on the driver at `path`. Each needs address space of its own: `place` is below 64.
+    ///
+    /// # Panics
+    /// When the driver does not load or memory runs out: there is nothing to test then.
+    #[must_use]
+    pub fn new(path: &Path, place: u64) -> Harness {
+        let driver = Arc::new(Driver::load(path).expect("the driver loads"));
+        driver.init().expect("the driver starts");
+        let bell = || eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
+        let session = Arc::new(Session::new(memory(0, session::BYTES as u64), bell(), bell()));
+        let lanes = Arc::new(Lanes::new());
+        let completion =
+            Arc::new(Completion::new(Arc::clone(&driver), Arc::clone(&session), Arc::clone(&lanes)));
+        let gate = Arc::new(Gate::new());
+        let ledger = Arc::new(Ledger::new(1 << 30));
+        let notices = Arc::new(Notices::default());
+        let (control, peer) = socket::pair().expect("socket pair");
+        let (helper, inboxes) = Helper::new();
+        let memory_helper = MemoryHelper::new(
+            Arc::clone(&driver),
+            Arc::clone(&session),
+            Arc::clone(&notices),
+            helper.clone(),
+            Arc::clone(&ledger),
+            Arc::new(control),
+            Arc::new(Attached::default()),
+        );
+        let module_helper = ModuleHelper::new(
+            Arc::clone(&driver),
+            Arc::clone(&session),
+            Arc::clone(&notices),
+            helper.clone(),
+        );
+        let submitter =
+            Submitter::new(Arc::clone(&driver), Arc::clone(&session), lanes, Arc::clone(&completion));
+        thread::spawn(move || memory_helper.run(&inboxes.memory));
+        thread::spawn(move || module_helper.run(&inboxes.modules));
+        let looking = Arc::clone(&completion);
+        thread::spawn(move || looking.run(2));
+        let feeding = (Arc::clone(&gate), Arc::clone(&driver), Arc::clone(&session), helper.clone());
+        thread::spawn(move || feeding.0.feed(&feeding.1, &feeding.2, &feeding.3));
+
+        let arena = limits::WINDOW_BOUNDS.start + place * (1 << 30);
+        let mapping = memory(arena, ARENA_BYTES);
+        mapping.words().write(0, IMAGE);
+        helper.memory(MemoryJob::Adopt { slot: 1, mapping });
+        let shared = Shared {
+            driver,
+            session: Arc::clone(&session),
+            notices,
+            completion,
+            gate: Arc::clone(&gate),
+            ledger,
+            helper,
+        };
+        Harness {
+            dispatcher: Dispatcher::new(shared, submitter, 2),
+            answer: Box::new([0; limits::REPLY_BYTES]),
+            session,
+            gate,
+            arena,
+            _control: peer,
+        }
+    }
+
+    /// The session's page.
+    #[must_use]
+    pub fn words(&self) -> Words {
+        *self.session.words()
+    }
+
+    /// One record, as the dispatcher takes it off the ring.
+    ///
+    /// # Errors
+    /// Why the session would end.
+    pub fn record(&mut self, record: &[u8]) -> Result<(), String> {
+        self.dispatcher.record(record, &mut self.answer).map_err(|violation| violation.to_string())
+    }
+
+    /// What the dispatcher does when the ring is empty.
+    pub fn ring_is_empty(&mut self) -> bool {
+        self.dispatcher.ring_is_empty()
+    }
+
+    /// The permit's gate.
+    #[cfg(test)]
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+}
