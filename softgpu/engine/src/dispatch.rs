@@ -49,15 +49,28 @@ pub(crate) fn fast() -> bool {
     })
 }
 
+/// Whether a mask that is not empty has one lane. Its path comes first and is short: the vector paths are functions of
+/// their own, so that a thread alone in its block does not pay for their registers.
+#[inline(always)]
+fn single(mask: u32) -> bool {
+    mask & mask.wrapping_sub(1) == 0
+}
+
 macro_rules! versions {
-    ($($pick:ident $fast:ident $base:ident $bound:ident $body:path;)*) => {$(
+    ($($pick:ident $fast:ident $fast_wide:ident $base:ident $bound:ident $one:ident $wide:ident;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt,lzcnt,f16c")]
+        #[inline(never)]
+        fn $fast_wide<O: $bound>(frame: &Frame, inst: &Inst, mask: u32) {
+            lanes::$wide::<O>(frame, inst, mask);
+        }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt,lzcnt,f16c")]
         fn $fast<O: $bound>(frame: &Frame, inst: &Inst, mask: u32) {
-            $body(frame, inst, mask);
+            if single(mask) { lanes::$one::<O>(frame, inst, mask) } else { $fast_wide::<O>(frame, inst, mask) }
         }
         fn $base<O: $bound>(frame: &Frame, inst: &Inst, mask: u32) {
-            $body(frame, inst, mask);
+            if single(mask) { lanes::$one::<O>(frame, inst, mask) } else { lanes::$wide::<O>(frame, inst, mask) }
         }
         /// The version for this processor.
         pub(crate) fn $pick<O: $bound>() -> Handler {
@@ -71,10 +84,14 @@ macro_rules! versions {
 }
 
 versions! {
-    op1 fast1 base1 Op1 lanes::run1::<O>;
-    op2 fast2 base2 Op2 lanes::run2::<O>;
-    op3 fast3 base3 Op3 lanes::run3::<O>;
-    any fast_any base_any OpAny lanes::run_any::<O>;
+    op1 fast1 fast_wide1 base1 Op1 one1 wide1;
+    op2 fast2 fast_wide2 base2 Op2 one2 wide2;
+    op3 fast3 fast_wide3 base3 Op3 one3 wide3;
+}
+
+/// An operation on bits: not hot, one version.
+pub(crate) fn any<O: OpAny>() -> Handler {
+    Handler(lanes::run_any::<O>)
 }
 
 /// The sign bits of eight words.
@@ -89,12 +106,23 @@ fn signs(words: [u32; 8]) -> u32 {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt,lzcnt,f16c")]
+#[inline(never)]
+fn fast_wide_cmp<O: OpCmp>(frame: &Frame, inst: &Inst, mask: u32) {
+    lanes::wide_cmp::<O>(frame, inst, mask, |words| signs(words));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt,lzcnt,f16c")]
 fn fast_cmp<O: OpCmp>(frame: &Frame, inst: &Inst, mask: u32) {
-    lanes::run_cmp::<O>(frame, inst, mask, |words| signs(words));
+    if single(mask) { lanes::one_cmp::<O>(frame, inst, mask) } else { fast_wide_cmp::<O>(frame, inst, mask) }
 }
 
 fn base_cmp<O: OpCmp>(frame: &Frame, inst: &Inst, mask: u32) {
-    lanes::run_cmp::<O>(frame, inst, mask, |words| (0..8).fold(0, |m, n| m | (words[n] & 1) << n));
+    if single(mask) {
+        lanes::one_cmp::<O>(frame, inst, mask);
+    } else {
+        lanes::wide_cmp::<O>(frame, inst, mask, |words| (0..8).fold(0, |m, n| m | (words[n] & 1) << n));
+    }
 }
 
 /// The version of a comparison for this processor.

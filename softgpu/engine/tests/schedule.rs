@@ -225,6 +225,32 @@ fn the_stop_flag_ends_an_endless_loop() {
 }
 
 #[test]
+fn an_endless_loop_that_splits_in_every_round_can_be_stopped() {
+    let body = ".reg .b32 %r<3>; .reg .pred %p<3>; mov.u32 %r0, %tid.x; and.b32 %r0, %r0, 1; setp.eq.u32 %p0, %r0, 0;\n\
+        loop: @%p0 bra even; add.u32 %r1, %r1, 1; even: bra loop;";
+    let rig = Rig::body("", body);
+    std::thread::scope(|s| {
+        let run = s.spawn(|| rig.launch("k", shape(3, 64), Params::new()));
+        std::thread::sleep(Duration::from_millis(30));
+        rig.stop.store(true, Ordering::Relaxed);
+        assert_eq!(run.join().unwrap().unwrap_err().kind, FaultKind::Stopped);
+    });
+}
+
+#[test]
+fn waiting_in_a_loop_that_splits_lets_others_run() {
+    // Lanes other than 0 wait at a low pc for lane 0, and split in every round.
+    let out = one(
+        "and.b32 %r1, %r0, 1; setp.eq.u32 %p1, %r1, 0; setp.eq.u32 %p2, %r0, 0; @%p2 bra store;\n\
+         spin: @%p1 bra even; add.u32 %r2, %r2, 1; even: ld.volatile.global.u32 %r3, [%d0+128]; setp.eq.u32 %p3, %r3, 0; @%p3 bra spin;\n\
+         st.global.u32 [%d1], 1; ret;\n store: st.volatile.global.u32 [%d0+128], 5; st.global.u32 [%d1], 1; ret;",
+        32,
+        33,
+    );
+    assert_eq!(&out[..32], &[1; 32]);
+}
+
+#[test]
 fn faults_name_the_thread_and_the_line() {
     let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 o)\n{\n.reg .b32 %r<3>; .reg .b64 %d<3>;\n\
         ld.param.u64 %d0, [o];\nmov.u32 %r0, %tid.x;\nmul.wide.u32 %d1, %r0, 4;\nadd.s64 %d1, %d0, %d1;\nst.global.u32 [%d1], %r0;\nret;\n}\n";

@@ -305,6 +305,7 @@ impl<'a, 'g> Worker<'a, 'g> {
                 frame: 0,
                 depth: 0,
                 turn: 0,
+                budget: interp::FRAGMENT_BUDGET,
                 wait: Wait::Run,
             });
             warp.free.clear();
@@ -332,7 +333,7 @@ impl<'a, 'g> Worker<'a, 'g> {
 
     /// Lets the warps of a block run until all are done or the block has had its share.
     fn turn(&mut self, cta: &mut Cta) -> Result<Outcome, Fault> {
-        let mut spent = 0;
+        let (mut spent, mut rounds) = (0, 0u32);
         loop {
             let (mut progress, mut busy) = (false, false);
             for n in 0..cta.warps.len() {
@@ -373,7 +374,9 @@ impl<'a, 'g> Worker<'a, 'g> {
                 // Another block has failed; what this one does no longer matters.
                 return Ok(Outcome::Parked);
             }
-            if busy {
+            // A loop around a barrier uses up no budget and may wait for another block all the same.
+            rounds = rounds.wrapping_add(1);
+            if busy || rounds.is_multiple_of(1024) {
                 spent += 1;
                 if spent >= CTA_ROUNDS {
                     if self.grid.others() {

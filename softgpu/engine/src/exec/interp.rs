@@ -14,7 +14,7 @@ use crate::ir::{Argument, Inst, Op, Target, flag, token_function};
 use crate::regs::{Block, Frame, NONE, UNITS};
 
 /// Taken backward branches of a fragment before another one of its warp runs.
-const FRAGMENT_BUDGET: i32 = 4096;
+pub(crate) const FRAGMENT_BUDGET: i32 = 4096;
 /// Turns of fragments before the next warp runs.
 const WARP_TURNS: u32 = 16;
 /// What a volatile or ordered access, or an atomic, costs of the budget: spin loops give way sooner.
@@ -101,7 +101,6 @@ pub(crate) fn fragment<const FAST: bool>(
     };
     let mask = f.mask;
     let mut pc = f.pc;
-    let mut budget = FRAGMENT_BUDGET;
     loop {
         let i = &insts[pc as usize];
         let m = if i.guard == NONE {
@@ -134,10 +133,9 @@ pub(crate) fn fragment<const FAST: bool>(
                 if m == mask {
                     pc = jump(i);
                     if i.has(flag::BACKWARD) {
-                        budget -= 1;
-                        if budget <= 0 {
-                            (f.pc, f.turn) = (pc, f.turn.wrapping_add(1));
-                            warp.fragments.push(f);
+                        f.budget -= 1;
+                        if f.budget <= 0 {
+                            warp.fragments.push(Fragment { pc, ..expired(f) });
                             return Ok(true);
                         }
                         if pc >= limit || lower(warp, &f, pc) {
@@ -153,21 +151,21 @@ pub(crate) fn fragment<const FAST: bool>(
                     continue;
                 }
                 if m != 0 {
-                    let turn = if i.has(flag::BACKWARD) && budget < FRAGMENT_BUDGET / 2 {
-                        f.turn.wrapping_add(1)
-                    } else {
-                        f.turn
-                    };
-                    warp.fragments.push(Fragment { pc: jump(i), mask: m, turn, ..f });
+                    f.budget -= i32::from(i.has(flag::BACKWARD));
+                    let over = f.budget <= 0;
+                    if over {
+                        f = expired(f);
+                    }
+                    warp.fragments.push(Fragment { pc: jump(i), mask: m, ..f });
                     warp.fragments.push(Fragment { pc: pc + 1, mask: mask & !m, ..f });
-                    return Ok(turn != f.turn);
+                    return Ok(over);
                 }
             }
             Op::Load => {
                 if m != 0 {
                     check!(mem::load::<FAST>(&spaces, &mut worker.ranges, &frame, i, extra, m));
                     if i.has(flag::ATOMIC) {
-                        budget -= SPIN_COST;
+                        f.budget -= SPIN_COST;
                     }
                 }
             }
@@ -179,7 +177,7 @@ pub(crate) fn fragment<const FAST: bool>(
             Op::Atomic => {
                 if m != 0 {
                     check!(mem::atomic(&spaces, &mut worker.ranges, &frame, i, m));
-                    budget -= SPIN_COST;
+                    f.budget -= SPIN_COST;
                 }
             }
             Op::CpAsync => {
@@ -201,8 +199,7 @@ pub(crate) fn fragment<const FAST: bool>(
             Op::Nop => {}
             Op::Sleep => {
                 if m != 0 {
-                    (f.pc, f.turn) = (pc + 1, f.turn.wrapping_add(1));
-                    warp.fragments.push(f);
+                    warp.fragments.push(Fragment { pc: pc + 1, ..expired(f) });
                     return Ok(true);
                 }
             }
@@ -368,12 +365,8 @@ pub(crate) fn fragment<const FAST: bool>(
                         let mut same = 0;
                         each(left, |l| same |= u32::from(frame.get::<u32>(i.a, l) == index) << l);
                         backward |= target <= pc;
-                        warp.fragments.push(Fragment {
-                            pc: target,
-                            mask: same,
-                            turn: f.turn.wrapping_add(u32::from(target <= pc)),
-                            ..f
-                        });
+                        let f = if target <= pc { expired(f) } else { f };
+                        warp.fragments.push(Fragment { pc: target, mask: same, ..f });
                         left &= !same;
                     }
                     return Ok(backward);
@@ -437,6 +430,11 @@ pub(crate) fn fragment<const FAST: bool>(
             return Ok(false);
         }
     }
+}
+
+/// A fragment that has had its turn.
+fn expired(f: Fragment) -> Fragment {
+    Fragment { turn: f.turn.wrapping_add(1), budget: FRAGMENT_BUDGET, ..f }
 }
 
 #[inline(always)]

@@ -52,9 +52,18 @@ pub(crate) fn each(mut mask: u32, mut f: impl FnMut(usize)) {
 }
 
 macro_rules! runner {
-    ($name:ident, $bound:ident, $($slot:ident: $ty:ident),*) => {
+    ($one:ident, $wide:ident, $bound:ident, $($slot:ident: $ty:ident),*) => {
+        /// For a mask of one lane.
         #[inline(always)]
-        pub(crate) fn $name<O: $bound>(frame: &Frame, i: &Inst, mask: u32) {
+        pub(crate) fn $one<O: $bound>(frame: &Frame, i: &Inst, mask: u32) {
+            let lane = mask.trailing_zeros() as usize & 31;
+            let out = O::f(i, $(frame.get::<O::$ty>(i.$slot, lane)),*);
+            frame.set(i.d, lane, out);
+        }
+
+        /// For any mask.
+        #[inline(always)]
+        pub(crate) fn $wide<O: $bound>(frame: &Frame, i: &Inst, mask: u32) {
             if mask == !0 {
                 for first in [0, 8, 16, 24] {
                     $(let $slot: [O::$ty; 8] = frame.load8(i.$slot, first);)*
@@ -64,7 +73,7 @@ macro_rules! runner {
                     }
                     frame.store8(i.d, first, out);
                 }
-            } else if mask & (mask - 1) == 0 || O::COSTLY {
+            } else if O::COSTLY {
                 each(mask, |lane| {
                     let out = O::f(i, $(frame.get::<O::$ty>(i.$slot, lane)),*);
                     frame.set(i.d, lane, out);
@@ -86,29 +95,31 @@ macro_rules! runner {
     };
 }
 
-runner!(run1, Op1, a: A);
-runner!(run2, Op2, a: A, b: B);
-runner!(run3, Op3, a: A, b: B, c: C);
+runner!(one1, wide1, Op1, a: A);
+runner!(one2, wide2, Op2, a: A, b: B);
+runner!(one3, wide3, Op3, a: A, b: B, c: C);
+
+/// Compares one lane into the predicate `d`.
+#[inline(always)]
+pub(crate) fn one_cmp<O: OpCmp>(frame: &Frame, i: &Inst, mask: u32) {
+    let lane = mask.trailing_zeros() as usize & 31;
+    let hit = O::f(i, frame.get(i.a, lane), frame.get(i.b, lane));
+    frame.set_pred(i.d, mask, if hit { mask } else { 0 });
+}
 
 /// Compares into the predicate `d`; `pack` makes one bit of each all-ones word.
 #[inline(always)]
-pub(crate) fn run_cmp<O: OpCmp>(frame: &Frame, i: &Inst, mask: u32, pack: impl Fn([u32; 8]) -> u32) {
-    let result = if mask & (mask - 1) == 0 {
-        let lane = mask.trailing_zeros() as usize;
-        u32::from(O::f(i, frame.get(i.a, lane), frame.get(i.b, lane))) << lane
-    } else {
-        let mut out = 0;
-        for first in [0usize, 8, 16, 24] {
-            let a: [O::A; 8] = frame.load8(i.a, first);
-            let b: [O::A; 8] = frame.load8(i.b, first);
-            let mut hits = [0u32; 8];
-            for n in 0..8 {
-                hits[n] = if O::f(i, a[n], b[n]) { !0 } else { 0 };
-            }
-            out |= pack(hits) << first;
+pub(crate) fn wide_cmp<O: OpCmp>(frame: &Frame, i: &Inst, mask: u32, pack: impl Fn([u32; 8]) -> u32) {
+    let mut result = 0;
+    for first in [0usize, 8, 16, 24] {
+        let a: [O::A; 8] = frame.load8(i.a, first);
+        let b: [O::A; 8] = frame.load8(i.b, first);
+        let mut hits = [0u32; 8];
+        for n in 0..8 {
+            hits[n] = if O::f(i, a[n], b[n]) { !0 } else { 0 };
         }
-        out
-    };
+        result |= pack(hits) << first;
+    }
     frame.set_pred(i.d, mask, result);
 }
 

@@ -248,53 +248,58 @@ fn consecutive(frame: &Frame, i: &Inst, size: u64) -> Option<u64> {
     (wrong.iter().fold(0, |x, y| x | y) == 0).then(|| first.wrapping_add_signed(i.imm))
 }
 
-/// Offsets of a full warp into shared memory, when all are inside and aligned.
+/// Eight offsets into shared memory.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "32-bit addresses wrap")]
-fn shared_offsets(frame: &Frame, i: &Inst, spaces: &Spaces<'_>, size: u32) -> Option<[u32; 32]> {
-    let mut out = [0u32; 32];
+fn shared_offsets(frame: &Frame, i: &Inst, first: usize) -> [u32; 8] {
+    let mut a: [u32; 8] = frame.load8(i.a, first);
+    for offset in &mut a {
+        *offset = offset.wrapping_add(i.imm as u32);
+    }
+    a
+}
+
+/// Whether all words that a full warp accesses in shared memory are inside and aligned.
+#[inline(always)]
+fn shared_words(frame: &Frame, i: &Inst, spaces: &Spaces<'_>) -> bool {
     let (mut top, mut low) = ([0u32; 8], [0u32; 8]);
-    for at in [0usize, 8, 16, 24] {
-        let a: [u32; 8] = frame.load8(i.a, at);
+    for first in [0usize, 8, 16, 24] {
+        let offsets = shared_offsets(frame, i, first);
         for n in 0..8 {
-            let offset = a[n].wrapping_add(i.imm as u32);
-            top[n] = top[n].max(offset);
-            low[n] |= offset;
-            out[at + n] = offset;
+            top[n] = top[n].max(offsets[n]);
+            low[n] |= offsets[n];
         }
     }
     let top = top.iter().fold(0, |x: u32, &y| x.max(y));
     let low = low.iter().fold(0, |x, y| x | y);
-    (low & (size - 1) == 0 && u64::from(top) + u64::from(size) <= spaces.shared_len).then_some(out)
+    low & 3 == 0 && u64::from(top) + 4 <= spaces.shared_len
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn gather_avx2(base: *const u8, offsets: &[u32; 32]) -> [u32; 32] {
-    use core::arch::x86_64::{__m256i, _mm256_i32gather_epi32};
-    let mut out = [0u32; 32];
-    for at in [0usize, 8, 16, 24] {
-        // SAFETY: eight offsets from `at` on are inside the array; the load is unaligned-safe by `loadu`.
-        let index =
-            unsafe { core::arch::x86_64::_mm256_loadu_si256(offsets.as_ptr().add(at).cast::<__m256i>()) };
-        // SAFETY: every offset plus 4 is inside the block (`shared_offsets`), which is below 2 GiB.
-        let value = unsafe { _mm256_i32gather_epi32::<1>(base.cast(), index) };
-        // SAFETY: eight elements from `at` on are inside the array.
-        unsafe { core::arch::x86_64::_mm256_storeu_si256(out.as_mut_ptr().add(at).cast::<__m256i>(), value) };
+fn gather_avx2(base: *const u8, offsets: [u32; 8]) -> [u32; 8] {
+    use core::arch::x86_64::{__m256i, _mm256_i32gather_epi32, _mm256_loadu_si256, _mm256_storeu_si256};
+    let mut out = [0u32; 8];
+    // SAFETY: both arrays have the 32 bytes of a vector; every offset plus 4 is inside the block, which is below 2 GiB
+    // (`shared_words`).
+    unsafe {
+        let index = _mm256_loadu_si256(offsets.as_ptr().cast::<__m256i>());
+        let value = _mm256_i32gather_epi32::<1>(base.cast(), index);
+        _mm256_storeu_si256(out.as_mut_ptr().cast::<__m256i>(), value);
     }
     out
 }
 
 #[inline(always)]
-fn gather<const FAST: bool>(base: *const u8, offsets: &[u32; 32]) -> [u32; 32] {
+fn gather<const FAST: bool>(base: *const u8, offsets: [u32; 8]) -> [u32; 8] {
     #[cfg(target_arch = "x86_64")]
     if FAST {
         // SAFETY: FAST is only instantiated behind the feature check of the dispatch.
         return unsafe { gather_avx2(base, offsets) };
     }
-    let mut out = [0u32; 32];
-    for n in 0..32 {
-        // SAFETY: every offset plus 4 is inside the block (`shared_offsets`).
+    let mut out = [0u32; 8];
+    for n in 0..8 {
+        // SAFETY: every offset plus 4 is inside the block (`shared_words`).
         out[n] = unsafe { base.add(offsets[n] as usize).cast::<u32>().read() };
     }
     out
@@ -340,9 +345,11 @@ pub(crate) fn load<const FAST: bool>(
         } else if i.space == Space::Shared
             && size == 4
             && i.has(flag::ADDR32)
-            && let Some(offsets) = shared_offsets(frame, i, spaces, 4)
+            && shared_words(frame, i, spaces)
         {
-            frame.store(i.d, &gather::<FAST>(spaces.shared, &offsets));
+            for first in [0usize, 8, 16, 24] {
+                frame.store8(i.d, first, gather::<FAST>(spaces.shared, shared_offsets(frame, i, first)));
+            }
             return Ok(());
         }
     }
@@ -447,12 +454,15 @@ pub(crate) fn store(
         } else if i.space == Space::Shared
             && size == 4
             && i.has(flag::ADDR32)
-            && let Some(offsets) = shared_offsets(frame, i, spaces, 4)
+            && shared_words(frame, i, spaces)
         {
-            let values: [u32; 32] = frame.load(i.b);
-            for n in 0..32 {
-                // SAFETY: every offset plus 4 is inside the block (`shared_offsets`).
-                unsafe { spaces.shared.add(offsets[n] as usize).cast::<u32>().write(values[n]) };
+            for first in [0usize, 8, 16, 24] {
+                let offsets = shared_offsets(frame, i, first);
+                let values: [u32; 8] = frame.load8(i.b, first);
+                for n in 0..8 {
+                    // SAFETY: every offset plus 4 is inside the block (`shared_words`).
+                    unsafe { spaces.shared.add(offsets[n] as usize).cast::<u32>().write(values[n]) };
+                }
             }
             return Ok(());
         }

@@ -74,6 +74,8 @@ pub(crate) struct Fragment {
     pub(crate) depth: u32,
     /// How often its budget ran out: those with the least run first.
     pub(crate) turn: u32,
+    /// What is left of its budget; the parts of a fragment that splits inherit it, so that splitting buys no time.
+    pub(crate) budget: i32,
     pub(crate) wait: Wait,
 }
 
@@ -187,6 +189,7 @@ impl Warp {
                 let g = &mut self.fragments[n + 1 + k];
                 g.mask |= f.mask;
                 g.turn = g.turn.min(f.turn);
+                g.budget = g.budget.min(f.budget);
                 self.fragments.swap_remove(n);
                 // What was swapped in has not been looked at; neither has anything before `n` changed.
                 best = None;
