@@ -555,6 +555,7 @@ fn damage(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
+    // Promise: C8
     #[test]
     fn arbitrary_bytes_are_read_without_harm(
         magic in prop::sample::select(vec![&b""[..], b"\x50\xed\x55\xba\x01\0\x10\0", b"\x7fELF\x02\x01", b".target "]),
@@ -563,6 +564,7 @@ proptest! {
         read_all(&[magic, &rest].concat());
     }
 
+    // Promise: C8
     #[test]
     fn damaged_fatbins_are_read_without_harm(
         changes in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 0..6),
@@ -573,6 +575,7 @@ proptest! {
         read_all(&damage(fatbin(&entries), &changes, cut));
     }
 
+    // Promise: C8
     #[test]
     fn damaged_cubins_are_read_without_harm(
         changes in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 0..6),
@@ -585,6 +588,7 @@ proptest! {
         read_all(&damage(cubin(&sections).bytes, &changes, cut));
     }
 
+    // Promise: C8
     #[test]
     fn damaged_streams_decompress_or_fail_within_their_bound(
         lz4: bool,

@@ -48,6 +48,7 @@ fn found(name: &[u8], version: u32, flags: u64) -> Result<&'static str, Lookup> 
     }
 }
 
+// Promise: C2
 #[test]
 fn the_export_list_is_complete_sorted_and_unique() {
     assert_eq!(EXPORTS.len(), 723);

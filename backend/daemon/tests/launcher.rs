@@ -101,6 +101,7 @@ impl Started {
     }
 }
 
+// Promise: F7
 #[test]
 fn a_worker_has_nothing_but_what_it_is_given() {
     let place = Place::new();
@@ -146,6 +147,7 @@ fn a_device_is_reachable_as_soon_as_it_is_started_and_there_is_one() {
     wait_gone(&other.pidfd);
 }
 
+// Promise: F7
 #[test]
 fn what_is_no_request_is_refused_and_changes_nothing() {
     let place = Place::new();
@@ -295,6 +297,7 @@ fn under_a_supervisor_children_die_with_a_killed_launcher() {
     wait_gone(&worker.pidfd);
 }
 
+// Promise: F7
 #[test]
 fn each_worker_runs_as_a_user_of_its_own() {
     if !rustix::process::geteuid().is_root() {

@@ -180,6 +180,7 @@ mod tests {
         }
     }
 
+    // Promise: F4
     #[test]
     fn every_rule_has_a_reason_and_every_call_one_rule() {
         for role in ROLES {

@@ -80,6 +80,7 @@ const FORBIDDEN: [(libc::c_long, &str); 12] = [
 const STACKS: [&[Role]; 4] =
     [&[Role::Device], &[Role::Worker], &[Role::Worker, Role::WorkerSettled], &[Role::Launcher]];
 
+// Promise: F5
 #[test]
 fn nobody_reaches_into_other_processes_or_the_kernel() {
     for roles in STACKS {
@@ -122,6 +123,7 @@ fn the_allocator_copes_with_many_threads() {
     }
 }
 
+// Promise: F5
 #[test]
 fn a_growing_vector_copes_without_mremap() {
     for roles in STACKS {
@@ -142,6 +144,7 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
+// Promise: F4
 #[test]
 fn a_device_opens_nothing_and_starts_nothing() {
     let device = &[Role::Device];
@@ -163,6 +166,7 @@ fn a_device_opens_nothing_and_starts_nothing() {
     assert_eq!(under(device, || map(libc::PROT_READ | libc::PROT_WRITE)), WORKED);
 }
 
+// Promise: F5
 #[test]
 fn a_worker_opens_files_until_it_is_settled() {
     let (worker, settled) = (&[Role::Worker][..], &[Role::Worker, Role::WorkerSettled][..]);

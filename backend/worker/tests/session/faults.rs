@@ -22,6 +22,7 @@ fn assert_lost(guest: &mut Guest, code: u32, status: i32) {
     assert_eq!(guest.ended().code(), Some(status));
 }
 
+// Promise: C7
 #[test]
 fn a_fault_is_sticky_and_nothing_behind_it_appears_done() {
     let (mut guest, _arena) = ready();
@@ -41,6 +42,7 @@ fn a_fault_is_sticky_and_nothing_behind_it_appears_done() {
     assert_eq!(guest.state(), session::READY, "the worker serves on");
 }
 
+// Promise: C7
 #[test]
 fn a_post_that_fails_is_never_lost() {
     let mut guest = Guest::start();
@@ -77,6 +79,7 @@ fn record(call: u16, fields: &[u8]) -> Vec<u8> {
     buffer
 }
 
+// Promise: V4
 #[test]
 fn malformed_records_end_the_session() {
     let cases: [(&str, Vec<u8>); 5] = [
@@ -97,6 +100,7 @@ fn malformed_records_end_the_session() {
     }
 }
 
+// Promise: V4
 #[test]
 fn impossible_rings_end_the_session() {
     for tail in [7_u64, limits::RING_BYTES + 8, u64::MAX - 7] {

@@ -95,6 +95,7 @@ fn rows_and_fills_touch_what_they_should() {
     assert_eq!(arena.read(8192, 4096), expected);
 }
 
+// Promise: Q1
 #[test]
 fn the_quota_holds_to_the_byte() {
     let mut guest = Guest::with_quota(96 * MIB);
@@ -120,6 +121,7 @@ fn the_quota_holds_to_the_byte() {
     assert_eq!(guest.info().0, 0, "the pool still has a user");
 }
 
+// Promise: F6
 #[test]
 fn forged_addresses_reach_nothing() {
     let mut guest = Guest::start();
@@ -218,6 +220,7 @@ fn a_range_may_cross_stitched_arenas() {
     assert_eq!(one.read(0, 16), [1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
 }
 
+// Promise: C3
 #[test]
 fn windows_are_reserved_exactly_or_not_at_all() {
     let mut guest = Guest::start();

@@ -84,6 +84,7 @@ fn work_completes_in_the_order_of_its_stream() {
     }
 }
 
+// Promise: C6
 #[test]
 fn a_held_stream_delays_nothing_else() {
     let (mut guest, arena) = ready();
@@ -110,6 +111,7 @@ fn a_held_stream_delays_nothing_else() {
     guest.wait(2, dependent);
 }
 
+// Promise: C6
 #[test]
 fn a_wait_never_waits_for_work_posted_after_it() {
     let (mut guest, arena) = ready();
@@ -140,6 +142,7 @@ fn a_wait_never_waits_for_work_posted_after_it() {
     }
 }
 
+// Promise: C6
 #[test]
 fn a_full_stream_is_released_by_another_thread_of_the_same_session() {
     let (mut guest, arena) = ready();
@@ -202,6 +205,7 @@ fn work_of_a_destroyed_stream_still_completes() {
     assert_eq!(destroy(&mut guest), 0);
 }
 
+// Promise: V2
 #[test]
 fn an_idle_worker_sleeps_and_no_wake_up_is_lost() {
     let mut guest = Guest::start();
