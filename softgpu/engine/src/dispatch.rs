@@ -27,13 +27,13 @@ impl Handler {
     }
 }
 
-/// Whether the fast versions run here.
+/// Whether the fast versions run here: the processor has the features, and `SOFTGPU_BASELINE` does not ask for the others.
 pub(crate) fn fast() -> bool {
     static FAST: OnceLock<bool> = OnceLock::new();
     *FAST.get_or_init(|| {
         #[cfg(target_arch = "x86_64")]
         {
-            ["SOFTGPU_BASELINE"].iter().all(|v| std::env::var_os(v).is_none())
+            std::env::var_os("SOFTGPU_BASELINE").is_none()
                 && is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("bmi1")

@@ -630,8 +630,8 @@ fn vectors_and_bytes() {
     }
     rig.run("memcpyk", shape(1, 4), Params::new().buf(&to).buf(&from).put(37i32));
     for t in 0..4 {
-        for i in 0..37 {
-            assert_eq!(to.get::<u8>(t * 37 + i), src[i]);
+        for (i, byte) in src.iter().enumerate().take(37) {
+            assert_eq!(to.get::<u8>(t * 37 + i), *byte);
         }
     }
     assert!((0..64).all(|i| to.get::<u8>(148 + i) == 0));
