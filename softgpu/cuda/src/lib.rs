@@ -7,6 +7,17 @@
 //! `launch`, `copy`, `event` and `memory` say what a call means; `schedule` orders the work of streams; `gpu` and
 //! `process` hold what lives as long as the process.
 //!
+//! To run a program on it, put the library under its name first on the path of the loader:
+//!
+//! ```sh
+//! ln -s "$PWD/target/release/libsoftgpu_cuda.so" /tmp/softgpu/libcuda.so.1
+//! LD_LIBRARY_PATH=/tmp/softgpu SLUICE_SOFTGPU_MODEL=A100-40 ./program
+//! ```
+//!
+//! `SLUICE_SOFTGPU_CONFIG` names a TOML file with `state`, `devices` and, under `[device]`, `model`, `scale`, `threads`,
+//! `fill` and `memory`; each also as a variable `SLUICE_SOFTGPU_…`. `SLUICE_SOFTGPU_LOG=1` explains errors on standard
+//! error: the place of a fault, why an image was refused, which call is not served.
+//!
 //! The driver opens its files in `cuInit` and, except to export memory or to load a module from a file, never again.
 //! Its threads start when the first work arrives, with all signals blocked. Nothing is torn down at exit: the device
 //! takes back what a process held when the process is gone.

@@ -90,6 +90,15 @@ calls! {
             return Err(Error::NOT_SUPPORTED);
         }
         let core = current_core()?;
+        let range = address..address.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
+        for gpu in driver()?.gpus() {
+            if gpu.space.overlaps_block(&range) {
+                return Err(Error::HOST_MEMORY_ALREADY_REGISTERED);
+            }
+            if gpu.space.is_device_range(&range) {
+                return Err(Error::INVALID_VALUE);
+            }
+        }
         core.gpu.space.register_host(&core, address, bytes, HostFlags(flags))?;
         core.gpu.share_host(address, bytes)
     }

@@ -189,20 +189,11 @@ impl Space {
         Ok(start)
     }
 
-    /// Host memory of the program becomes accessible for the device.
+    /// Host memory of the program becomes accessible for the device. The caller has asked every GPU's book whether the
+    /// range is new.
     pub(crate) fn register_host(&self, core: &Core, start: u64, bytes: u64, flags: HostFlags) -> Result {
-        let end = start.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
-        if start == 0 || bytes == 0 {
+        if start == 0 || bytes == 0 || start.checked_add(bytes).is_none() {
             return Err(Error::INVALID_VALUE);
-        }
-        {
-            let book = lock(&self.book);
-            if book.overlaps_block(&(start..end)) {
-                return Err(Error::HOST_MEMORY_ALREADY_REGISTERED);
-            }
-            if book.is_device_range(&(start..end)) {
-                return Err(Error::INVALID_VALUE);
-            }
         }
         host::check(start, bytes)?;
         self.add_host(core, start, bytes, flags.0, BlockKind::Registered);
@@ -227,6 +218,11 @@ impl Space {
     /// Whether anything of a range belongs to the device, accessible or not: then it is not pageable host memory.
     pub(crate) fn is_device_range(&self, range: &Range<u64>) -> bool {
         lock(&self.book).is_device_range(range)
+    }
+
+    /// Whether a block lies in a range.
+    pub(crate) fn overlaps_block(&self, range: &Range<u64>) -> bool {
+        lock(&self.book).overlaps_block(range)
     }
 
     /// Takes every block of a context out of the book, for [`Space::release`].

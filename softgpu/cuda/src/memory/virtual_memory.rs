@@ -38,6 +38,8 @@ pub(super) struct Mapping {
     /// 0 none, 1 read, 3 read and write.
     access: u32,
     id: u64,
+    /// It is being unmapped, and what runs is waited for: nobody may give it access again.
+    ending: bool,
 }
 
 /// What is known about a mapped address.
@@ -162,6 +164,7 @@ impl Space {
             shareable: memory.shareable,
             access: 0,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            ending: false,
         };
         book.mappings.insert(start, mapping);
         Ok(())
@@ -170,9 +173,12 @@ impl Space {
     /// `cuMemUnmap`: whole mappings, and nothing else in the range.
     pub(crate) fn unmap(&self, start: u64, bytes: u64) -> Result {
         let starts = {
-            let book = lock(&self.book);
+            let mut book = lock(&self.book);
             let starts = whole_mappings(&book.mappings, start, bytes)?;
             for start in &starts {
+                if let Some(mapping) = book.mappings.get_mut(start) {
+                    mapping.ending = true;
+                }
                 self.table.remove(*start);
             }
             starts
@@ -278,7 +284,7 @@ pub(crate) fn export(handle: u64) -> Result<i32> {
     Ok(descriptor.into_raw_fd())
 }
 
-/// The starts of the mappings that exactly fill a range.
+/// The starts of the mappings that exactly fill a range, none of which is ending.
 fn whole_mappings(
     mappings: &std::collections::BTreeMap<u64, Mapping>,
     start: u64,
@@ -288,7 +294,7 @@ fn whole_mappings(
     let mut starts = Vec::new();
     let mut at = start;
     for (other, mapping) in mappings.range(start..end) {
-        if *other != at {
+        if *other != at || mapping.ending {
             return Err(Error::INVALID_VALUE);
         }
         starts.push(at);
