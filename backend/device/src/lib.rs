@@ -30,6 +30,7 @@ pub mod link;
 pub mod memory;
 pub mod page;
 pub mod poller;
+pub mod relay;
 pub mod resources;
 pub mod serve;
 pub mod sessions;

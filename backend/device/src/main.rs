@@ -12,6 +12,7 @@ use sluice_device::{
     endpoint::Mode,
     link::{self, Link},
     memory::Policy,
+    relay,
     serve::{self, Options},
 };
 use std::{os::unix::net::UnixListener, path::PathBuf, sync::Arc};
@@ -23,7 +24,7 @@ struct Arguments {
     /// Listen on this path for the VMM. An old socket there is replaced.
     #[arg(long, group = "listener")]
     socket_path: Option<PathBuf>,
-    /// Listen on this inherited socket.
+    /// Use this inherited socket, listening or connected.
     #[arg(long, group = "listener")]
     fd: Option<RawFd>,
     /// Print what this program can do, as JSON, and exit.
@@ -53,6 +54,7 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     start_log()?;
+    let control = arguments.control_fd.map(inherited).transpose().context("--control-fd")?;
     let listener = match (&arguments.socket_path, arguments.fd) {
         (Some(path), _) => {
             if let Err(error) = std::fs::remove_file(path)
@@ -62,10 +64,9 @@ fn main() -> anyhow::Result<()> {
             }
             UnixListener::bind(path).with_context(|| format!("listening on {}", path.display()))?
         }
-        (None, Some(fd)) => UnixListener::from(inherited(fd).context("--fd")?),
+        (None, Some(fd)) => relay::listener(inherited(fd).context("--fd")?).context("--fd")?,
         (None, None) => bail!("--socket-path or --fd is required"),
     };
-    let control = arguments.control_fd.map(inherited).transpose().context("--control-fd")?;
     let options = Options {
         direct: arguments.direct,
         mode: arguments.mode,

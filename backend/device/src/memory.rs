@@ -11,13 +11,20 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion}
 /// Guest memory as `vhost-user-backend` keeps it.
 pub type Memory = vm_memory::GuestMemoryAtomic<GuestMemoryMmap<()>>;
 
-/// Page runs that all resources of a device may have together; the host memory they cost is 8 bytes each.
-pub const RUNS_PER_DEVICE: usize = 1 << 22;
 /// Changes from one memory file to another within one resource: each costs a message to the worker.
 pub const PIECES: usize = 64;
 const HUGETLBFS_MAGIC: u64 = 0x958458f6;
 /// Guest-physical addresses that exist on any machine.
 const ADDRESS_LIMIT: u64 = 1 << 52;
+
+/// How much host memory a front-end may make this process spend on its guest's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Budget {
+    /// Bytes of guest memory; a bit is kept for each page.
+    bytes: u64,
+    /// Page runs that all resources may have together; eight bytes are kept for each.
+    runs: usize,
+}
 
 /// Which memory a front-end may bring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +35,16 @@ pub enum Policy {
     Vmm,
     /// Anything: the operator vouches for a VMM that cannot seal.
     Any,
+}
+
+impl Policy {
+    const fn budget(self) -> Budget {
+        match self {
+            // Processes are many, and each of their resources is one run.
+            Policy::Sealed => Budget { bytes: 1 << 40, runs: 1 << 18 },
+            Policy::Vmm | Policy::Any => Budget { bytes: 1 << 46, runs: 1 << 22 },
+        }
+    }
 }
 
 /// Why a memory table or a list of pages is refused.
@@ -65,8 +82,11 @@ pub enum MemoryError {
     #[error("more than {} bytes", limits::RESOURCE_BYTES)]
     TooLarge,
     /// More runs than all resources may have together.
-    #[error("more than {RUNS_PER_DEVICE} page runs on this device")]
-    TooMany,
+    #[error("more than {0} page runs on this device")]
+    TooMany(usize),
+    /// More guest memory than the front-end may bring.
+    #[error("more than {0:#x} bytes of guest memory")]
+    TooMuch(u64),
     /// The pages change files too often.
     #[error("more than {PIECES} changes between memory files")]
     Scattered,
@@ -124,6 +144,7 @@ struct GuestFile {
 pub struct Table {
     regions: Vec<Region>,
     files: Vec<GuestFile>,
+    budget: Budget,
     runs: usize,
 }
 
@@ -142,7 +163,8 @@ impl Table {
     /// # Errors
     /// [`MemoryError`] when a region cannot be lent to workers or could crash this process.
     pub fn new(memory: &GuestMemoryMmap<()>, policy: Policy) -> Result<Table, MemoryError> {
-        let mut table = Table::default();
+        let mut table = Table { budget: policy.budget(), ..Table::default() };
+        let mut left = table.budget.bytes;
         for region in memory.iter() {
             let start = region.start_addr().raw_value();
             let bytes = region.len();
@@ -153,6 +175,7 @@ impl Table {
             {
                 return Err(MemoryError::Misaligned(start));
             }
+            left = left.checked_sub(bytes).ok_or(MemoryError::TooMuch(table.budget.bytes))?;
             let key = check(backing.file(), offset.saturating_add(bytes), policy, start)?;
             let file = table.files.iter().position(|file| file.key == key).unwrap_or_else(|| {
                 table.files.push(GuestFile { file: Arc::clone(backing.arc()), key });
@@ -229,8 +252,8 @@ impl Table {
                 page = page.wrapping_add(count);
                 left = left.wrapping_sub(count);
             }
-            if self.runs > RUNS_PER_DEVICE {
-                return Err(MemoryError::TooMany);
+            if self.runs > self.budget.runs {
+                return Err(MemoryError::TooMany(self.budget.runs));
             }
         }
         Ok(())

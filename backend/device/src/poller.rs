@@ -190,7 +190,7 @@ impl Poller {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test")]
+    #![allow(clippy::unwrap_used, clippy::arithmetic_side_effects, reason = "a test")]
     use super::*;
 
     #[test]

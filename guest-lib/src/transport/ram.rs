@@ -102,7 +102,7 @@ fn configured() -> Result<u64, TransportError> {
         Ok(value) => parse(&value).ok_or(TransportError::Setting {
             name: "SLUICE_DIRECT_MEMORY",
             value,
-            expected: "a size of at least 16M",
+            expected: "a size from 16M to 1T",
         }),
         Err(_) => Ok(DEFAULT_BYTES),
     }
@@ -119,7 +119,7 @@ fn parse(value: &str) -> Option<u64> {
         _ => return None,
     };
     let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
-    (16 << 20..=1 << 46).contains(&bytes).then(|| bytes - bytes % PAGE)
+    (16 << 20..=1 << 40).contains(&bytes).then(|| bytes - bytes % PAGE)
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
     fn sizes() {
         assert_eq!(parse("64G"), Some(64 << 30));
         assert_eq!(parse("16777217"), Some(16 << 20));
-        for wrong in ["", "G", "1K", "12X", "-1", "1GG", "99999999999999999999", "1T1"] {
+        for wrong in ["", "G", "1K", "12X", "-1", "1GG", "99999999999999999999", "1T1", "2T"] {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
     }

@@ -45,6 +45,18 @@ pub fn readable(fd: impl AsFd, timeout: Duration) -> bool {
     poll(&mut fds, Some(&timeout)).unwrap() > 0
 }
 
+/// Has a child find a descriptor under a number of its own.
+pub fn pass_on(command: &mut Command, descriptor: &impl AsRawFd, number: i32) {
+    let descriptor = descriptor.as_raw_fd();
+    let duplicate = move || {
+        // SAFETY: any two numbers may be given to dup2, which may be called between fork and exec.
+        let duplicated = unsafe { libc::dup2(descriptor, number) };
+        if duplicated == number { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: the closure only makes a system call.
+    unsafe { command.pre_exec(duplicate) };
+}
+
 fn receive(from: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
     assert!(readable(from, SOON), "no message");
     let mut buffer = [0; control::BYTES];
@@ -65,16 +77,10 @@ impl Device {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("device");
         let (control, theirs) = socket::pair().unwrap();
-        let theirs_raw = theirs.as_raw_fd();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-device"));
         command.arg("--socket-path").arg(&path).args(["--control-fd", "9"]).args(arguments);
         command.env("SLUICE_LOG", std::env::var("SLUICE_LOG").unwrap_or("warn".into())).stdin(Stdio::null());
-        // SAFETY: dup2 may be called between fork and exec.
-        unsafe {
-            command.pre_exec(move || {
-                if libc::dup2(theirs_raw, 9) == 9 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-            });
-        }
+        pass_on(&mut command, &theirs, 9);
         let process = command.spawn().unwrap();
         let device = Device { process, control, path, _directory: directory };
         eventually("listening", || std::os::unix::net::UnixStream::connect(&device.path).is_ok());

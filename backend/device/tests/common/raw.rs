@@ -66,9 +66,12 @@ impl Raw {
     }
 
     pub fn with_memory(path: &Path, file: OwnedFd) -> Result<Raw, vhost::Error> {
+        Raw::with_frontend(Frontend::connect(path, 2)?, file)
+    }
+
+    pub fn with_frontend(mut frontend: Frontend, file: OwnedFd) -> Result<Raw, vhost::Error> {
         let mapping =
             Mapping::scattered(0, MEMORY, [(file.as_fd(), Run { offset: 0, bytes: MEMORY })]).unwrap();
-        let mut frontend = Frontend::connect(path, 2)?;
         frontend.set_owner()?;
         frontend.get_features()?;
         let wanted = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::REPLY_ACK;

@@ -1,0 +1,144 @@
+//! The conventions of a vhost-user back-end program.
+
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
+
+#[allow(unreachable_pub, reason = "shared by test files")]
+mod common;
+
+use common::{SOON, eventually, pass_on, raw::Raw};
+use rustix::{fd::OwnedFd, fs::SealFlags, process::Signal};
+use std::{
+    os::unix::net::{UnixListener, UnixStream},
+    process::{Child, Command, Stdio},
+    time::Instant,
+};
+
+/// The program with a descriptor passed on as number 7.
+fn start(arguments: &[&str], fd: Option<&OwnedFd>) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-device"));
+    command
+        .args(arguments)
+        .env("SLUICE_LOG", "warn")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    if let Some(fd) = fd {
+        pass_on(&mut command, fd, 7);
+    }
+    command.spawn().unwrap()
+}
+
+fn ends(child: &mut Child) -> std::process::ExitStatus {
+    let mut status = None;
+    eventually("the end of the program", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
+}
+
+#[test]
+fn it_prints_what_it_can_do() {
+    let output = start(&["--print-capabilities"], None).wait_with_output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("\"type\": \"gpu\""), "{text}");
+}
+
+#[test]
+fn it_fails_early() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let path = path.to_str().unwrap();
+    for arguments in [
+        &[][..],
+        &["--socket-path", "/nonexistent/socket"],
+        &["--fd", "99"],
+        &["--fd", "1"],
+        &["--socket-path", path, "--fd", "7"],
+        &["--socket-path", path, "--control-fd", "99"],
+        &["--socket-path", path, "--scanouts", "2"],
+        &["--socket-path", path, "--direct", "--trust-memory"],
+    ] {
+        let output = start(arguments, None).wait_with_output().unwrap();
+        assert_eq!(output.status.code().map(|code| code != 0), Some(true), "{arguments:?}");
+        assert!(!output.stderr.is_empty(), "{arguments:?}");
+    }
+    assert!(std::fs::read_dir(directory.path()).unwrap().next().is_none(), "nothing is left behind");
+}
+
+#[test]
+fn it_ends_quickly_on_sigterm() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let mut child = start(&["--direct", "--socket-path", path.to_str().unwrap()], None);
+    eventually("listening", || UnixStream::connect(&path).is_ok());
+    let _guest = Raw::connect(&path);
+    let started = Instant::now();
+    let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    ends(&mut child);
+    assert!(started.elapsed() < SOON / 10);
+}
+
+#[test]
+fn it_serves_one_vmm_and_ends_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let mut child = start(&["--socket-path", path.to_str().unwrap()], None);
+    eventually("listening", || path.exists());
+    let guest = Raw::connect(&path);
+    drop(guest);
+    assert!(ends(&mut child).success());
+}
+
+#[test]
+fn it_takes_a_listening_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut child = start(&["--fd", "7"], Some(&listener.into()));
+    drop(Raw::connect(&path));
+    assert!(ends(&mut child).success());
+}
+
+#[test]
+fn it_takes_a_connected_socket() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut child = start(&["--fd", "7"], Some(&theirs.into()));
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let frontend = vhost::vhost_user::Frontend::from_stream(ours, 2);
+    let mut guest = Raw::with_frontend(frontend, common::raw::memory(seals)).unwrap();
+    assert_eq!(guest.context(1), 0x1100);
+    drop(guest);
+    assert!(ends(&mut child).success());
+}
+
+#[test]
+fn its_filter_can_be_logged_or_refused_by_a_wrong_setting() {
+    for (setting, starts) in [("log", true), ("off", true), ("kill", true), ("no", false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_sluice-device"))
+            .args(["--direct", "--socket-path"])
+            .arg(&path)
+            .env("SLUICE_SECCOMP", setting)
+            .env("SLUICE_LOG", "warn")
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        if starts {
+            eventually("listening", || UnixStream::connect(&path).is_ok());
+            let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+            let mode = status.lines().find(|line| line.starts_with("Seccomp:")).unwrap();
+            assert_eq!(mode.ends_with('2'), setting != "off", "{setting}: {mode}");
+            child.kill().unwrap();
+            let output = child.wait_with_output().unwrap();
+            let loud = String::from_utf8(output.stderr).unwrap().contains("NOT FOR PRODUCTION");
+            assert_eq!(loud, setting != "kill");
+        } else {
+            assert!(!ends(&mut child).success());
+        }
+    }
+}
