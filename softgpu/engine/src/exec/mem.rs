@@ -275,16 +275,28 @@ fn shared_words(frame: &Frame, i: &Inst, spaces: &Spaces<'_>) -> bool {
     low & 3 == 0 && u64::from(top) + 4 <= spaces.shared_len
 }
 
+/// Eight words of shared memory: tiles are mostly read as runs or from one place, which a gather does not profit from.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn gather_avx2(base: *const u8, offsets: [u32; 8]) -> [u32; 8] {
-    use core::arch::x86_64::{__m256i, _mm256_i32gather_epi32, _mm256_loadu_si256, _mm256_storeu_si256};
+    use core::arch::x86_64::{
+        __m256i, _mm256_add_epi32, _mm256_cmpeq_epi32, _mm256_i32gather_epi32, _mm256_loadu_si256,
+        _mm256_movemask_epi8, _mm256_set1_epi32, _mm256_setr_epi32, _mm256_storeu_si256,
+    };
     let mut out = [0u32; 8];
     // SAFETY: both arrays have the 32 bytes of a vector; every offset plus 4 is inside the block, which is below 2 GiB
-    // (`shared_words`).
+    // (`shared_words`), and with the first and the last offset of a run so is everything between.
     unsafe {
         let index = _mm256_loadu_si256(offsets.as_ptr().cast::<__m256i>());
-        let value = _mm256_i32gather_epi32::<1>(base.cast(), index);
+        let first = _mm256_set1_epi32(offsets[0].cast_signed());
+        let run = _mm256_add_epi32(first, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+        let value = if _mm256_movemask_epi8(_mm256_cmpeq_epi32(index, run)) == -1 {
+            _mm256_loadu_si256(base.add(offsets[0] as usize).cast::<__m256i>())
+        } else if _mm256_movemask_epi8(_mm256_cmpeq_epi32(index, first)) == -1 {
+            _mm256_set1_epi32(base.add(offsets[0] as usize).cast::<i32>().read())
+        } else {
+            _mm256_i32gather_epi32::<1>(base.cast(), index)
+        };
         _mm256_storeu_si256(out.as_mut_ptr().cast::<__m256i>(), value);
     }
     out
