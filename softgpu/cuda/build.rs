@@ -33,6 +33,13 @@ fn main() {
         writeln!(text, "    Entry::new({function} as *const ()),").expect("writing to a string");
     }
     text.push_str("];\n");
+    writeln!(
+        text,
+        "#[cfg(test)]\nconst NAMES: [&str; {}] = {:?};",
+        exports.len(),
+        exports.iter().collect::<Vec<_>>()
+    )
+    .expect("writing to a string");
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     fs::write(Path::new(&out).join("exports.rs"), text).expect("cargo's output directory is writable");
 }

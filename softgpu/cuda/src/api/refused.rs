@@ -1,12 +1,12 @@
-//! Exports that are not served, and the table of all of them.
+//! Exports that are not served, and the table of all exports.
+
+use std::sync::Mutex;
 
 use sluice_cuda_abi::symbols;
 
+use crate::context::lock;
 use crate::error::{Error, code};
 use crate::log::log;
-use std::sync::Mutex;
-
-use crate::context::lock;
 
 /// The address of an entry point.
 #[repr(transparent)]
@@ -53,3 +53,15 @@ macro_rules! refuse {
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 
 const _: () = assert!(FUNCTIONS.len() == symbols::EXPORTS.len());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_stands_in_the_order_of_the_exported_names() {
+        assert_eq!(NAMES, symbols::EXPORTS);
+        let unique: std::collections::BTreeSet<u64> = FUNCTIONS.iter().map(Entry::address).collect();
+        assert!(unique.len() > 1 && !unique.contains(&0));
+    }
+}
