@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 
-/// The program with a descriptor passed on as number 7.
+/// The program with a descriptor passed on as number 201.
 fn start(arguments: &[&str], fd: Option<&OwnedFd>) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-device"));
     command
@@ -24,7 +24,7 @@ fn start(arguments: &[&str], fd: Option<&OwnedFd>) -> Child {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     if let Some(fd) = fd {
-        pass_on(&mut command, fd, 7);
+        pass_on(&mut command, fd, 201);
     }
     command.spawn().unwrap()
 }
@@ -56,7 +56,7 @@ fn it_fails_early() {
         &["--socket-path", "/nonexistent/socket"],
         &["--fd", "99"],
         &["--fd", "1"],
-        &["--socket-path", path, "--fd", "7"],
+        &["--socket-path", path, "--fd", "201"],
         &["--socket-path", path, "--control-fd", "99"],
         &["--socket-path", path, "--scanouts", "2"],
         &["--socket-path", path, "--direct", "--trust-memory"],
@@ -98,7 +98,7 @@ fn it_takes_a_listening_socket() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
-    let mut child = start(&["--fd", "7"], Some(&listener.into()));
+    let mut child = start(&["--fd", "201"], Some(&listener.into()));
     drop(Raw::connect(&path));
     assert!(ends(&mut child).success());
 }
@@ -106,7 +106,7 @@ fn it_takes_a_listening_socket() {
 #[test]
 fn it_takes_a_connected_socket() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let mut child = start(&["--fd", "7"], Some(&theirs.into()));
+    let mut child = start(&["--fd", "201"], Some(&theirs.into()));
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     let frontend = vhost::vhost_user::Frontend::from_stream(ours, 2);
     let mut guest = Raw::with_frontend(frontend, common::raw::memory(seals)).unwrap();

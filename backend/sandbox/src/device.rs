@@ -6,9 +6,8 @@ use crate::{
     filter::{Profile, Rule},
 };
 use libc::{
-    F_ADD_SEALS, F_DUPFD_CLOEXEC, F_GET_SEALS, SYS_accept4, SYS_fstatfs, SYS_getsockopt, SYS_lseek,
-    SYS_memfd_create, SYS_pidfd_send_signal, SYS_recvfrom, SYS_shutdown, SYS_timerfd_create,
-    SYS_timerfd_settime,
+    F_ADD_SEALS, F_DUPFD_CLOEXEC, F_GET_SEALS, SYS_accept4, SYS_fstatfs, SYS_getsockopt, SYS_memfd_create,
+    SYS_pidfd_send_signal, SYS_shutdown, SYS_timerfd_create, SYS_timerfd_settime,
 };
 
 pub(crate) fn profile() -> Profile {
@@ -17,13 +16,11 @@ pub(crate) fn profile() -> Profile {
     allowed.extend(common::settings(&[F_DUPFD_CLOEXEC, F_GET_SEALS, F_ADD_SEALS]));
     allowed.extend([
         Rule::any(SYS_accept4, "the VMM, or another process"),
-        Rule::any(SYS_recvfrom, "bodies of vhost-user messages"),
         Rule::any(SYS_shutdown, "asking a worker to exit; ending a connection"),
         Rule::any(
             SYS_getsockopt,
             "what the VMM hands over as its back channel and its display: whether it is a socket",
         ),
-        Rule::any(SYS_lseek, "the length of a memory region's file"),
         Rule::any(SYS_fstatfs, "whether a memory region is made of huge pages"),
         Rule::any(SYS_memfd_create, "page lists for workers"),
         Rule::any(SYS_timerfd_create, "the timer of a new connection"),

@@ -51,7 +51,9 @@ pub fn pass_on(command: &mut Command, descriptor: &impl AsRawFd, number: i32) {
     let duplicate = move || {
         // SAFETY: any two numbers may be given to dup2, which may be called between fork and exec.
         let duplicated = unsafe { libc::dup2(descriptor, number) };
-        if duplicated == number { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        // SAFETY: as above. A descriptor that had the number already is still close-on-exec.
+        let kept = unsafe { libc::fcntl(number, libc::F_SETFD, 0) };
+        if (duplicated, kept) == (number, 0) { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     };
     // SAFETY: the closure only makes a system call.
     unsafe { command.pre_exec(duplicate) };
@@ -78,9 +80,9 @@ impl Device {
         let path = directory.path().join("device");
         let (control, theirs) = socket::pair().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-device"));
-        command.arg("--socket-path").arg(&path).args(["--control-fd", "9"]).args(arguments);
+        command.arg("--socket-path").arg(&path).args(["--control-fd", "200"]).args(arguments);
         command.env("SLUICE_LOG", std::env::var("SLUICE_LOG").unwrap_or("warn".into())).stdin(Stdio::null());
-        pass_on(&mut command, &theirs, 9);
+        pass_on(&mut command, &theirs, 200);
         let process = command.spawn().unwrap();
         let device = Device { process, control, path, _directory: directory };
         eventually("listening", || std::os::unix::net::UnixStream::connect(&device.path).is_ok());
