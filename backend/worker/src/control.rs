@@ -5,13 +5,14 @@ use crate::{
     completion::Completion,
     dispatcher::{Dispatcher, Shared},
     driver::{Driver, DriverError, code},
+    exit::exit,
     helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, tell},
     lanes::Lanes,
     limit_log::limited,
     memory::Ledger,
     notice::{Notice, Notices},
     queue::Gate,
-    session::{Session, exit},
+    session::Session,
     submit::Submitter,
 };
 use rustix::{fd::OwnedFd, io::Errno};

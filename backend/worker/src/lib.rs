@@ -17,6 +17,7 @@ mod completion;
 mod control;
 mod dispatcher;
 mod driver;
+mod exit;
 #[cfg(any(test, fuzzing))]
 pub mod harness;
 mod helper;

@@ -2,7 +2,10 @@
 //!
 //! Everything the guest must see is published through here, so that no publication forgets to wake a sleeping guest.
 
-use crate::driver::{Code, code};
+use crate::{
+    driver::{Code, code},
+    exit::exit,
+};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::fd::OwnedFd;
 use sluice_protocol::{
@@ -152,12 +155,6 @@ impl Session {
         self.wake_guest();
         exit(status)
     }
-}
-
-/// Ends the process at once. The driver is not torn down: that can wait for the GPU for ever, and the kernel takes back
-/// everything in any case.
-pub(crate) fn exit(status: i32) -> ! {
-    std::process::exit(status)
 }
 
 fn signal(eventfd: &OwnedFd) {

@@ -2,9 +2,10 @@
 //!
 //! A [`Submitter`] puts work on a stream and marks it: it records an event directly behind the work, before work of any
 //! other stream can come between, so the marker orders nothing that the work did not order already (an event in the
-//! legacy default stream would). Work that ends by itself may share the marker of what follows it in its stream. Work
-//! that something else may hold back (a kernel, a wait for an event) never does: what stands before it is marked first,
-//! for a guest thread may wait for just that before it releases the other.
+//! legacy default stream would). Before work that takes time, what stands before it in its stream is marked, too: a guest
+//! thread may wait for just that, and the wait must not last longer for what was posted after it; or it may release a
+//! kernel only once it saw what came before. So one marker serves several pieces of work only where those behind the
+//! first take no time, such as the recording of an event.
 
 use crate::{
     address::{Device, Host},
@@ -74,9 +75,9 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Whether something outside the stream may keep it from completing.
-    const fn may_be_held(&self) -> bool {
-        matches!(self, Operation::Launch(_) | Operation::Wait { .. })
+    /// Whether it may complete later than what is before it in its stream.
+    const fn takes_time(&self) -> bool {
+        !matches!(self, Operation::Nothing | Operation::Record { .. })
     }
 }
 
@@ -112,8 +113,8 @@ struct Unmarked {
 
 impl Unmarked {
     /// Whether a marker must be placed before the next work is submitted.
-    const fn before(self, slot: u32, may_be_held: bool) -> bool {
-        self.count > 0 && (self.slot != slot || may_be_held)
+    const fn before(self, slot: u32, takes_time: bool) -> bool {
+        self.count > 0 && (self.slot != slot || takes_time)
     }
 
     /// Counts work that was submitted; `true` when it must be marked at once.
@@ -163,7 +164,7 @@ impl Submitter {
         payload: Payload<'_>,
     ) -> Result<(), Code> {
         let target = work.target;
-        if self.unmarked.before(target.slot, work.operation.may_be_held()) {
+        if self.unmarked.before(target.slot, work.operation.takes_time()) {
             self.mark(current);
         }
         let result = current
@@ -270,20 +271,20 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
-        Work { slot: u32, held: bool },
+        Work { slot: u32, slow: bool },
         Empty,
     }
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            8 => (0_u32..3, any::<bool>()).prop_map(|(slot, held)| Step::Work { slot, held }),
+            8 => (0_u32..3, any::<bool>()).prop_map(|(slot, slow)| Step::Work { slot, slow }),
             1 => Just(Step::Empty),
         ]
     }
 
     proptest! {
         /// What the rules promise, whatever comes: a marker is placed before another stream is touched, before anything
-        /// that may be held back, within a batch, and when the ring runs empty.
+        /// that takes time, within a batch, and when the ring runs empty.
         #[test]
         fn markers_follow_their_work(steps in prop::collection::vec(step(), 0..300)) {
             let mut unmarked = Unmarked::default();
@@ -295,13 +296,13 @@ mod tests {
                         unmarked = Unmarked::default();
                         waiting.clear();
                     }
-                    Step::Work { slot, held } => {
-                        if unmarked.before(slot, held) {
+                    Step::Work { slot, slow } => {
+                        if unmarked.before(slot, slow) {
                             prop_assert!(!waiting.is_empty(), "nothing to mark");
                             unmarked = Unmarked::default();
                             waiting.clear();
                         }
-                        prop_assert!(waiting.iter().all(|(other, _)| *other == slot && !held));
+                        prop_assert!(waiting.iter().all(|(other, _)| *other == slot && !slow));
                         sequence += 1;
                         waiting.push((slot, sequence));
                         if unmarked.after(slot, sequence) {
@@ -317,12 +318,15 @@ mod tests {
     }
 
     #[test]
-    fn copies_share_a_marker_and_kernels_do_not() {
+    fn only_what_takes_no_time_shares_a_marker() {
         let mut unmarked = Unmarked::default();
-        assert!(!unmarked.before(1, false));
+        assert!(!unmarked.before(1, true), "nothing to mark");
         assert!(!unmarked.after(1, 1));
-        assert!(!unmarked.before(1, false), "a copy behind a copy");
-        assert!(unmarked.before(1, true), "a kernel may spin until the guest saw the copy");
+        assert!(!unmarked.before(1, false), "an event behind a kernel");
+        assert!(unmarked.before(1, true), "a kernel may spin until the guest saw what was before it");
         assert!(unmarked.before(2, false), "another stream");
+        let event = Operation::Record { event: 0, flags: 0 };
+        assert!(!event.takes_time());
+        assert!(Operation::Wait { event: 0, flags: 0 }.takes_time());
     }
 }
