@@ -20,6 +20,9 @@ impl<'a> Lower<'a, '_> {
             "atom" | "red" => self.atomic(inst, m)?,
             "setp" => self.setp(inst, m)?,
             "set" => self.set(inst, m)?,
+            "selp" | "slct" | "bfi" if m.types.contains(&Ty::Pred) => {
+                return self.fail("not defined for predicates");
+            }
             "selp" => {
                 let ty = self.one_type(m)?;
                 let [d, a, b, p] = self.operands(inst)?;
@@ -91,6 +94,9 @@ impl<'a> Lower<'a, '_> {
             "mad" | "madc" if m.cc || inst.opcode == "madc" => self.carry_mad(inst, m)?,
             "bfi" => {
                 let ty = self.one_type(m)?;
+                if !matches!(ty.bytes(), 4 | 8) {
+                    return self.fail("only defined for 32 and 64 bits");
+                }
                 let [d, a, b, pos, len] = self.operands(inst)?;
                 let (a, b) = (self.src(a, ty)?, self.src(b, ty)?);
                 let (c, e) = (self.src(pos, Ty::U32)?, self.src(len, Ty::U32)?);
