@@ -164,3 +164,15 @@ fn nothing_works_without_a_context() {
     guest.context = 0x5100_0001_0000_0005;
     assert_eq!(guest.allocate(4096), Err(201), "a forged one");
 }
+
+#[test]
+fn a_guest_is_served_under_a_filter() {
+    let mut guest = Guest::start();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", guest.worker.id())).unwrap();
+    let field = |name: &str| {
+        status.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
+    };
+    assert_eq!(field("Seccomp:").as_deref(), Some("2"));
+    assert_eq!(field("NoNewPrivs:").as_deref(), Some("1"));
+    guest.begin();
+}

@@ -85,6 +85,28 @@ fn ready(library: bool) -> Ready {
     Ready { guest, arena, module, _state: state }
 }
 
+/// A session on the software GPU in `state`, without a quota.
+fn unlimited(state: &TempDir) -> Guest {
+    let driver = std::env::current_exe().unwrap().with_file_name("libsoftgpu_cuda.so");
+    let environment = [("SLUICE_SOFTGPU_STATE", state.path().as_os_str())];
+    let mut guest = Guest::with_environment(driver, 0, &environment);
+    guest.begin();
+    guest
+}
+
+#[test]
+fn an_exhausted_device_refuses_and_a_dead_worker_gives_back() {
+    let state = TempDir::new().unwrap();
+    let (mut one, mut two) = (unlimited(&state), unlimited(&state));
+    // Memory is not touched, so it costs the host nothing.
+    while one.allocate(512 << 20).is_ok() {}
+    while one.allocate(2 << 20).is_ok() {}
+    assert_eq!(two.allocate(64 << 20), Err(2));
+    assert_eq!(two.allocate(64 << 20), Err(2), "and the worker lives on");
+    drop(one);
+    eventually("the dead worker's memory", || two.allocate(64 << 20).is_ok());
+}
+
 fn find(
     guest: &mut Guest,
     module: Id<Module>,
