@@ -1,6 +1,6 @@
 //! The table of C functions against the symbols of NVIDIA's driver.
 
-use sluice_cuda_abi::symbols;
+use sluice_cuda_abi::{attributes::guest_mask, symbols};
 use sluice_protocol::calls::C;
 use std::collections::BTreeSet;
 
@@ -44,5 +44,42 @@ fn every_per_thread_form_of_a_served_function_is_served() {
                 assert!(row.per_thread.contains(&twin.as_str()), "{twin} is missing");
             }
         }
+    }
+}
+
+/// A program that asks an attribute and then calls what it promises must not be refused; and what is served must not stay
+/// hidden behind a mask that was forgotten.
+// Promise: C9
+#[test]
+fn attributes_promise_exactly_what_is_served() {
+    let features = [
+        (19, "cuMemHostGetDevicePointer_v2"),         // CAN_MAP_HOST_MEMORY
+        (78, "cuStreamCreateWithPriority"),           // STREAM_PRIORITIES_SUPPORTED
+        (83, "cuMemAllocManaged"),                    // MANAGED_MEMORY
+        (91, "cuMemHostRegister_v2"),                 // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+        (92, "cuStreamWriteValue32"),                 // CAN_USE_STREAM_MEM_OPS_V1
+        (95, "cuLaunchCooperativeKernel"),            // COOPERATIVE_LAUNCH
+        (96, "cuLaunchCooperativeKernelMultiDevice"), // COOPERATIVE_MULTI_DEVICE_LAUNCH
+        (99, "cuMemHostRegister_v2"),                 // HOST_REGISTER_SUPPORTED
+        (102, "cuMemCreate"),                         // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        (103, "cuMemExportToShareableHandle"),        // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        (112, "cuMemMapArrayAsync"),                  // SPARSE_CUDA_ARRAY_SUPPORTED
+        (114, "cuImportExternalSemaphore"),           // TIMELINE_SEMAPHORE_INTEROP_SUPPORTED
+        (115, "cuMemAllocAsync"),                     // MEMORY_POOLS_SUPPORTED
+        (119, "cuMemPoolExportToShareableHandle"),    // MEMPOOL_SUPPORTED_HANDLE_TYPES
+        (120, "cuLaunchKernelEx"),                    // CLUSTER_LAUNCH
+        (124, "cuMemGetHandleForAddressRange"),       // DMA_BUF_SUPPORTED
+        (125, "cuIpcGetEventHandle"),                 // IPC_EVENT_SUPPORTED
+        (127, "cuTensorMapEncodeTiled"),              // TENSOR_MAP_ACCESS_SUPPORTED
+        (132, "cuMulticastCreate"),                   // MULTICAST_SUPPORTED
+    ];
+    for (attribute, function) in features {
+        assert!(symbols::export_index(function).is_some(), "{function} is no symbol of the driver");
+        let served = C.iter().any(|row| row.class != "driver" && row.name == function);
+        let shown = guest_mask(attribute).is_none();
+        assert_eq!(
+            shown, served,
+            "attribute {attribute} is shown ({shown}), {function} is served ({served})"
+        );
     }
 }
