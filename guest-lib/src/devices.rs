@@ -199,11 +199,11 @@ mod tests {
         assert_eq!(chosen("2,0"), [0x22, 0x10]);
         assert_eq!(chosen("0, 1"), [0x10, 0x11]);
         assert_eq!(chosen("0,7,1"), [0x10], "the list ends before the first invalid entry");
-        assert_eq!(chosen("-1"), []);
-        assert_eq!(chosen(""), []);
-        assert_eq!(chosen("1,1"), [], "a device named twice");
+        assert_eq!(chosen("-1"), [0u32; 0]);
+        assert_eq!(chosen(""), [0u32; 0]);
+        assert_eq!(chosen("1,1"), [0u32; 0], "a device named twice");
         assert_eq!(chosen("GPU-22"), [0x22]);
-        assert_eq!(chosen("GPU-1"), [], "not a unique prefix");
+        assert_eq!(chosen("GPU-1"), [0u32; 0], "not a unique prefix");
         assert_eq!(chosen("GPU-11111111-1111-1111-1111-111111111111,0"), [0x11, 0x10]);
     }
 }

@@ -1,6 +1,6 @@
 //! The one session of this process, and whether it may be used: before set-up, after `fork`, during exit.
 
-#![expect(unsafe_code, reason = "a page that the kernel wipes on fork, an exit hook, signal masks")]
+#![expect(unsafe_code, reason = "a page that the kernel wipes on fork, exit and fork handlers, signal masks")]
 
 use crate::{
     arena::Arena,
@@ -64,16 +64,21 @@ static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 static FAILED: AtomicU32 = AtomicU32::new(0);
 static EXITING: AtomicBool = AtomicBool::new(false);
 
+/// Nothing is torn down at exit, and nothing waited for: the device ends the session when the process is gone. From here on
+/// calls, which now come from other libraries' exit handlers, are told so.
 extern "C" fn exiting() {
     EXITING.store(true, Ordering::Relaxed);
 }
 
-// Nothing is torn down at exit: the device ends the session when the process is gone. From here on calls of other
-// libraries' destructors are told so.
-#[used]
-// SAFETY: an entry of the array of functions that the loader runs at exit.
-#[unsafe(link_section = ".fini_array")]
-static AT_EXIT: extern "C" fn() = exiting;
+/// Registers for exit and fork, at the first connection: handlers of libraries that were there before, a runtime's above
+/// all, run after ours, as they do with the vendor's driver.
+fn watch_exit_and_fork() -> Result {
+    // SAFETY: the handler only stores a flag, and the library is never unloaded.
+    let exit = unsafe { libc::atexit(exiting) };
+    // SAFETY: the handler only closes descriptors, and the library is never unloaded.
+    let fork = unsafe { libc::pthread_atfork(None, None, Some(transport::abandon)) };
+    if exit == 0 && fork == 0 { Ok(()) } else { Err(Error::OUT_OF_MEMORY) }
+}
 
 /// Whether calls may be answered at all.
 pub(crate) fn usable() -> Result {
@@ -118,6 +123,7 @@ fn connect_anew() -> Result<&'static Process> {
     let process = open().inspect_err(|Error(code)| FAILED.store(*code, Ordering::Relaxed))?;
     FAILED.store(0, Ordering::Relaxed);
     mark()?;
+    watch_exit_and_fork()?;
     Ok(PROCESS.get_or_init(|| process))
 }
 

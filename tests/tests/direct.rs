@@ -199,3 +199,40 @@ fn fifty_processes_of_eight_sleeping_threads_do_not_storm() -> Result<()> {
     }
     backend.stop()
 }
+
+// Promise: C8
+#[test]
+#[expect(unsafe_code, reason = "looks functions up in the shim and calls one")]
+fn the_shim_exports_every_name_and_refuses_what_it_does_not_serve() -> Result<()> {
+    use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+    let shim = Binaries::locate()?.get("libsluice_guest.so")?;
+    // SAFETY: our own library; loading it starts nothing.
+    let library = unsafe { Library::open(Some(&shim), RTLD_NOW | RTLD_LOCAL) }?;
+    let mut refused = 0;
+    let served: Vec<&str> = sluice_protocol::calls::C
+        .iter()
+        .filter(|row| row.class != "driver")
+        .flat_map(|row| std::iter::once(row.name).chain(row.per_thread.iter().copied()))
+        .collect();
+    for name in sluice_cuda_abi::symbols::EXPORTS {
+        // SAFETY: a function of the driver API; those called below take no argument they would look at.
+        let function = unsafe { library.get::<unsafe extern "C" fn() -> u32>(name.as_bytes()) }
+            .with_context(|| format!("{name} is not exported"))?;
+        if !served.contains(name) {
+            // SAFETY: an export that is not served returns its code whatever it is called with.
+            let code = unsafe { function() };
+            ensure!(code == 801, "{name} returned {code}");
+            refused += 1;
+        }
+    }
+    println!(
+        "{} names, {refused} of them refused with CUDA_ERROR_NOT_SUPPORTED",
+        sluice_cuda_abi::symbols::EXPORTS.len()
+    );
+    let dynamic = std::process::Command::new("readelf").arg("-d").arg(&shim).output()?;
+    ensure!(
+        String::from_utf8_lossy(&dynamic.stdout).contains("soname: [libcuda.so.1]"),
+        "SONAME is libcuda.so.1"
+    );
+    Ok(())
+}

@@ -74,8 +74,6 @@ pub struct Direct {
     /// Set when the device was seen to be gone or to lie.
     lost: AtomicBool,
     _queue: Mapping,
-    /// Keeps the connection open.
-    _frontend: Frontend,
 }
 
 struct State {
@@ -160,12 +158,13 @@ impl Direct {
         let socket =
             UnixStream::connect(path).map_err(|error| errno("connecting to SLUICE_SOCKET", &error))?;
         let socket = Held::new(OwnedFd::from(socket)).map_err(system("the connection"))?;
-        // The library owns its copy, at a number just as high.
+        // The library owns its copy, and only while it negotiates: the one in custody keeps the connection.
         let copy = rustix::io::fcntl_dupfd_cloexec(socket.get()?, socket.get()?.as_raw_fd())
             .map_err(system("the connection"))?;
         let (kick, call) = (eventfd(0)?, eventfd(EFD_NONBLOCK)?);
         let mut frontend = Frontend::from_stream(UnixStream::from(copy), 1);
         negotiate(&mut frontend, &ram, mapping.base(), &kick, &call)?;
+        drop(frontend);
         let held = |event: &EventFd| {
             use rustix::fd::{AsFd, BorrowedFd};
             let raw = event.as_raw_fd();
@@ -184,7 +183,6 @@ impl Direct {
             next_fence: AtomicU32::new(1),
             lost: AtomicBool::new(false),
             _queue: mapping,
-            _frontend: frontend,
         };
         direct.greet()?;
         Ok(direct)

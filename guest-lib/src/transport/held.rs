@@ -5,14 +5,42 @@
 
 use super::TransportError;
 use rustix::{
-    fd::{AsFd, BorrowedFd, OwnedFd},
+    fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     fs::fstat,
     io::{Errno, fcntl_dupfd_cloexec},
 };
-use std::mem::ManuallyDrop;
+use std::{
+    mem::ManuallyDrop,
+    sync::atomic::{AtomicI32, Ordering},
+};
 
 /// Lowest numbers that are tried, depending on how many descriptors the process may have.
 const HIGH: [i32; 3] = [512, 128, 32];
+
+/// Every descriptor in custody, for a forked child to close; -1 where there is none. A transport has a handful.
+static ALL: [AtomicI32; 32] = [const { AtomicI32::new(-1) }; 32];
+
+/// Replaces one entry of the list.
+fn list(from: i32, to: i32) {
+    let found = ALL
+        .iter()
+        .find(|entry| entry.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+    debug_assert!(found.is_some(), "more descriptors than the list has room for");
+}
+
+/// In a forked child: closes its copies. They keep the session of a killed parent alive and are of no use to the child. Calls
+/// nothing but `close`, for other threads' locks are held for ever there.
+#[expect(unsafe_code, reason = "closing by number in a forked child")]
+pub(crate) extern "C" fn abandon() {
+    for entry in &ALL {
+        let fd = entry.swap(-1, Ordering::AcqRel);
+        if fd >= 0 {
+            // SAFETY: the number is in custody until it is taken off the list; the child's transport answers nothing any
+            // more, so nobody uses it.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
 
 /// A descriptor and what it stood for when it was taken into custody.
 #[derive(Debug)]
@@ -27,6 +55,7 @@ impl Held {
         let moved = HIGH.iter().find_map(|lowest| fcntl_dupfd_cloexec(&fd, *lowest).ok());
         let fd = moved.unwrap_or(fd);
         let identity = identity(fd.as_fd())?;
+        list(-1, fd.as_raw_fd());
         Ok(Held { fd: ManuallyDrop::new(fd), identity })
     }
 
@@ -47,6 +76,7 @@ fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
 impl Drop for Held {
     #[expect(unsafe_code, reason = "closing only what is still ours")]
     fn drop(&mut self) {
+        list(self.fd.as_raw_fd(), -1);
         if self.get().is_ok() {
             // SAFETY: dropped nowhere else, and not used after.
             unsafe { ManuallyDrop::drop(&mut self.fd) }
@@ -58,10 +88,7 @@ impl Drop for Held {
 mod tests {
     #![allow(unsafe_code, reason = "tests close descriptors behind the library's back")]
     use super::*;
-    use rustix::{
-        fd::AsRawFd,
-        fs::{MemfdFlags, memfd_create},
-    };
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     fn memfd() -> OwnedFd {
         memfd_create(c"test", MemfdFlags::CLOEXEC).unwrap()

@@ -13,6 +13,8 @@ mod held;
 mod queue;
 mod ram;
 
+pub(crate) use held::abandon;
+
 use rustix::io::Errno;
 use sluice_protocol::doorbell::Doorbell;
 use sluice_shared_memory::{Reservation, mapping::MapError};
