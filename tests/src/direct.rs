@@ -182,7 +182,10 @@ pub fn private_kibibytes(process: u32) -> Result<u64> {
 }
 
 /// Live processes called `name` among the descendants of a process.
-fn descendants(ancestor: u32, name: &str) -> Result<Vec<u32>> {
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn descendants(ancestor: u32, name: &str) -> Result<Vec<u32>> {
     let mut parents = BTreeMap::new();
     let mut named = Vec::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {

@@ -1,0 +1,449 @@
+//! A guest process that means harm: an ordinary user with a render node, who knows the protocol and keeps none of it.
+//!
+//! Each attack has a file of its own, that is a virtio-gpu context. What the attacks may achieve is checked here as far
+//! as the attacker can see it; that nobody else noticed is for the test to see. Usage: sluice-hostile-guest SEED
+
+#![expect(unsafe_code, reason = "ioctls of the virtio_gpu driver with arguments that no library would make")]
+#![expect(clippy::cast_possible_truncation, reason = "random numbers")]
+
+use std::env;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::ioctl::{self, Opcode, Updater};
+use sluice_protocol::doorbell::Doorbell;
+use sluice_protocol::session::{self, Attachment};
+use sluice_protocol::shared::Shared as _;
+use sluice_protocol::{limits, record};
+use sluice_shared_memory::Reservation;
+use sluice_shared_memory::mapping::Words;
+
+const NODE: &str = "/dev/dri/renderD128";
+/// For what takes milliseconds on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(100);
+/// Resource ids of a small guest lie below this.
+const IDS: u32 = 96;
+
+const GEM_CLOSE: Opcode = ioctl::opcode::write::<[u32; 2]>(b'd', 0x09);
+const MAP: Opcode = ioctl::opcode::read_write::<Map>(b'd', 0x41);
+const EXECBUFFER: Opcode = ioctl::opcode::read_write::<Execbuffer>(b'd', 0x42);
+const RESOURCE_CREATE: Opcode = ioctl::opcode::read_write::<[u32; 14]>(b'd', 0x44);
+const TRANSFER_TO_HOST: Opcode = ioctl::opcode::read_write::<[u32; 12]>(b'd', 0x47);
+const GET_CAPS: Opcode = ioctl::opcode::read_write::<GetCaps>(b'd', 0x49);
+const FENCE_OUT: u32 = 2;
+
+#[repr(C)]
+struct Map {
+    offset: u64,
+    handle: u32,
+    pad: u32,
+}
+
+#[repr(C)]
+struct Execbuffer {
+    flags: u32,
+    size: u32,
+    command: u64,
+    handles: u64,
+    handle_count: u32,
+    fence: i32,
+    ring: u32,
+    pad: u32,
+}
+
+#[repr(C)]
+struct GetCaps {
+    id: u32,
+    version: u32,
+    address: u64,
+    size: u32,
+    pad: u32,
+}
+
+/// Numbers that look random and are the same for the same seed (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// An open render node.
+struct Node(File);
+
+impl Node {
+    fn open() -> Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(NODE);
+        Ok(Self(file.with_context(|| format!("opening {NODE}"))?))
+    }
+
+    /// # Safety
+    /// `T` is the structure of the ioctl, and every address in it is valid for what the driver does with it.
+    unsafe fn call<const OPCODE: Opcode, T>(&self, value: &mut T) -> Result<(), Errno> {
+        loop {
+            // SAFETY: the caller says that this is the structure of the ioctl.
+            let request = unsafe { Updater::<OPCODE, T>::new(value) };
+            // SAFETY: the caller says that the addresses in it are valid.
+            match unsafe { ioctl::ioctl(self.0.as_fd(), request) } {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// What the kernel says to it does not matter; that it comes back does.
+    fn execute(&self, payload: &[u8], flags: u32) -> Result<Option<OwnedFd>, Errno> {
+        let mut execbuffer = Execbuffer {
+            flags,
+            size: payload.len() as u32,
+            command: payload.as_ptr().expose_provenance() as u64,
+            handles: 0,
+            handle_count: 0,
+            fence: -1,
+            ring: 0,
+            pad: 0,
+        };
+        // SAFETY: the structure of this ioctl; its one address names `size` bytes that are only read.
+        unsafe { self.call::<EXECBUFFER, _>(&mut execbuffer) }?;
+        // SAFETY: the driver made this descriptor for us just now.
+        Ok((flags & FENCE_OUT != 0 && execbuffer.fence >= 0)
+            .then(|| unsafe { OwnedFd::from_raw_fd(execbuffer.fence) }))
+    }
+
+    fn say(&self, doorbell: Doorbell) -> Result<()> {
+        self.execute(&doorbell.encode(), 0).map(drop).with_context(|| format!("{doorbell:?}"))
+    }
+
+    /// A buffer resource of any size: its handle and id.
+    fn create(&self, size: u32) -> Result<(u32, u32), Errno> {
+        // target, format, bind, width, height, depth, array_size, last_level, samples, flags, handle, id, size, stride
+        let mut create = [0, 64, 1 << 17, size, 1, 1, 1, 0, 0, 0, 0, 0, size, 0];
+        // SAFETY: the structure of this ioctl, without addresses.
+        unsafe { self.call::<RESOURCE_CREATE, _>(&mut create) }?;
+        Ok((create[10], create[11]))
+    }
+
+    fn close(&self, handle: u32) {
+        // SAFETY: the structure of this ioctl, without addresses. A handle that is none is refused.
+        let _ = unsafe { self.call::<GEM_CLOSE, _>(&mut [handle, 0]) };
+    }
+
+    fn resource(&self, bytes: usize) -> Result<Resource> {
+        let (handle, id) = self.create(bytes as u32).context("creating a resource")?;
+        let mut map = Map { offset: 0, handle, pad: 0 };
+        // SAFETY: the structure of this ioctl, without addresses.
+        unsafe { self.call::<MAP, _>(&mut map) }.context("mapping a resource")?;
+        let memory = Reservation::new(0, bytes as u64)?;
+        memory.map(memory.base(), self.0.as_fd(), map.offset, bytes as u64)?;
+        // SAFETY: the reservation lives as long as the value that holds both, and nobody refers to its bytes.
+        let words = unsafe { Words::new(memory.base() as usize, bytes) };
+        Ok(Resource { id, words, _memory: memory })
+    }
+
+    /// A session that a worker serves, opened as the library would.
+    fn session(&self) -> Result<Resource> {
+        let control = self.resource(session::BYTES)?;
+        control.words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+        self.say(Doorbell::Open { resource: control.id })?;
+        let state = self.await_state(&control, |state| state != session::NEW)?;
+        ensure!(state == session::READY, "no worker: state {state}");
+        Ok(control)
+    }
+
+    fn await_state(&self, control: &Resource, good: impl Fn(u32) -> bool) -> Result<u32> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let state = control.words.load_u32(session::STATE, Ordering::Acquire);
+            if good(state) {
+                return Ok(state);
+            }
+            ensure!(Instant::now() < deadline, "the session stays in state {state}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// A resource, seen by this process.
+struct Resource {
+    id: u32,
+    words: Words,
+    _memory: Reservation,
+}
+
+/// Every capset there is not, in every version and size.
+fn capsets() -> Result<()> {
+    let node = Node::open()?;
+    let mut body = [0u8; 4096];
+    for id in (0..64).chain([255, 0x8000_0000, u32::MAX]) {
+        for version in [0, 1, u32::MAX] {
+            for size in [0, 1, 63, 64, body.len() as u32] {
+                let address = body.as_mut_ptr().expose_provenance() as u64;
+                let mut caps = GetCaps { id, version, address, size, pad: 0 };
+                // SAFETY: the structure of this ioctl; its one address names `size` bytes that may be written.
+                let _ = unsafe { node.call::<GET_CAPS, _>(&mut caps) };
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Payloads of every length, of random bytes and of random requests; first without a session, then in one.
+fn payloads(random: &mut Random) -> Result<()> {
+    let stranger = Node::open()?;
+    let member = Node::open()?;
+    let _control = member.session()?;
+    for node in [&stranger, &member] {
+        for length in (0..160).chain([4095, 4096, 4097, 65536]) {
+            let mut payload = random.bytes(length);
+            let _ = node.execute(&payload, 0);
+            // The same with a request that exists; not Close, which would end the game, nor Wait without a fence.
+            if let Some(head) = payload.first_chunk_mut::<8>() {
+                *head = (1 + random.below(4)).to_le_bytes();
+                let _ = node.execute(&payload, 0);
+            }
+        }
+        let size = 4096;
+        let (handle, _) = node.create(size).context("creating a resource")?;
+        let wild = random.bytes(48);
+        let mut transfer = [0u32; 12];
+        for (word, chunk) in transfer.iter_mut().zip(wild.chunks_exact(4)) {
+            *word = u32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]);
+        }
+        transfer[0] = handle;
+        // SAFETY: the structure of this ioctl, without addresses: it is the device that reads what it names.
+        let _ = unsafe { node.call::<TRANSFER_TO_HOST, _>(&mut transfer) };
+    }
+    Ok(())
+}
+
+/// Sessions over resources of others, and of one's own that are none.
+fn foreign_control(own: &Node) -> Result<()> {
+    let node = Node::open()?;
+    for resource in (0..IDS).chain([u32::MAX, 1 << 31]) {
+        node.say(Doorbell::Open { resource })?;
+    }
+    let small = node.resource(4096)?;
+    small.words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+    node.say(Doorbell::Open { resource: small.id })?;
+    let other = own.resource(session::BYTES)?;
+    other.words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+    node.say(Doorbell::Open { resource: other.id })?;
+    let unmarked = node.resource(session::BYTES)?;
+    node.say(Doorbell::Open { resource: unmarked.id })?;
+    // The context is still free, so none of it opened a session.
+    let control = node.session()?;
+    for words in [&small.words, &other.words, &unmarked.words] {
+        let state = words.load_u32(session::STATE, Ordering::Acquire);
+        ensure!(state == session::NEW, "a control resource that is none got state {state}");
+    }
+    node.say(Doorbell::Open { resource: control.id })?;
+    node.say(Doorbell::Close)?;
+    Ok(())
+}
+
+/// Attachments at addresses and entries that nobody may have, of resources of others.
+fn attachments(random: &mut Random) -> Result<()> {
+    let node = Node::open()?;
+    let control = node.session()?;
+    let base = limits::WINDOW_BOUNDS.start;
+    let good = node.resource(1 << 20)?;
+    let spare = node.resource(1 << 20)?;
+    let refused = |slot: u32, resource: u32, address: u64| -> Result<()> {
+        node.say(Doorbell::Attach { resource, slot, address })?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match session::attachment(&control.words, slot) {
+                Attachment::Refused(_) => return Ok(()),
+                Attachment::Pending if Instant::now() < deadline => std::thread::yield_now(),
+                other => anyhow::bail!("resource {resource} at {address:#x} became {other:?}"),
+            }
+        }
+    };
+    let attach = |slot: u32, resource: u32, address: u64| -> Result<()> {
+        node.say(Doorbell::Attach { resource, slot, address })?;
+        let deadline = Instant::now() + PATIENCE;
+        while session::attachment(&control.words, slot) == Attachment::Pending && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        let became = session::attachment(&control.words, slot);
+        ensure!(became == Attachment::Adopted(1 << 20), "a lawful resource became {became:?}");
+        Ok(())
+    };
+    attach(1, good.id, base)?;
+    let mut slot = 2;
+    let mut next = || {
+        slot += 1;
+        slot
+    };
+    // Unaligned, outside the windows, wrapping around, over the first one.
+    for address in [
+        0,
+        1,
+        4096,
+        base + 1,
+        base - 4096,
+        base,
+        base + (1 << 20) - 4096,
+        base - (1 << 20) + 4096,
+        limits::WINDOW_BOUNDS.end,
+        limits::WINDOW_BOUNDS.end - 4096,
+        0x7d00_0000_0000,
+        0x7fff_ffff_f000,
+        0xffff_8000_0000_0000,
+        u64::MAX,
+        u64::MAX - 4095,
+        random.next() & 0x7fff_ffff,
+    ] {
+        refused(next(), spare.id, address)?;
+    }
+    // A resource that is attached, the control resource itself, those of others and those that do not exist.
+    for resource in [good.id, control.id, u32::MAX, 0] {
+        refused(next(), resource, base + (1 << 30))?;
+    }
+    for resource in (1..IDS).filter(|id| ![good.id, control.id, spare.id].contains(id)) {
+        refused(next(), resource, base + (1 << 30))?;
+    }
+    for slot in [0, 1, limits::ATTACHMENTS, limits::ATTACHMENTS + 1, u32::MAX] {
+        node.say(Doorbell::Attach { resource: spare.id, slot, address: base + (2 << 30) })?;
+        node.say(Doorbell::Detach { slot: if slot == 1 { 3 } else { slot } })?;
+    }
+    attach(2, spare.id, base + (3 << 30))?;
+    Ok(())
+}
+
+/// More doorbells and more waits than anybody needs. Every wait must end.
+fn floods() -> Result<()> {
+    let node = Node::open()?;
+    let _control = node.session()?;
+    for _ in 0..3000 {
+        node.say(Doorbell::Ring)?;
+    }
+    let mut fences = Vec::new();
+    for _ in 0..400 {
+        let fence = node.execute(&Doorbell::Wait.encode(), FENCE_OUT).context("a wait")?;
+        fences.push(fence.context("a wait has a fence")?);
+    }
+    for fence in &fences {
+        let mut fds = [PollFd::new(fence, PollFlags::IN)];
+        let left = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+        ensure!(poll(&mut fds, Some(&left))? == 1, "a wait (descriptor {}) never ends", fence.as_raw_fd());
+    }
+    // Waits that nobody waits for, and an end in the middle of them.
+    for _ in 0..50 {
+        let _ = node.execute(&Doorbell::Wait.encode(), FENCE_OUT);
+    }
+    Ok(())
+}
+
+/// Many small resources, given back in another order, some of them attached at the time.
+fn resources(random: &mut Random) -> Result<()> {
+    let node = Node::open()?;
+    let _control = node.session()?;
+    let mut handles = Vec::new();
+    for slot in 1..200u32 {
+        let (handle, resource) = node.create(4096 << random.below(3)).context("creating a resource")?;
+        let address = limits::WINDOW_BOUNDS.start + (u64::from(slot) << 20);
+        node.say(Doorbell::Attach { resource, slot, address })?;
+        handles.push(handle);
+    }
+    while !handles.is_empty() {
+        let at = random.below(handles.len() as u64) as usize;
+        node.close(handles.swap_remove(at));
+    }
+    Ok(())
+}
+
+/// Control resources that hold what no library would write there. The worker must end the session or keep serving it.
+fn garbage(random: &mut Random) -> Result<()> {
+    for attack in 0..6 {
+        let node = Node::open()?;
+        let control = node.session()?;
+        let words = &control.words;
+        match attack {
+            // Indices that cannot be.
+            0 => words.store_u64(session::RING_TAIL, random.next() | 1 << 40, Ordering::Release),
+            1 => words.store_u64(session::RING_TAIL, 7, Ordering::Release),
+            // Records that are none.
+            2 => {
+                words.write(session::RING_AT, &random.bytes(4096));
+                words.store_u64(session::RING_TAIL, 4096, Ordering::Release);
+            }
+            // Records of the right length, with any call and any fields.
+            3 => {
+                let mut tail = 0usize;
+                for _ in 0..200 {
+                    let size = (record::HEADER_BYTES + 8 * random.below(40) as usize).next_multiple_of(8);
+                    let mut bytes = random.bytes(size);
+                    bytes[..4].copy_from_slice(&(size as u32).to_le_bytes());
+                    bytes[4..8].copy_from_slice(&(random.below(400) as u32).to_le_bytes());
+                    words.write(session::RING_AT + tail, &bytes);
+                    tail += size;
+                    words.store_u64(session::RING_TAIL, tail as u64, Ordering::Release);
+                    node.say(Doorbell::Ring)?;
+                }
+            }
+            // Records that change while they are read.
+            4 => {
+                words.store_u64(session::RING_TAIL, 1 << 19, Ordering::Release);
+                for _ in 0..200 {
+                    let at = session::RING_AT + random.below(1 << 16) as usize * 8;
+                    words.store_u64(at, random.next() & 0xffff_0000_00ff, Ordering::Release);
+                    node.say(Doorbell::Ring)?;
+                }
+            }
+            // Everything at once, the host's own words included.
+            _ => {
+                for _ in 0..500 {
+                    let at = random.below(session::RING_AT as u64 / 8) as usize * 8;
+                    words.store_u64(at, random.next(), Ordering::Release);
+                }
+                node.say(Doorbell::Ring)?;
+                continue;
+            }
+        }
+        node.say(Doorbell::Ring)?;
+        if attack != 3 {
+            node.await_state(&control, |state| state == session::LOST)
+                .with_context(|| format!("garbage of kind {attack}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let seed = env::args().nth(1).context("usage: sluice-hostile-guest SEED")?.parse()?;
+    let mut random = Random(seed);
+    let own = Node::open()?;
+    let mut attack = |name: &str, run: &mut dyn FnMut(&mut Random) -> Result<()>| -> Result<()> {
+        let started = Instant::now();
+        run(&mut random).with_context(|| name.to_owned())?;
+        eprintln!("{name}: {:.1} s", started.elapsed().as_secs_f64());
+        Ok(())
+    };
+    attack("capsets", &mut |_| capsets())?;
+    attack("payloads", &mut payloads)?;
+    attack("foreign control resources", &mut |_| foreign_control(&own))?;
+    attack("attachments", &mut attachments)?;
+    attack("floods", &mut |_| floods())?;
+    attack("resources", &mut resources)?;
+    attack("garbage", &mut garbage)?;
+    println!("nothing was gained");
+    Ok(())
+}

@@ -1,0 +1,361 @@
+//! The whole path in virtual machines: stock QEMU, stock kernels, the shim as an ordinary user's library, device and
+//! workers with their filters on, the software GPU.
+//!
+//! Booting is what costs here, so a test does all that can be seen in one machine. Times are printed, never judged: the
+//! guest's processor is emulated and the host may be busy.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::Signal;
+use sluice_tests::debian::{Kernel, Series};
+use sluice_tests::direct::{descriptors, mappings};
+use sluice_tests::host::{Host, run_native};
+use sluice_tests::image::Image;
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::{self, signal};
+use sluice_tests::programs::{self, Program};
+use sluice_tests::vm::{Completed, Gpu, Guest, GuestCommand, GuestProcess, Machine};
+
+/// For anything that takes seconds at most on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+const HOSTILE: &str = "sluice-hostile-guest";
+
+/// A machine with a Sluice GPU, and the host's side of it.
+struct Stage {
+    // Before the host's side, because it goes first.
+    guest: Guest,
+    host: Host,
+    binaries: Binaries,
+    programs: Vec<Program>,
+    started: Instant,
+}
+
+impl Stage {
+    fn boot(name: &str, series: Series, cpus: u32) -> Result<Self> {
+        let binaries = Binaries::locate()?;
+        let programs = programs::compile_all()?;
+        let kernel = Kernel::fetch(series)?;
+        let mut image = Image::with_sluice(&kernel, &binaries, &programs)?;
+        image
+            .program(Path::new(env!("CARGO_BIN_EXE_sluice-hostile-guest")), &format!("usr/bin/{HOSTILE}"))?;
+        let started = Instant::now();
+        let host = Host::start(&binaries, series, None)?;
+        let gpu = Gpu::VhostUser(host.socket().to_path_buf());
+        let guest = Guest::boot(&Machine { cpus, gpu, ..Machine::new(name) }, &kernel, &image)
+            .with_context(|| format!("the host's side said:\n{}", process::tail(&host.printed(), 30)))?;
+        println!("booted {} in {:?} ({})", kernel.version, started.elapsed(), guest.accelerator().name());
+        ensure!(guest.hello()?.render_node, "no render node:\n{}", process::tail(&guest.console(), 30));
+        Ok(Self { guest, host, binaries, programs, started })
+    }
+
+    /// One thing to see; its name is part of every error.
+    fn part(&self, name: &str, check: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
+        let started = Instant::now();
+        check(self).with_context(|| {
+            format!("{name}; the host's side said:\n{}", process::tail(&self.host.printed(), 30))
+        })?;
+        println!("{name}: {:.1} s", started.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    fn native(&self, name: &str, arguments: &[&str]) -> Result<process::Finished> {
+        run_native(&self.binaries, &self.program(name)?, arguments, PATIENCE)
+    }
+
+    fn program(&self, name: &str) -> Result<PathBuf> {
+        let program = self.programs.iter().find(|program| program.name == name);
+        Ok(program.with_context(|| format!("no program {name}"))?.path.clone())
+    }
+
+    fn spawn(&self, words: &[&str]) -> Result<GuestProcess<'_>> {
+        self.guest.start(&GuestCommand::program(words).limit(PATIENCE))
+    }
+
+    fn run(&self, words: &[&str]) -> Result<Completed> {
+        self.spawn(words)?.wait()
+    }
+
+    /// The next program, whatever happened before.
+    fn works(&self) -> Result<()> {
+        passed(&self.run(&["vector_add"])?)
+    }
+
+    fn processes(&self, name: &str) -> Result<Vec<u32>> {
+        sluice_tests::direct::descendants(self.host.process(), name)
+    }
+
+    fn device(&self) -> Result<u32> {
+        match self.processes("sluice-device")?.as_slice() {
+            [device] => Ok(*device),
+            other => bail!("{} device processes", other.len()),
+        }
+    }
+
+    /// Waits until exactly `count` workers live; returns them.
+    fn workers(&self, count: usize) -> Result<Vec<u32>> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let workers = self.processes("sluice-worker")?;
+            if workers.len() == count {
+                return Ok(workers);
+            }
+            ensure!(Instant::now() < deadline, "{} workers live, {count} expected", workers.len());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// What the host's side holds: descriptors of its processes, then mappings of the device.
+    fn holdings(&self) -> Result<Vec<usize>> {
+        let mut counts = vec![descriptors(self.host.process())?];
+        for name in ["sluiced", "sluice-launcher", "sluice-device"] {
+            for process in self.processes(name)? {
+                counts.push(descriptors(process)?);
+            }
+        }
+        counts.push(mappings(self.device()?)?);
+        Ok(counts)
+    }
+
+    /// Waits until no worker lives and nobody holds more than before. Device and daemon close what belonged to a worker a
+    /// moment after it is gone. A thread's arena or a cache may come once, hence a few mappings more.
+    fn holds_no_more_than(&self, before: &[usize]) -> Result<()> {
+        self.workers(0)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let after = self.holdings()?;
+            let last = after.len() - 1;
+            let grown = |at: usize| after[at] > before[at] + if at == last { 8 } else { 0 };
+            if after.len() == before.len() && !(0..after.len()).any(grown) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "descriptors and mappings grew from {before:?} to {after:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A program with that signature natively prints the same here.
+    fn same_as_natively(&self, name: &str, arguments: &[&str]) -> Result<()> {
+        let native = self.native(name, arguments)?;
+        let words: Vec<&str> = [name].into_iter().chain(arguments.iter().copied()).collect();
+        let remoted = self.run(&words)?;
+        println!("  {name}: native {:?}, in the VM {:?}", native.elapsed, remoted.elapsed);
+        ensure!(
+            native.stdout == remoted.stdout && native.status.code() == remoted.code,
+            "{name}: natively {}\n{}\nin the VM {:?}\n{}\n{}",
+            native.status,
+            native.stdout,
+            remoted.code,
+            remoted.stdout,
+            remoted.stderr
+        );
+        passed(&remoted).with_context(|| name.to_owned())
+    }
+
+    fn power_off(self) -> Result<()> {
+        self.guest.power_off()?;
+        self.host.stop().context("ending the host's side")?;
+        println!("all: {:.1} s", self.started.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
+
+fn passed(completed: &Completed) -> Result<()> {
+    let Completed { code, signal, stdout, stderr, .. } = completed;
+    ensure!(
+        completed.success() && stdout.ends_with("PASS\n"),
+        "code {code:?}, signal {signal:?}\n{stdout}\n{stderr}"
+    );
+    Ok(())
+}
+
+fn programs_print_the_same(series: Series, cpus: u32) -> Result<()> {
+    let stage = Stage::boot(&format!("programs-{series}"), series, cpus)?;
+    ensure!(stage.guest.run("nproc")?.stdout.trim() == cpus.to_string());
+    for program in &stage.programs {
+        stage.part(&program.name, |stage| stage.same_as_natively(&program.name, &[]))?;
+    }
+    stage.workers(0)?;
+    stage.power_off()
+}
+
+// Promise: C1
+#[test]
+fn programs_print_the_same_natively_and_on_kernel_6_1() -> Result<()> {
+    programs_print_the_same(Series::V6_1, 1)
+}
+
+// Promise: C1
+#[test]
+fn programs_print_the_same_natively_and_on_kernel_6_12_with_two_processors() -> Result<()> {
+    programs_print_the_same(Series::V6_12, 2)
+}
+
+// Promise: C4, F1, F2, F3, G3
+#[test]
+fn what_fails_in_a_vm_fails_alone_and_leaves_nothing_behind() -> Result<()> {
+    let stage = Stage::boot("failures", Series::V6_12, 2)?;
+    stage.part("a user outside of group render has no device", a_stranger_has_no_device)?;
+    stage.part("a fault stays in its process", a_fault_stays_in_its_process)?;
+    stage.part("a killed program takes its worker with it", |stage| a_killed_program(stage, &[]))?;
+    stage.part("so does one with a sleeping child", |stage| a_killed_program(stage, &["fork"]))?;
+    stage.part("a killed worker is an error at once", a_killed_worker)?;
+    stage.part("two processes at once", |stage| at_once(stage, 2))?;
+    stage.part("eight processes at once", |stage| at_once(stage, 8))?;
+    stage.part("twenty starts leave nothing behind", twenty_starts)?;
+    stage.power_off()
+}
+
+fn a_stranger_has_no_device(stage: &Stage) -> Result<()> {
+    let command = GuestCommand::program(&["vector_add"]).user("other").limit(PATIENCE);
+    let refused = stage.guest.start(&command)?.wait()?;
+    // cudaErrorNoDevice, and a word on standard error about why.
+    ensure!(
+        refused.code == Some(1)
+            && refused.stdout.contains(": 100 cudaErrorNoDevice")
+            && refused.stderr.contains("renderD128"),
+        "{refused:?}"
+    );
+    stage.workers(0).map(drop)
+}
+
+fn a_fault_stays_in_its_process(stage: &Stage) -> Result<()> {
+    let neighbour = stage.spawn(&["neighbour", "forever"])?;
+    neighbour.wait_for_output("computing", PATIENCE)?;
+    // What is refused at once, then a child with the wild write.
+    stage.same_as_natively("errors", &[])?;
+    let faulty = stage.run(&["errors", "fault"])?;
+    ensure!(
+        faulty.success() && faulty.stdout.contains("synchronise again                  700"),
+        "{faulty:?}"
+    );
+    stage.works()?;
+    neighbour.signal(Signal::USR1)?;
+    passed(&neighbour.wait()?)
+}
+
+fn a_killed_program(stage: &Stage, arguments: &[&str]) -> Result<()> {
+    let before = stage.holdings()?;
+    let words: Vec<&str> = ["hold", "1000"].into_iter().chain(arguments.iter().copied()).collect();
+    let doomed = stage.spawn(&words)?;
+    doomed.wait_for_output("holding", PATIENCE)?;
+    stage.workers(1)?;
+    let killed = Instant::now();
+    doomed.signal(Signal::KILL)?;
+    stage.holds_no_more_than(&before)?;
+    println!("  worker gone {:?} after the program was killed (target 1 s)", killed.elapsed());
+    if arguments.is_empty() {
+        ensure!(doomed.wait()?.signal == Some(9));
+    } else {
+        // The child has the pipes, so that the agent sees no end before it is gone.
+        let left = stage.guest.run("pidof hold")?.expect_success().context("the child sleeps on")?;
+        stage.works()?;
+        stage.guest.run(&format!("kill -9 {}", left.stdout.trim()))?.expect_success()?;
+        doomed.wait()?;
+    }
+    stage.works()
+}
+
+fn a_killed_worker(stage: &Stage) -> Result<()> {
+    let bereft = stage.spawn(&["bereft", "killed"])?;
+    bereft.wait_for_output("waiting", PATIENCE)?;
+    let killed = Instant::now();
+    signal(stage.workers(1)?[0], Signal::KILL)?;
+    let told = bereft.wait()?;
+    println!("  told {:?} after the worker was killed", killed.elapsed());
+    passed(&told)?;
+    stage.works()
+}
+
+fn at_once(stage: &Stage, count: u32) -> Result<()> {
+    let seeds: Vec<String> = (1..=count).map(|seed| seed.to_string()).collect();
+    let running: Vec<_> =
+        seeds.iter().map(|seed| stage.spawn(&["vector_add", "20000", seed])).collect::<Result<_>>()?;
+    for (process, seed) in running.into_iter().zip(&seeds) {
+        let remoted = process.wait()?;
+        passed(&remoted).with_context(|| format!("process {seed}"))?;
+        let native = stage.native("vector_add", &["20000", seed])?;
+        ensure!(remoted.stdout == native.stdout, "{}\n{}", remoted.stdout, native.stdout);
+    }
+    Ok(())
+}
+
+fn twenty_starts(stage: &Stage) -> Result<()> {
+    stage.workers(0)?;
+    let before = stage.holdings()?;
+    let script = "i=0; while [ $i -lt 20 ]; do vector_add 1000 $i > /tmp/out || exit 1; i=$((i + 1)); done";
+    stage.guest.run(script)?.expect_success()?;
+    stage.holds_no_more_than(&before)
+}
+
+// Promise: V13
+#[test]
+fn a_guest_that_reboots_starts_clean() -> Result<()> {
+    let stage = Stage::boot("reboot", Series::V6_12, 2)?;
+    stage.works()?;
+    stage.workers(0)?;
+    let before = stage.holdings()?;
+    for how in ["reboot", "reset"] {
+        stage.part(how, |stage| {
+            let device = stage.device()?;
+            let lost = [stage.spawn(&["hold", "1000"])?, stage.spawn(&["neighbour", "forever"])?];
+            lost[0].wait_for_output("holding", PATIENCE)?;
+            lost[1].wait_for_output("computing", PATIENCE)?;
+            let workers = stage.workers(2)?;
+            if how == "reboot" {
+                stage.guest.reboot()?
+            } else {
+                stage.guest.reset()?
+            }
+            ensure!(stage.guest.hello()?.render_node, "no render node after {how}");
+            let alive =
+                workers.iter().filter(|worker| Path::new(&format!("/proc/{worker}")).exists()).count();
+            println!("  {alive} of the workers of before live when the guest is back");
+            stage.holds_no_more_than(&before)?;
+            ensure!(stage.device()? == device, "the device is another process");
+            stage.works()
+        })?;
+    }
+    stage.power_off()
+}
+
+// Promise: V4, V5, V11, V12
+#[test]
+fn a_hostile_guest_process_disturbs_nobody() -> Result<()> {
+    let stage = Stage::boot("hostile", Series::V6_12, 2)?;
+    stage.works()?;
+    stage.workers(0)?;
+    let before = stage.holdings()?;
+    let device = stage.device()?;
+    let neighbour = stage.spawn(&["neighbour", "forever"])?;
+    neighbour.wait_for_output("computing", PATIENCE)?;
+    stage.part("two attackers", |stage| {
+        let attackers = ["1", "2"].map(|seed| stage.spawn(&[HOSTILE, seed]));
+        stage.same_as_natively("vector_add", &["20000", "5"])?;
+        for attacker in attackers {
+            let ended = attacker?.wait()?;
+            println!("{}", ended.stderr);
+            ensure!(ended.success(), "{}\n{}", ended.stdout, ended.stderr);
+        }
+        Ok(())
+    })?;
+    stage.part("an attacker that is killed", |stage| {
+        let attacker = stage.spawn(&[HOSTILE, "3"])?;
+        std::thread::sleep(Duration::from_secs(2));
+        // It may have ended by itself.
+        attacker.signal(Signal::KILL).ok();
+        attacker.wait().map(drop)
+    })?;
+    neighbour.signal(Signal::USR1)?;
+    passed(&neighbour.wait()?).context("the neighbour")?;
+    ensure!(stage.device()? == device, "the device is another process");
+    let log = fs::read_to_string(stage.host.folder().join("test.log"))?;
+    ensure!(!log.contains("panicked"), "{log}");
+    stage.part("nothing is left and a new program passes", |stage| {
+        stage.holds_no_more_than(&before)?;
+        stage.works()
+    })?;
+    stage.power_off()
+}
