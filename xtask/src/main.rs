@@ -10,6 +10,7 @@ mod fuzz;
 mod promises;
 mod record;
 mod runner;
+mod seeds;
 mod setup;
 mod test;
 

@@ -751,6 +751,12 @@ impl Device {
         }
     }
 
+    /// What came from `sluiced`, without the link, for whoever plays `sluiced` in a fuzz target.
+    #[cfg(fuzzing)]
+    pub fn arrive(&mut self, arrival: Arrival) {
+        self.arrived(arrival);
+    }
+
     fn arrived(&mut self, arrival: Arrival) {
         let (Arrival::Worker { session: number, .. } | Arrival::None { session: number, .. }) = arrival;
         let Some(session) = self.sessions.get_mut(&number) else {

@@ -221,6 +221,12 @@ impl Dispatcher {
         busy
     }
 
+    /// The sequence last posted to a stream slot.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn last_sequence(&self, slot: u32) -> u64 {
+        self.slots.get(slot as usize).map_or(0, |slot| slot.last)
+    }
+
     /// Takes in what the other threads made.
     #[cold]
     fn read_notices(&mut self) {

@@ -10,7 +10,7 @@ use crate::{
     lanes::Lanes,
     memory::Ledger,
     notice::Notices,
-    queue::Gate,
+    queue::{Gate, OPEN},
     session::Session,
     submit::Submitter,
 };
@@ -37,6 +37,7 @@ pub struct Harness {
     gate: Arc<Gate>,
     /// Where the arena lies.
     pub arena: u64,
+    arena_words: Words,
     /// The device's end; the messages in it are not read.
     _control: OwnedFd,
 }
@@ -98,7 +99,8 @@ impl Harness {
 
         let arena = limits::WINDOW_BOUNDS.start + place * (1 << 30);
         let mapping = memory(arena, ARENA_BYTES);
-        mapping.words().write(0, IMAGE);
+        let arena_words = mapping.words();
+        arena_words.write(0, IMAGE);
         helper.memory(MemoryJob::Adopt { slot: 1, mapping });
         let shared = Shared {
             driver,
@@ -115,6 +117,7 @@ impl Harness {
             session,
             gate,
             arena,
+            arena_words,
             _control: peer,
         }
     }
@@ -136,6 +139,23 @@ impl Harness {
     /// What the dispatcher does when the ring is empty.
     pub fn ring_is_empty(&mut self) -> bool {
         self.dispatcher.ring_is_empty()
+    }
+
+    /// Forgets a failure and what was written over the image, so that one session can try many inputs.
+    pub fn forgive(&self) {
+        self.session.forgive();
+        self.arena_words.write(0, IMAGE);
+    }
+
+    /// The sequence that is due on a stream slot.
+    #[must_use]
+    pub fn next_sequence(&self, slot: u32) -> u64 {
+        self.dispatcher.last_sequence(slot).wrapping_add(1)
+    }
+
+    /// Opens or closes the permit's gate.
+    pub fn permit(&self, open: bool) {
+        self.gate.set(if open { OPEN } else { 0 });
     }
 
     /// The permit's gate.

@@ -87,7 +87,7 @@ impl Gate {
     }
 
     /// Opens or closes the gate. The feeder looks again by itself.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn set(&self, permit: u32) {
         self.permit.store(permit, Ordering::Release);
     }

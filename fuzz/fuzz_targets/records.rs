@@ -1,0 +1,175 @@
+//! Ring records through the consumer, the dispatcher and its helpers, on a driver that does nothing: whatever the bytes,
+//! the worker answers, refuses or ends the session, and never panics or touches memory that is not the session's.
+//!
+//! The input is what a guest would write into the ring, but for two words of a record: its sequence counts from the one
+//! that is due, so that 0 is right, and the first word of the input is added to the tail.
+//!
+//! `SLUICE_NULL_DRIVER` names the driver.
+
+#![no_main]
+
+use libfuzzer_sys::{Corpus, fuzz_target};
+use sluice_protocol::{
+    calls::{self, wire},
+    field::{ArenaAddress, FieldError, Mint, Name, Size, Writer},
+    handle::{Context, Function, Id, Module},
+    limits,
+    record::{HEADER_BYTES, Header, NO_STREAM},
+    reply,
+    ring::Consumer,
+    session,
+    shared::Shared,
+};
+use sluice_worker::harness::Harness;
+use std::{
+    cell::RefCell,
+    path::PathBuf,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+/// Bytes of ring one input may fill.
+const INPUT: usize = 64 << 10;
+/// The reply slot of the target's own calls.
+const OWN_SLOT: u32 = limits::REPLY_SLOTS - 1;
+
+/// Sessions one process can start: each has a gibibyte of addresses.
+const PLACES: u64 = 400;
+
+struct Session {
+    harness: Harness,
+    place: u64,
+    ticket: u32,
+    record: Box<[u8; limits::RECORD_BYTES]>,
+}
+
+thread_local! {
+    // One session serves many inputs, for starting one takes milliseconds.
+    static SESSION: RefCell<Option<Session>> = const { RefCell::new(None) };
+}
+
+impl Session {
+    fn start(place: u64) -> Session {
+        let driver = std::env::var_os("SLUICE_NULL_DRIVER").map(PathBuf::from);
+        let driver = driver.expect("SLUICE_NULL_DRIVER names the driver that does nothing");
+        let mut session = Session {
+            harness: Harness::new(&driver, place),
+            place,
+            ticket: 0,
+            record: Box::new([0; limits::RECORD_BYTES]),
+        };
+        session.ask(wire::session_hello::CALL, |w| wire::session_hello::put(w, calls::VERSION, 1));
+        session
+    }
+
+    /// A call of the target's own, and its CUresult.
+    fn ask(&mut self, call: u16, put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>) -> u32 {
+        self.ticket = self.ticket.wrapping_add(1).max(1);
+        let header = Header {
+            call,
+            reply: OWN_SLOT,
+            ticket: self.ticket,
+            context: Id::<Context>::new(0, 1).raw(),
+            stream: NO_STREAM,
+            thread: 0,
+            sequence: 0,
+        };
+        let mut buffer = [0; 4096];
+        let record = header.build(&mut buffer, put).expect("fits");
+        self.harness.record(record).expect("a lawful record");
+        let words = self.harness.words();
+        let patience = Instant::now() + Duration::from_secs(20);
+        while !reply::is_ready(&words, OWN_SLOT, self.ticket) {
+            assert!(Instant::now() < patience, "no answer to call {call:#06x}");
+            self.harness.ring_is_empty();
+            std::thread::yield_now();
+        }
+        reply::take(&words, OWN_SLOT, &mut [0; limits::REPLY_BYTES]).0
+    }
+
+    /// Brings the session back to where every input begins: a context, a library, a function. `false` when the input
+    /// before has spoiled it.
+    fn reset(&mut self) -> bool {
+        self.harness.permit(true);
+        self.drain();
+        self.harness.forgive();
+        for index in 0..8 {
+            for generation in 1..3 {
+                let (context, module) = (Id::new(index, generation), Id::new(index, generation));
+                self.ask(wire::module_unload::CALL, |w| wire::module_unload::put(w, module));
+                self.ask(wire::context_destroy::CALL, |w| wire::context_destroy::put(w, context));
+            }
+        }
+        let image = ArenaAddress(self.harness.arena);
+        let (context, module, function) =
+            (Id::<Context>::new(0, 1), Id::<Module>::new(0, 1), Id::<Function>::new(0, 1));
+        let create = |w: &mut Writer<'_>| wire::context_create::put(w, Mint(context), 0, 0, true, 0);
+        let load = |w: &mut Writer<'_>| {
+            wire::module_load::put(w, Mint(module), true, image, Size(64), ArenaAddress(0), Size(0))
+        };
+        let find =
+            |w: &mut Writer<'_>| wire::module_function::put(w, module, Mint(function), Name(b"work_p1"));
+        self.ask(wire::context_create::CALL, create) == 0
+            && self.ask(wire::module_load::CALL, load) == 0
+            && self.ask(wire::module_function::CALL, find) == 0
+    }
+
+    /// Waits until everything that was posted is complete: contexts with work under way are not destroyed.
+    fn drain(&mut self) {
+        let patience = Instant::now() + Duration::from_secs(20);
+        while self.harness.ring_is_empty() {
+            assert!(Instant::now() < patience, "work does not end");
+            std::thread::yield_now();
+        }
+    }
+
+    /// What a guest published: the tail is off by `skew`.
+    fn run(&mut self, skew: u64, bytes: &[u8]) {
+        let words = self.harness.words();
+        let padded = bytes.len().next_multiple_of(8) as u64;
+        words.write(session::RING_AT, bytes);
+        words.write(session::RING_AT + bytes.len(), &[0; 8]);
+        words.store_u64(session::RING_TAIL, padded.wrapping_add(skew), Ordering::Release);
+        let mut consumer = Consumer::new();
+        while let Ok(Some(size)) = consumer.next(&words, &mut self.record) {
+            assert!((HEADER_BYTES..=limits::RECORD_BYTES).contains(&size));
+            if let Ok((header, _)) = Header::read(&self.record[..size]) {
+                let due = self.harness.next_sequence(header.stream);
+                self.record[32..40].copy_from_slice(&header.sequence.wrapping_add(due).to_le_bytes());
+            }
+            // Names by which the driver is asked to follow a pointer or to fail for good.
+            let special = |name: &[u8]| self.record[..size].windows(name.len()).any(|part| part == name);
+            if special(b"hold") || special(b"fault") {
+                break;
+            }
+            // The thread word is for diagnostics; its lowest bits open and close the permit.
+            match self.record[28] {
+                1 => self.harness.permit(false),
+                2 => self.harness.permit(true),
+                _ => {}
+            }
+            // A violation would end the session.
+            if self.harness.record(&self.record[..size]).is_err() {
+                break;
+            }
+            self.harness.ring_is_empty();
+        }
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| -> Corpus {
+    let Some((skew, records)) = bytes.split_first_chunk::<8>() else { return Corpus::Reject };
+    let records = &records[..records.len().min(INPUT)];
+    SESSION.with_borrow_mut(|current| {
+        let session = current.get_or_insert_with(|| Session::start(0));
+        if !session.reset() {
+            // Its threads stay, and its addresses; there is room for some hundreds.
+            let place = session.place + 1;
+            assert!(place < PLACES, "inputs spoil too many sessions");
+            *session = Session::start(place);
+            assert!(session.reset(), "a new session can be used");
+        }
+        session.run(u64::from_le_bytes(*skew), records);
+    });
+    Corpus::Keep
+});

@@ -1,0 +1,361 @@
+//! Where fuzzing begins: valid inputs of each target, made from the call table and the test data.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use sluice_protocol::calls::{WIRE, WireRow};
+use sluice_protocol::doorbell::{Capset, Doorbell};
+use sluice_protocol::gpu::{PAGE, command};
+use sluice_protocol::handle::{self, Id, Kind};
+use sluice_protocol::record::{HEADER_BYTES, Header, NO_REPLY};
+use sluice_protocol::{limits, session};
+use sluice_tests::paths;
+
+/// An input and its name.
+type Seed = (String, Vec<u8>);
+
+/// Writes the seeds of a target; none for a target that has no special form.
+pub(crate) fn write(target: &str, folder: &Path) -> Result<()> {
+    let seeds = match target {
+        "records" => records()?,
+        "gpu_commands" => gpu_commands(),
+        "ptx" => ptx()?,
+        "fatbin" => fatbin(),
+        _ => return Ok(()),
+    };
+    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    for (name, bytes) in seeds {
+        let path = folder.join(name);
+        fs::write(&path, bytes).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+// ---- ring records ----
+
+/// One seed per row, with and without an answer asked for, and one with every row.
+fn records() -> Result<Vec<Seed>> {
+    let mut seeds = Vec::new();
+    let mut all = vec![0; 8];
+    for row in WIRE {
+        let asked = record(row, 1)?;
+        seeds.push((row.name.to_owned(), [&[0; 8][..], &asked].concat()));
+        seeds.push((format!("{}-posted", row.name), [&[0; 8][..], &record(row, NO_REPLY)?].concat()));
+        all.extend(asked);
+    }
+    seeds.push(("all".to_owned(), all));
+    Ok(seeds)
+}
+
+/// A call that the target's session can serve: its context, library and function are the first of their kind.
+fn record(row: &WireRow, reply: u32) -> Result<Vec<u8>> {
+    let mut fields = Vec::new();
+    for parameter in row.parameters {
+        let kind = parameter.kind.split(['<', ' ']).next().unwrap_or_default();
+        let words = match kind {
+            "Id" => vec![id(parameter.kind, 0)?],
+            "Mint" => vec![id(parameter.kind, 1)?],
+            "ArenaAddress" | "DeviceAddress" => vec![limits::WINDOW_BOUNDS.start],
+            "Size" => vec![64],
+            "bool" => vec![1],
+            "[u32;" => vec![1; 3],
+            "Bytes" if parameter.name == "parameters" => vec![8, 0],
+            "Bytes" => vec![0],
+            "Name" => vec![7, u64::from_le_bytes(*b"work_p1\0")],
+            "u32" | "u64" | "i32" => vec![match parameter.name {
+                "base" => limits::WINDOW_BOUNDS.start + (1 << 39),
+                "to" | "from" => limits::WINDOW_BOUNDS.start,
+                "version" | "element" | "height" | "direction" | "slot" | "stream" => 1,
+                "width" | "bytes" | "to_pitch" | "from_pitch" | "pitch" | "block" | "limit" => 64,
+                _ => 0,
+            }],
+            other => anyhow::bail!("{}: no seed for kind {other:?}", row.name),
+        };
+        fields.extend(words.into_iter().flat_map(u64::to_le_bytes));
+    }
+    let header = Header {
+        call: row.id,
+        reply,
+        ticket: 1,
+        context: Id::<handle::Context>::new(0, 1).raw(),
+        stream: 0,
+        thread: 0,
+        // Counted from the one that is due.
+        sequence: 0,
+    };
+    let mut head = [0; HEADER_BYTES];
+    header.write(u32::try_from(HEADER_BYTES + fields.len())?, &mut head);
+    Ok([&head[..], &fields].concat())
+}
+
+fn id(kind: &str, index: u32) -> Result<u64> {
+    fn raw<K: Kind>(kind: &str, index: u32) -> Option<u64> {
+        kind.replace(' ', "").contains(&format!("<{}>", K::NAME)).then(|| Id::<K>::new(index, 1).raw())
+    }
+    raw::<handle::Context>(kind, index)
+        .or_else(|| raw::<handle::Stream>(kind, index))
+        .or_else(|| raw::<handle::Event>(kind, index))
+        .or_else(|| raw::<handle::Module>(kind, index))
+        .or_else(|| raw::<handle::Function>(kind, index))
+        .with_context(|| format!("no id for {kind}"))
+}
+
+// ---- virtio-gpu commands ----
+
+/// Where the target's guest has its control page.
+const PAGES: u32 = 0x20_0000;
+
+fn gpu_command(kind: u32, context: u32, words: &[u32]) -> Vec<u8> {
+    let header = [kind, 0, 0, 0, context, 0];
+    header.iter().chain(words).flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn submit(doorbell: Doorbell) -> Vec<u8> {
+    let mut bytes = gpu_command(command::SUBMIT_3D, 1, &[32, 0]);
+    // Fenced, on ring 1.
+    bytes[4] = 3;
+    bytes[20] = 1;
+    bytes.extend(doorbell.encode());
+    bytes
+}
+
+/// The life of a session as a program of the target, and each command by itself.
+fn gpu_commands() -> Vec<Seed> {
+    use command::*;
+    #[expect(clippy::cast_possible_truncation, reason = "a page and a session's page")]
+    let (page, control) = (PAGE as u32, session::BYTES as u32);
+    let blob =
+        |id, at, bytes| gpu_command(RESOURCE_CREATE_BLOB, 0, &[id, 1, 1, 1, 0, 0, 0, 0, at, 0, bytes, 0]);
+    let arena = PAGES + 0x20_0000;
+    let create: Vec<u32> = [3, Capset::ID].into_iter().chain([0; 16]).collect();
+    let commands = [
+        ("get_display_info", gpu_command(GET_DISPLAY_INFO, 0, &[])),
+        ("get_capset_info", gpu_command(GET_CAPSET_INFO, 0, &[0, 0])),
+        ("get_capset", gpu_command(GET_CAPSET, 0, &[Capset::ID, 0])),
+        ("ctx_create", gpu_command(CTX_CREATE, 1, &create)),
+        ("create_blob", blob(1, PAGES, control)),
+        ("ctx_attach", gpu_command(CTX_ATTACH_RESOURCE, 1, &[1, 0])),
+        ("open", submit(Doorbell::Open { resource: 1 })),
+        ("create_3d", gpu_command(RESOURCE_CREATE_3D, 1, &[2, 0, 64, 1 << 17, page, 1, 1, 1, 0, 0, 0, 0])),
+        (
+            "attach_backing",
+            gpu_command(ATTACH_BACKING, 0, &[2, 2, arena, 0, page, 0, arena + 2 * page, 0, page, 0]),
+        ),
+        ("ctx_attach_arena", gpu_command(CTX_ATTACH_RESOURCE, 1, &[2, 0])),
+        ("attach", submit(Doorbell::Attach { resource: 2, slot: 1, address: limits::WINDOW_BOUNDS.start })),
+        ("ring", submit(Doorbell::Ring)),
+        ("wait", submit(Doorbell::Wait)),
+        ("detach", submit(Doorbell::Detach { slot: 1 })),
+        ("detach_backing", gpu_command(DETACH_BACKING, 0, &[2, 0])),
+        ("unref", gpu_command(RESOURCE_UNREF, 0, &[2, 0])),
+        ("ctx_detach", gpu_command(CTX_DETACH_RESOURCE, 1, &[1, 0])),
+        ("close", submit(Doorbell::Close)),
+        ("ctx_destroy", gpu_command(CTX_DESTROY, 1, &[])),
+        ("create_2d", gpu_command(RESOURCE_CREATE_2D, 0, &[3, 1, 64, 64])),
+        ("set_scanout", gpu_command(SET_SCANOUT, 0, &[0, 0, 64, 64, 0, 3])),
+        ("flush", gpu_command(RESOURCE_FLUSH, 0, &[0, 0, 64, 64, 3, 0])),
+        ("transfer", gpu_command(TRANSFER_TO_HOST_2D, 0, &[0, 0, 64, 64, 0, 0, 3, 0])),
+    ];
+    /// Operations of the target: a command, a worker for session 1, a message of worker 0, and what happened meanwhile.
+    fn put(into: &mut Vec<u8>, bytes: &[u8]) {
+        into.push(0);
+        into.extend(u16::try_from(bytes.len()).unwrap_or(0).to_le_bytes());
+        into.extend(bytes);
+    }
+    let (worker, events) = ([193, 1], [255]);
+    let said = |message: sluice_protocol::control::FromWorker| {
+        let mut operation = vec![209, 0];
+        operation.extend(message.encode());
+        operation
+    };
+    let mut life = Vec::new();
+    let mut seeds = Vec::new();
+    for (name, bytes) in &commands {
+        put(&mut life, bytes);
+        match *name {
+            "open" => {
+                life.extend(worker);
+                life.extend(said(sluice_protocol::control::FromWorker::Attached { slot: 0, error: 0 }));
+            }
+            "attach" => {
+                life.extend(said(sluice_protocol::control::FromWorker::Attached { slot: 1, error: 0 }));
+            }
+            // Wakes the waiter.
+            "wait" => life.extend([224, 0]),
+            "unref" => life.extend(said(sluice_protocol::control::FromWorker::Detached { slot: 1 })),
+            // The worker is gone.
+            "close" => life.extend([232, 0]),
+            _ => {}
+        }
+        life.extend(events);
+        let mut one = Vec::new();
+        put(&mut one, bytes);
+        seeds.push(((*name).to_owned(), one));
+    }
+    seeds.push(("life".to_owned(), life));
+    seeds
+}
+
+// ---- PTX ----
+
+/// Each kernel of the engine's test data with what stands before the first one; whole files are too long to begin with.
+fn ptx() -> Result<Vec<Seed>> {
+    const LONGEST: usize = 24 << 10;
+    let folder = paths::workspace().join("softgpu/engine/tests/data");
+    let mut seeds = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "ptx") {
+            continue;
+        }
+        let name = path.file_stem().and_then(|stem| stem.to_str()).context("a name")?.to_owned();
+        let text = fs::read_to_string(&path)?;
+        let starts: Vec<usize> = text.match_indices(".visible .entry").map(|(at, _)| at).collect();
+        let first = starts.first().copied().unwrap_or(text.len());
+        for (number, start) in starts.iter().enumerate() {
+            let end = starts.get(number + 1).copied().unwrap_or(text.len());
+            let piece = format!("{}{}", &text[..first], &text[*start..end]);
+            if piece.len() <= LONGEST {
+                seeds.push((format!("{name}-{number}"), piece.into_bytes()));
+            }
+        }
+    }
+    ensure!(!seeds.is_empty(), "no PTX in {}", folder.display());
+    Ok(seeds)
+}
+
+// ---- images ----
+
+const PTX: u16 = 1;
+const ELF: u16 = 2;
+const LZ4: u64 = 0x2000;
+const ZSTD: u64 = 0x8000;
+
+fn fatbin() -> Vec<Seed> {
+    let mut text = b".version 8.0\n.target sm_80\n.address_size 64\n".to_vec();
+    for register in 0..40 {
+        text.extend(format!("\tmov.u32 %r{register}, %tid.x;\n").bytes());
+    }
+    let cubin = cubin();
+    let compressed = lz4_flex::block::compress(&text);
+    let packed = ruzstd::encoding::compress_to_vec(&text[..], ruzstd::encoding::CompressionLevel::Fastest);
+    let entries = [
+        entry(PTX, 75, 0, &text, 0),
+        entry(PTX, 80, LZ4, &compressed, text.len()),
+        entry(PTX, 70, ZSTD, &packed, text.len()),
+        entry(ELF, 80, 0, &cubin, 0),
+    ];
+    let mut wrapper = vec![0xb1, 0x43, 0x62, 0x46, 1, 0, 0, 0, 0, 0x10];
+    wrapper.resize(24, 0);
+    let mut seeds = vec![
+        ("text".to_owned(), text),
+        ("cubin".to_owned(), cubin),
+        ("wrapper".to_owned(), wrapper),
+        ("all".to_owned(), fatbin_of(&entries)),
+    ];
+    for (name, one) in ["plain", "lz4", "zstd", "elf"].into_iter().zip(entries) {
+        seeds.push((name.to_owned(), fatbin_of(&[one])));
+    }
+    seeds
+}
+
+fn fatbin_of(entries: &[Vec<u8>]) -> Vec<u8> {
+    let body = entries.concat();
+    let mut bytes = vec![0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0];
+    bytes.extend((body.len() as u64).to_le_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+/// An entry as the compiler lays it out; `unpacked` is 0 for one that is not compressed.
+fn entry(kind: u16, arch: u32, flags: u64, payload: &[u8], unpacked: usize) -> Vec<u8> {
+    const HEADER: usize = 96;
+    let padded = payload.len().next_multiple_of(8);
+    let stored = if unpacked == 0 { 0 } else { payload.len() };
+    let mut bytes = Vec::new();
+    bytes.extend(kind.to_le_bytes());
+    bytes.extend(0x101_u16.to_le_bytes());
+    bytes.extend((HEADER as u32).to_le_bytes());
+    bytes.extend((padded as u64).to_le_bytes());
+    bytes.extend(u32::try_from(stored).unwrap_or(0).to_le_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend([5, 0, 9, 0]);
+    bytes.extend(arch.to_le_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend(flags.to_le_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend((unpacked as u64).to_le_bytes());
+    bytes.resize(HEADER, 0);
+    bytes.extend(payload);
+    bytes.resize(HEADER + padded, 0);
+    bytes
+}
+
+/// A cubin with the description of a kernel `k` and some memory.
+fn cubin() -> Vec<u8> {
+    let mut info = vec![4, 0x0a, 8, 0, 1, 0, 0, 0, 0x60, 1, 0x1c, 0, 3, 0x19, 20, 0];
+    for (ordinal, offset, size) in [(2_u16, 16_u16, 4_u32), (1, 8, 8), (0, 0, 8)] {
+        info.extend([4, 0x17, 12, 0, 0, 0, 0, 0]);
+        info.extend(ordinal.to_le_bytes());
+        info.extend(offset.to_le_bytes());
+        info.extend((size << 18 | 0x1f000).to_le_bytes());
+    }
+    let names = b"\0.nv.info.k\0.nv.global\0.text.k\0.shstrtab\0";
+    let sections: [(u32, u32, &[u8], u64); 4] = [
+        (1, 0x7000_0000, &info, info.len() as u64),
+        (12, 8, &[], 64),
+        (23, 1, &[0; 16], 16),
+        (31, 3, names, names.len() as u64),
+    ];
+    let mut bytes = vec![0; 64];
+    bytes[..8].copy_from_slice(b"\x7fELF\x02\x01\x01\x41");
+    bytes[18..20].copy_from_slice(&190_u16.to_le_bytes());
+    let mut table = vec![0; 64];
+    for (name, kind, contents, size) in sections {
+        let mut header = [0; 64];
+        header[..4].copy_from_slice(&name.to_le_bytes());
+        header[4..8].copy_from_slice(&kind.to_le_bytes());
+        header[24..32].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+        header[32..40].copy_from_slice(&size.to_le_bytes());
+        bytes.extend(contents);
+        table.extend(header);
+    }
+    let start = bytes.len() as u64;
+    bytes[40..48].copy_from_slice(&start.to_le_bytes());
+    bytes[58..60].copy_from_slice(&64_u16.to_le_bytes());
+    bytes[60..62].copy_from_slice(&5_u16.to_le_bytes());
+    bytes[62..64].copy_from_slice(&4_u16.to_le_bytes());
+    bytes.extend(table);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_protocol::calls::wire;
+    use sluice_protocol::field::FieldError;
+
+    /// Decodes the fields of a call of the table.
+    macro_rules! decode {
+        ($($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+) => {
+            fn decode(call: u16, fields: &[u8]) -> Result<(), FieldError> {
+                match call {
+                    $($id => wire::$name::Args::get(fields).map(drop),)+
+                    _ => Err(FieldError::Range),
+                }
+            }
+        };
+    }
+    sluice_protocol::for_each_wire_call!(decode);
+
+    #[test]
+    fn every_row_has_a_seed_that_decodes() {
+        for row in WIRE {
+            let record = record(row, 1).unwrap();
+            let (header, fields) = Header::read(&record).unwrap();
+            assert_eq!(header.call, row.id);
+            decode(row.id, fields).unwrap_or_else(|error| panic!("{}: {error}", row.name));
+        }
+    }
+}
