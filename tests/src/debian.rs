@@ -72,12 +72,30 @@ pub fn ensure_packages() -> Result<()> {
     if let Some(problem) = &qemu_missing {
         progress::step(problem);
     }
+    install(&missing, qemu_missing.is_some())?;
+    if let Some(problem) = qemu_problem() {
+        bail!("after installing qemu-system-x86: {problem}");
+    }
+    Ok(())
+}
+
+/// Installs packages that only some tests need, if they are missing.
+///
+/// # Errors
+/// As [`ensure_packages`].
+pub fn ensure(packages: &[&str]) -> Result<()> {
+    let missing: Vec<&str> = packages.iter().copied().filter(|package| !is_installed(package)).collect();
+    if missing.is_empty() { Ok(()) } else { install(&missing, false) }
+}
+
+fn install(missing: &[&str], with_qemu: bool) -> Result<()> {
     let release = Release::of_this_host()?;
-    let install = install_commands(&release, &missing, qemu_missing.is_some())?;
+    let install = install_commands(&release, missing, with_qemu)?;
     ensure!(
         Path::new("/usr/bin/apt-get").exists(),
-        "please install {} (QEMU at least {QEMU_AT_LEAST}); this host has no apt",
-        missing.join(", ")
+        "please install {}{}; this host has no apt",
+        missing.join(", "),
+        if with_qemu { format!(" (QEMU at least {QEMU_AT_LEAST})") } else { String::new() }
     );
     let prefix: &[&str] = if rustix::process::geteuid().is_root() {
         &[]
@@ -95,9 +113,6 @@ pub fn ensure_packages() -> Result<()> {
         let mut command = Command::new(line[0]);
         command.args(&line[1..]);
         output_of(&mut command, NETWORK)?;
-    }
-    if let Some(problem) = qemu_problem() {
-        bail!("after installing qemu-system-x86: {problem}");
     }
     Ok(())
 }

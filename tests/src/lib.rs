@@ -1,10 +1,11 @@
 //! Whole-system tests: what every test binary, the demo and the benchmarks need around the product.
 //!
 //! Owns: finding built programs ([`paths`]), running processes with time limits ([`process`]), Debian packages and
-//! guest kernels ([`debian`]), the CUDA compiler ([`toolchain`]) and test programs ([`programs`]), the host side of Sluice
-//! ([`host`]), guest images ([`image`]) and virtual machines ([`vm`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
+//! guest kernels ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and
+//! languages ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), guest images ([`image`]) and virtual machines ([`vm`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
 
 pub mod agent_protocol;
+pub mod clients;
 pub mod debian;
 pub mod direct;
 pub mod host;
@@ -15,3 +16,4 @@ pub mod programs;
 pub mod progress;
 pub mod toolchain;
 pub mod vm;
+pub mod wheels;

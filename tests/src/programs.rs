@@ -49,25 +49,40 @@ fn compile(
     toolkit: &mut Option<Toolkit>,
 ) -> Result<Program> {
     let name = source.file_stem().and_then(|stem| stem.to_str()).context("a program has a name")?.to_owned();
-    let mut hasher = DefaultHasher::new();
-    toolchain::identity().hash(&mut hasher);
-    for path in common.iter().map(|path| path.as_path()).chain([source]) {
-        fs::read(path).with_context(|| format!("reading {}", path.display()))?.hash(&mut hasher);
-    }
-    let path = built.join(format!("{name}-{:016x}", hasher.finish()));
-    if !path.exists() {
+    let sources: Vec<&Path> = common.iter().map(|path| path.as_path()).chain([source]).collect();
+    let path = cached(built, &name, &sources, &toolchain::identity(), |unfinished| {
         if toolkit.is_none() {
             *toolkit = Some(Toolkit::fetch()?);
         }
         let toolkit = toolkit.as_ref().context("the toolkit was just fetched")?;
-        progress::step(format!("compiling {name}.cu"));
+        toolkit.compile(source, unfinished)
+    })?;
+    Ok(Program { name, path })
+}
+
+/// What `make` makes of `sources` in a certain way, or what it made before. The caller holds the lock of the folder.
+pub(crate) fn cached(
+    built: &Path,
+    name: &str,
+    sources: &[&Path],
+    way: &str,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let mut hasher = DefaultHasher::new();
+    way.hash(&mut hasher);
+    for path in sources {
+        fs::read(path).with_context(|| format!("reading {}", path.display()))?.hash(&mut hasher);
+    }
+    let path = built.join(format!("{name}-{:016x}", hasher.finish()));
+    if !path.exists() {
+        progress::step(format!("compiling {name}"));
         // Under another name first, so that an interrupted compiler leaves nothing that looks finished.
         let unfinished = built.join(format!("{name}.unfinished"));
-        toolkit.compile(source, &unfinished)?;
-        remove_older(built, &name)?;
+        make(&unfinished)?;
+        remove_older(built, name)?;
         fs::rename(&unfinished, &path).with_context(|| format!("moving {name} into place"))?;
     }
-    Ok(Program { name, path })
+    Ok(path)
 }
 
 fn remove_older(built: &Path, name: &str) -> Result<()> {

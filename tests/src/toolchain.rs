@@ -1,6 +1,7 @@
 //! NVIDIA's own CUDA compiler, from its wheels on PyPI, pinned. Stays in the cache; never enters the tree or a package.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::paths;
 use crate::process::output_of;
 use crate::progress;
+use crate::wheels;
 
 /// Compiler, optimiser, headers and static runtime of one toolkit release; they must fit together.
 const WHEELS: &[&str] = &[
@@ -20,7 +22,9 @@ const WHEELS: &[&str] = &[
     "nvidia-cuda-cccl==13.3.5.0.6",
 ];
 
-const DOWNLOAD: Duration = Duration::from_secs(900);
+/// Runtime and headers of CUDA 12; its wheels hold no compiler driver, so the one above compiles against them.
+const WHEELS_12: &[&str] = &["nvidia-cuda-runtime-cu12==12.9.79", "nvidia-cuda-nvcc-cu12==12.9.86"];
+
 const COMPILE: Duration = Duration::from_secs(300);
 
 /// An unpacked toolkit.
@@ -35,32 +39,38 @@ impl Toolkit {
     /// # Errors
     /// When it is neither in the cache nor can be downloaded.
     pub fn fetch() -> Result<Self> {
-        let _lock = paths::cache_lock("toolkit")?;
-        let folder = paths::cache()?.join("cuda");
-        let stamp = folder.join("wheels");
-        let wanted = WHEELS.join("\n");
-        if fs::read_to_string(&stamp).is_ok_and(|have| have == wanted) {
-            return Ok(Self { root: folder.join("nvidia/cu13") });
-        }
-        progress::step("downloading the CUDA compiler (wheels from PyPI)");
-        if folder.exists() {
-            fs::remove_dir_all(&folder).with_context(|| format!("removing the old {}", folder.display()))?;
-        }
-        let python = python_with_pip()?;
-        let mut pip = Command::new(python);
-        pip.args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-compile",
-        ]);
-        pip.arg("--target").arg(&folder).args(WHEELS);
-        output_of(&mut pip, DOWNLOAD)?;
-        let root = folder.join("nvidia/cu13");
+        let root = wheels::install("cuda", "the CUDA compiler", WHEELS)?.join("nvidia/cu13");
         ensure!(root.join("bin/nvcc").exists(), "the wheels brought no nvcc under {}", root.display());
+        Ok(Self { root })
+    }
+
+    /// The same compiler with the headers and runtimes of CUDA 12.
+    ///
+    /// # Errors
+    /// When a part is neither in the cache nor can be downloaded.
+    pub fn fetch_12() -> Result<Self> {
+        let compiler = Self::fetch()?.root;
+        let parts = wheels::install("cuda12", "headers and runtimes of CUDA 12", WHEELS_12)?.join("nvidia");
+        let _lock = paths::cache_lock("toolkit12")?;
+        let root = paths::cache()?.join("toolkit12");
+        let stamp = root.join("parts");
+        let wanted = identity_12();
+        if fs::read_to_string(&stamp).is_ok_and(|have| have == wanted) {
+            return Ok(Self { root });
+        }
+        progress::step("putting a CUDA 12 toolkit together");
+        if root.exists() {
+            fs::remove_dir_all(&root).with_context(|| format!("removing the old {}", root.display()))?;
+        }
+        let runtime = parts.join("cuda_runtime");
+        link_all(&compiler.join("bin"), &root.join("bin"))?;
+        // The compiler driver looks for its parts and its profile from where it really lies.
+        fs::remove_file(root.join("bin/nvcc"))?;
+        fs::hard_link(compiler.join("bin/nvcc"), root.join("bin/nvcc")).context("linking nvcc")?;
+        symlink(compiler.join("nvvm"), root.join("nvvm")).context("linking the optimiser")?;
+        link_all(&runtime.join("include"), &root.join("include"))?;
+        link_all(&parts.join("cuda_nvcc/include"), &root.join("include"))?;
+        link_all(&runtime.join("lib"), &root.join("lib"))?;
         fs::write(&stamp, wanted).context("marking the toolkit as complete")?;
         Ok(Self { root })
     }
@@ -70,11 +80,62 @@ impl Toolkit {
     /// # Errors
     /// When the compiler does not accept it.
     pub fn compile(&self, source: &Path, to: &Path) -> Result<()> {
+        self.compile_with(COMPILE_FLAGS, source, to)
+    }
+
+    /// Compiles one program in another way.
+    ///
+    /// # Errors
+    /// When the compiler does not accept it.
+    pub fn compile_with(&self, flags: &[&str], source: &Path, to: &Path) -> Result<()> {
+        // The wheels have no link for development, and nothing is to be written into their folder.
+        let links = tempfile::tempdir().context("a folder for a link")?;
+        let runtime = fs::read_dir(self.root.join("lib"))?
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.file_stem().is_some_and(|stem| stem == "libcudart.so"))
+            .context("the toolkit has no shared runtime")?;
+        symlink(runtime, links.path().join("libcudart.so")).context("linking the shared runtime")?;
         let mut nvcc = Command::new(self.root.join("bin/nvcc"));
-        nvcc.args(COMPILE_FLAGS).arg(source).arg("-o").arg(to);
+        nvcc.args(flags).arg("-L").arg(links.path()).arg(source).arg("-o").arg(to);
         output_of(&mut nvcc, COMPILE).map(drop)
     }
+
+    /// Fills a folder so that clang takes it for a toolkit of CUDA 12.
+    ///
+    /// # Errors
+    /// When it cannot be filled.
+    pub(crate) fn disguise_for_clang(&self, folder: &Path) -> Result<()> {
+        let parts = wheels::install("cuda12", "headers and runtimes of CUDA 12", WHEELS_12)?.join("nvidia");
+        link_all(&self.root.join("include"), &folder.join("include"))?;
+        // Clang includes it always; it belongs to a library that is not here.
+        fs::write(folder.join("include/curand_mtgp32_kernel.h"), "")?;
+        symlink(self.root.join("lib"), folder.join("lib64"))?;
+        symlink(parts.join("cuda_nvcc/nvvm"), folder.join("nvvm"))?;
+        fs::create_dir(folder.join("bin"))?;
+        symlink(parts.join("cuda_nvcc/bin/ptxas"), folder.join("bin/ptxas"))?;
+        let packer = folder.join("bin/fatbinary");
+        fs::write(
+            &packer,
+            PACKER.replace("FATBINARY", &self.root.join("bin/fatbinary").display().to_string()),
+        )?;
+        fs::set_permissions(&packer, fs::Permissions::from_mode(0o755))?;
+        Ok(())
+    }
 }
+
+/// Clang names images to the packer in a form that newer packers no longer know.
+const PACKER: &str = r#"#!/bin/bash
+arguments=()
+for argument in "$@"; do
+    if [[ $argument =~ ^--image=profile=(sm|compute)_([0-9a-z]+),file=(.*)$ ]]; then
+        [ "${BASH_REMATCH[1]}" = sm ] && kind=elf || kind=ptx
+        argument="--image3=kind=$kind,sm=${BASH_REMATCH[2]},file=${BASH_REMATCH[3]}"
+    fi
+    arguments+=("$argument")
+done
+exec FATBINARY "${arguments[@]}"
+"#;
 
 /// How programs are compiled; part of what decides whether a compiled program is still good.
 pub const COMPILE_FLAGS: &[&str] =
@@ -85,27 +146,18 @@ pub(crate) fn identity() -> String {
     format!("{WHEELS:?}{COMPILE_FLAGS:?}")
 }
 
-/// A Python of our own in the cache, so that nothing is installed into anybody's.
-fn python_with_pip() -> Result<PathBuf> {
-    let folder = paths::cache()?.join("python");
-    let python = folder.join("bin/python");
-    let works = |python: &Path| {
-        output_of(Command::new(python).args(["-m", "pip", "--version"]), Duration::from_secs(60)).is_ok()
-    };
-    if works(&python) {
-        return Ok(python);
+/// The wheels of both releases.
+pub(crate) fn identity_12() -> String {
+    format!("{WHEELS:?}{WHEELS_12:?}")
+}
+
+/// Fills a folder with links to everything in another.
+fn link_all(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
+    for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
+        let entry = entry?;
+        symlink(entry.path(), to.join(entry.file_name()))
+            .with_context(|| format!("linking {}", entry.path().display()))?;
     }
-    // The system's own first: setup installed its venv module. Another Python in the path may lack one.
-    let mut last = None;
-    for base in ["/usr/bin/python3", "python3"] {
-        let mut venv = Command::new(base);
-        venv.args(["-m", "venv", "--clear"]).arg(&folder);
-        match output_of(&mut venv, Duration::from_secs(300)) {
-            Ok(_) if works(&python) => return Ok(python),
-            Ok(_) => {}
-            Err(error) => last = Some(error),
-        }
-    }
-    Err(last.unwrap_or_else(|| anyhow::anyhow!("the new environment has no pip")))
-        .context("creating a Python environment (Debian: install python3-venv)")
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
-use sluice_tests::{paths, process};
+use sluice_tests::{clients, paths, process};
 
 use crate::cargo::{
     build_tests, cargo, ensure_tool, nightly_cargo, run_visibly, target_folder, with_tools, works,
@@ -226,6 +226,11 @@ fn skipped(name: &str, reason: String) -> TestResult {
 fn tests(options: &Options) -> Result<Vec<TestResult>> {
     if !options.skip_setup {
         setup::prepare().context("setting up")?;
+        match options.tier {
+            Tier::Ci => clients::prepare(),
+            Tier::Full => clients::prepare_all(),
+        }
+        .context("setting up the clients")?;
     }
     run_visibly(cargo().args(["build", "--release"]).args(options.packages()))?;
     let mut build = cargo();

@@ -1,0 +1,258 @@
+//! Clients of other releases, compilers and languages: one program built in many ways, runtimes from 12.0 to 13.5, and
+//! what Python programs need.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::process::output_of;
+use crate::toolchain::{self, Toolkit};
+use crate::{debian, paths, programs, wheels};
+
+/// A major release of CUDA: programs built for one run with every shared runtime of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// Built with the headers of 12.9.
+    Cuda12,
+    /// Built with 13.5.
+    Cuda13,
+}
+
+/// A runtime library that programs link.
+#[derive(Debug, Clone, Copy)]
+pub struct Runtime {
+    /// The release whose programs it runs.
+    pub release: Release,
+    /// The wheel's version.
+    pub version: &'static str,
+}
+
+/// The first and the last of each major release, and what changed between them.
+pub const RUNTIMES: &[Runtime] = &[
+    Runtime { release: Release::Cuda12, version: "12.0.146" },
+    Runtime { release: Release::Cuda12, version: "12.1.105" },
+    Runtime { release: Release::Cuda12, version: "12.4.127" },
+    Runtime { release: Release::Cuda12, version: "12.6.77" },
+    Runtime { release: Release::Cuda12, version: "12.8.90" },
+    Runtime { release: Release::Cuda12, version: "12.9.79" },
+    Runtime { release: Release::Cuda13, version: "13.0.96" },
+    Runtime { release: Release::Cuda13, version: "13.2.86" },
+    Runtime { release: Release::Cuda13, version: "13.4.92" },
+    Runtime { release: Release::Cuda13, version: "13.5.37" },
+];
+
+impl Runtime {
+    /// The folder of its library.
+    ///
+    /// # Errors
+    /// When it is neither in the cache nor can be downloaded.
+    pub fn libraries(&self) -> Result<PathBuf> {
+        let (wheel, folder) = match self.release {
+            Release::Cuda12 => ("nvidia-cuda-runtime-cu12", "nvidia/cuda_runtime/lib"),
+            Release::Cuda13 => ("nvidia-cuda-runtime", "nvidia/cu13/lib"),
+        };
+        let version = self.version;
+        let installed = wheels::install(
+            &format!("runtime-{version}"),
+            &format!("the CUDA runtime {version}"),
+            &[&format!("{wheel}=={version}")],
+        )?;
+        Ok(installed.join(folder))
+    }
+
+    /// The version as the runtime itself gives it: 12040 for 12.4.
+    ///
+    /// # Errors
+    /// When the wheel's version is not made of numbers.
+    pub fn number(&self) -> Result<u32> {
+        let mut numbers = self.version.split('.').map(str::parse::<u32>);
+        let mut next = || numbers.next().context("a version has three numbers");
+        Ok(next()?? * 1000 + next()?? * 10)
+    }
+}
+
+/// The program of `tests/clients/first.cu`, built in one way.
+#[derive(Debug, Clone, Copy)]
+pub struct Build {
+    /// What is special about it.
+    pub name: &'static str,
+    /// The headers and runtime it is built with.
+    pub release: Release,
+    /// Flags of the compiler besides the usual ones.
+    pub flags: &'static [&'static str],
+}
+
+impl Build {
+    /// A program with the runtime in it.
+    #[must_use]
+    pub const fn with_static_runtime(release: Release) -> Self {
+        match release {
+            Release::Cuda12 => Self { name: "static-12", release, flags: &[STATIC, PTX_AND_CODE] },
+            Release::Cuda13 => Self { name: "static-13", release, flags: &[STATIC, PTX_AND_CODE] },
+        }
+    }
+
+    /// A program that takes whatever runtime of its release is first on the library path.
+    #[must_use]
+    pub const fn with_shared_runtime(release: Release) -> Self {
+        match release {
+            Release::Cuda12 => Self { name: "shared-12", release, flags: &[SHARED, PTX_AND_CODE] },
+            Release::Cuda13 => Self { name: "shared-13", release, flags: &[SHARED, PTX_AND_CODE] },
+        }
+    }
+
+    /// The executable, from the cache if it is there.
+    ///
+    /// # Errors
+    /// When the compiler cannot be fetched or does not accept the program.
+    pub fn path(&self) -> Result<PathBuf> {
+        let folder = paths::workspace().join("tests");
+        let (source, common) = (folder.join("clients/first.cu"), folder.join("programs/check.h"));
+        let _lock = paths::cache_lock("clients")?;
+        let built = paths::cache()?.join("clients");
+        fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;
+        let way = format!("{self:?}{}", toolchain::identity_12());
+        programs::cached(&built, self.name, &[&source, &common], &way, |unfinished| {
+            let toolkit = match self.release {
+                Release::Cuda12 => Toolkit::fetch_12()?,
+                Release::Cuda13 => Toolkit::fetch()?,
+            };
+            toolkit.compile_with(&[&["-O2", "-std=c++17"], self.flags].concat(), &source, unfinished)
+        })
+    }
+}
+
+const STATIC: &str = "-cudart=static";
+const SHARED: &str = "-cudart=shared";
+const PTX_AND_CODE: &str = "-gencode=arch=compute_80,code=[compute_80,sm_80]";
+
+/// Images packed and built in every way that a device without machine code of its own can run.
+pub const IMAGES: &[Build] = &[
+    image("compress-none", &[STATIC, PTX_AND_CODE, "--compress-mode=none"]),
+    image("compress-size", &[STATIC, PTX_AND_CODE, "--compress-mode=size"]),
+    image("compress-speed", &[STATIC, PTX_AND_CODE, "--compress-mode=speed"]),
+    image("compress-balance", &[STATIC, PTX_AND_CODE, "--compress-mode=balance"]),
+    image("compress-default", &[STATIC, PTX_AND_CODE, "--compress-mode=default"]),
+    image("ptx-only", &[STATIC, "-gencode=arch=compute_80,code=compute_80"]),
+    image("ptx-older", &[STATIC, "-gencode=arch=compute_75,code=compute_75"]),
+    image("two-architectures", &[STATIC, PTX_AND_CODE, "-gencode=arch=compute_90,code=[compute_90,sm_90]"]),
+    image("per-thread-stream", &[STATIC, PTX_AND_CODE, "-default-stream=per-thread"]),
+    image("debug", &[STATIC, PTX_AND_CODE, "-G"]),
+];
+
+/// An image without PTX, and one with a newer architecture's only: no software GPU that executes PTX up to 8.0 has a use
+/// for it.
+pub const UNUSABLE: &[Build] = &[
+    image("code-only", &[STATIC, "-gencode=arch=compute_80,code=sm_80"]),
+    image("newer-only", &[STATIC, "-gencode=arch=compute_90,code=[compute_90,sm_90]"]),
+];
+
+/// Device code that is linked: its wrapper is of another version.
+pub const RELOCATABLE: Build = image("relocatable", &[STATIC, PTX_AND_CODE, "-rdc=true"]);
+
+const fn image(name: &'static str, flags: &'static [&'static str]) -> Build {
+    Build { name, release: Release::Cuda13, flags }
+}
+
+/// Gets and builds all that the tests of every change need: runtimes and programs.
+///
+/// # Errors
+/// When something can neither be downloaded nor built.
+pub fn prepare() -> Result<()> {
+    for runtime in RUNTIMES {
+        runtime.libraries()?;
+    }
+    for release in [Release::Cuda12, Release::Cuda13] {
+        Build::with_static_runtime(release).path()?;
+        Build::with_shared_runtime(release).path()?;
+    }
+    IMAGES.iter().chain(UNUSABLE).chain([&RELOCATABLE]).try_for_each(|build| build.path().map(drop))?;
+    skewed_runtime().map(drop)
+}
+
+/// Gets what the long tests need besides.
+///
+/// # Errors
+/// When something can neither be downloaded nor installed.
+pub fn prepare_all() -> Result<()> {
+    prepare()?;
+    built_by_clang(true)?;
+    built_by_clang(false)?;
+    python_packages().map(drop)
+}
+
+/// A library to preload that makes a runtime see one thing otherwise than the driver says it (`tests/clients/skew.c`).
+///
+/// # Errors
+/// When it cannot be compiled.
+pub fn skewed_runtime() -> Result<PathBuf> {
+    let source = paths::workspace().join("tests/clients/skew.c");
+    let _lock = paths::cache_lock("clients")?;
+    let built = paths::cache()?.join("clients");
+    fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;
+    programs::cached(&built, "skew.so", &[&source], "", |unfinished| {
+        let mut compiler = Command::new("gcc");
+        compiler.args(["-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]);
+        compiler.arg(&source).arg("-o").arg(unfinished);
+        output_of(&mut compiler, Duration::from_secs(60)).map(drop)
+    })
+}
+
+/// The same program built by clang for the runtime of CUDA 12.9, in a folder that looks to it like a toolkit.
+///
+/// # Errors
+/// When clang cannot be installed or does not accept the program.
+pub fn built_by_clang(with_static_runtime: bool) -> Result<PathBuf> {
+    debian::ensure(&["clang-19"])?;
+    let toolkit = Toolkit::fetch_12()?;
+    let folder = paths::workspace().join("tests");
+    let (source, common) = (folder.join("clients/first.cu"), folder.join("programs/check.h"));
+    let _lock = paths::cache_lock("clients")?;
+    let built = paths::cache()?.join("clients");
+    fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;
+    let (name, libraries) = if with_static_runtime {
+        ("clang-static", ["-lcudart_static", "-ldl", "-lrt", "-lpthread"].as_slice())
+    } else {
+        ("clang-shared", ["-l:libcudart.so.12"].as_slice())
+    };
+    programs::cached(&built, name, &[&source, &common], &toolchain::identity_12(), |unfinished| {
+        let disguise = tempfile::tempdir().context("a folder for a toolkit")?;
+        toolkit.disguise_for_clang(disguise.path())?;
+        let mut clang = Command::new("clang++-19");
+        clang.args(["-O2", "-x", "cuda", "--cuda-gpu-arch=sm_80", "--cuda-include-ptx=sm_80"]);
+        clang.arg(format!("--cuda-path={}", disguise.path().display()));
+        clang.arg(&source).arg("-L").arg(disguise.path().join("lib64")).args(libraries);
+        clang.arg("-o").arg(unfinished);
+        output_of(&mut clang, Duration::from_secs(300)).map(drop)
+    })
+}
+
+/// What clients that are written in Python need.
+#[derive(Debug, Clone)]
+pub struct Packages {
+    /// The folder of the packages, to be named in `PYTHONPATH`.
+    pub folder: PathBuf,
+    /// The Python they were installed for.
+    pub python: PathBuf,
+}
+
+/// cuda-python's bindings and CuPy.
+///
+/// # Errors
+/// When they are neither in the cache nor can be downloaded.
+pub fn python_packages() -> Result<Packages> {
+    const WHEELS: &[&str] = &[
+        "cuda-bindings==12.9.10",
+        "cuda-pathfinder==1.9.0",
+        "cupy-cuda12x==14.2.0",
+        "numpy==2.4.6",
+        "nvidia-cuda-nvrtc-cu12==12.9.86",
+        "nvidia-cuda-runtime-cu12==12.9.79",
+    ];
+    let folder = wheels::install("python-clients", "cuda-python and CuPy", WHEELS)?;
+    ensure!(folder.join("cupy").is_dir(), "the wheels brought no CuPy under {}", folder.display());
+    Ok(Packages { folder, python: wheels::python()? })
+}

@@ -1,0 +1,227 @@
+//! Unmodified clients: the vendor's runtimes from 12.0 to 13.5, static and shared, images packed in every way, and programs
+//! in Python, each natively on the software GPU and through device and worker.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use sluice_tests::clients::{self, Build, IMAGES, RELOCATABLE, RUNTIMES, Release, UNUSABLE};
+use sluice_tests::direct::PATIENCE;
+use sluice_tests::paths::{self, Binaries};
+use sluice_tests::process::{Finished, run};
+
+/// A program and what is in its environment.
+#[derive(Debug, Clone)]
+struct Client {
+    words: Vec<OsString>,
+    environment: Vec<(&'static str, OsString)>,
+}
+
+impl Client {
+    fn new(program: impl Into<OsString>) -> Self {
+        Self { words: vec![program.into()], environment: Vec::new() }
+    }
+
+    fn argument(mut self, word: impl Into<OsString>) -> Self {
+        self.words.push(word.into());
+        self
+    }
+
+    fn set(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+        self.environment.push((name, value.into()));
+        self
+    }
+
+    /// Runs it on a backend of its own (`sluice run`), or straight on the driver (`sluice run --native`).
+    fn run(&self, native: bool) -> Result<Finished> {
+        let mut command = Command::new(Binaries::locate()?.get("sluice")?);
+        command.arg("run").args(native.then_some("--native")).arg("--").args(&self.words);
+        // A test's own environment must not decide what a runtime finds.
+        command
+            .env_remove("LD_LIBRARY_PATH")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
+        run(&mut command, PATIENCE)
+    }
+
+    /// Runs it both ways; it must pass and print the same. Returns what it printed.
+    fn passes_both_ways(&self) -> Result<String> {
+        let native = self.run(true)?;
+        passed(&native).context("natively")?;
+        let remoted = self.run(false)?;
+        passed(&remoted).context("remoted")?;
+        ensure!(native.stdout == remoted.stdout, "natively\n{}\nremoted\n{}", native.stdout, remoted.stdout);
+        println!("{:?}: native {:?}, remoted {:?}", self.words, native.elapsed, remoted.elapsed);
+        Ok(remoted.stdout)
+    }
+
+    /// Runs it both ways; both times it must end by itself, say `error` and nothing else of the kind.
+    fn fails_both_ways(&self, error: &str) -> Result<()> {
+        for native in [true, false] {
+            let Finished { status, stdout, stderr, .. } = self.run(native)?;
+            ensure!(
+                status.code() == Some(1) && stdout.contains(error) && stdout.ends_with("FAIL\n"),
+                "native: {native}, {status}, {error} expected\n{stdout}\n{stderr}"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn passed(finished: &Finished) -> Result<()> {
+    let Finished { status, stdout, stderr, .. } = finished;
+    ensure!(status.success() && stdout.ends_with("PASS\n"), "{status}\n{stdout}\n{stderr}");
+    Ok(())
+}
+
+/// Every runtime, with a build of its release: static where there is one, and each shared one.
+fn runtimes() -> Result<Vec<(String, Client)>> {
+    let mut all = Vec::new();
+    for (release, number) in [(Release::Cuda12, 12090), (Release::Cuda13, 13050)] {
+        let client = Client::new(Build::with_static_runtime(release).path()?);
+        all.push((format!("runtime {number}, "), client));
+    }
+    for runtime in RUNTIMES {
+        let client = Client::new(Build::with_shared_runtime(runtime.release).path()?)
+            .set("LD_LIBRARY_PATH", runtime.libraries()?);
+        all.push((format!("runtime {}, ", runtime.number()?), client));
+    }
+    Ok(all)
+}
+
+// Promise: C10
+#[test]
+fn every_runtime_starts_and_computes() -> Result<()> {
+    for (first, client) in runtimes()? {
+        let printed = client.passes_both_ways().with_context(|| first.clone())?;
+        ensure!(printed.starts_with(&first), "{first} expected\n{printed}");
+        ensure!(printed.contains(" 1 device(s)"), "one device expected\n{printed}");
+    }
+    Ok(())
+}
+
+/// The answer at start covers every device, in order.
+// Promise: C10
+#[test]
+fn every_runtime_starts_on_several_devices() -> Result<()> {
+    for (first, client) in runtimes()? {
+        for devices in [2, 4] {
+            let client = client.clone().set("SLUICE_SOFTGPU_DEVICES", devices.to_string());
+            let printed = client.passes_both_ways().with_context(|| first.clone())?;
+            ensure!(
+                printed.contains(&format!(" {devices} device(s)"))
+                    && printed.matches("alone in its identity").count() == devices,
+                "{devices} devices expected\n{printed}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A runtime that sees any one thing otherwise than the answer at its start says must refuse to work; otherwise the tests
+/// above would prove nothing.
+// Promise: C10
+#[test]
+fn a_runtime_refuses_an_answer_that_does_not_fit() -> Result<()> {
+    let preloaded = clients::skewed_runtime()?;
+    for release in [Release::Cuda12, Release::Cuda13] {
+        let program = Build::with_static_runtime(release).path()?;
+        let skewed = |what: &str| {
+            Client::new("env")
+                .argument(format!("LD_PRELOAD={}", preloaded.display()))
+                .argument(format!("SKEW={what}"))
+                .argument(&program)
+                .set("SLUICE_SOFTGPU_DEVICES", "2")
+        };
+        skewed("nothing").passes_both_ways()?;
+        for what in [
+            "driver",
+            "process",
+            "thread",
+            "interface",
+            "table",
+            "entry",
+            "uuid",
+            "domain",
+            "bus",
+            "device",
+            "order",
+        ] {
+            skewed(what)
+                .fails_both_ways("cudaGetDeviceCount(&devices): 103 ")
+                .with_context(|| format!("{release:?}, another {what}"))?;
+        }
+    }
+    Ok(())
+}
+
+// Promise: C11
+#[test]
+fn images_of_every_packing_load() -> Result<()> {
+    for build in IMAGES {
+        Client::new(build.path()?).passes_both_ways().context(build.name)?;
+    }
+    Ok(())
+}
+
+// Promise: C11
+#[test]
+fn images_that_cannot_run_are_refused_with_the_drivers_error() -> Result<()> {
+    for build in UNUSABLE {
+        let client = Client::new(build.path()?);
+        client.fails_both_ways(": 209 cudaErrorNoKernelImageForDevice").context(build.name)?;
+    }
+    let client = Client::new(RELOCATABLE.path()?);
+    client.fails_both_ways(": 801 cudaErrorNotSupported").context(RELOCATABLE.name)
+}
+
+// Promise: C10
+#[test]
+#[ignore = "full tier: installs clang"]
+fn programs_of_another_compiler_run() -> Result<()> {
+    Client::new(clients::built_by_clang(true)?).passes_both_ways()?;
+    let shared = clients::built_by_clang(false)?;
+    for runtime in RUNTIMES.iter().filter(|runtime| runtime.release == Release::Cuda12) {
+        Client::new(&shared)
+            .set("LD_LIBRARY_PATH", runtime.libraries()?)
+            .passes_both_ways()
+            .context(runtime.version)?;
+    }
+    Ok(())
+}
+
+fn python(script: &str) -> Result<Client> {
+    let packages = clients::python_packages()?;
+    Ok(Client::new(&packages.python)
+        .argument(client_source(script))
+        .set("CUDA_PATH", packages.folder.join("nvidia/cuda_runtime"))
+        .set("LD_LIBRARY_PATH", packages.folder.join("nvidia/cuda_nvrtc/lib"))
+        .set("PYTHONPATH", packages.folder)
+        .set("PYTHONDONTWRITEBYTECODE", "1"))
+}
+
+fn client_source(name: &str) -> PathBuf {
+    paths::workspace().join("tests/clients").join(name)
+}
+
+// Promise: C10
+#[test]
+#[ignore = "full tier: downloads 200 MB of wheels"]
+fn cuda_python_computes() -> Result<()> {
+    python("driver.py")?.passes_both_ways().map(drop)
+}
+
+/// CuPy compiles its kernels when it needs them: to PTX, because it knows no machine code for a software GPU, and without its
+/// library of kernels that are compiled already.
+// Promise: C10
+#[test]
+#[ignore = "full tier: downloads 200 MB of wheels"]
+fn cupy_computes() -> Result<()> {
+    let kernels = tempfile::tempdir().context("a folder for compiled kernels")?;
+    python("cupy_basic.py")?
+        .set("CUPY_COMPILE_WITH_PTX", "1")
+        .set("CUPY_ACCELERATORS", "")
+        .set("CUPY_CACHE_DIR", kernels.path())
+        .passes_both_ways()
+        .map(drop)
+}
