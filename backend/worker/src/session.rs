@@ -123,13 +123,6 @@ impl Session {
         }
     }
 
-    /// Forgets a failure, for a session that tries many hostile inputs.
-    #[cfg(any(test, fuzzing))]
-    pub(crate) fn forgive(&self) {
-        self.sticky.store(0, Ordering::Release);
-        self.words.store_u32(session::STICKY, 0, Ordering::Release);
-    }
-
     /// The sequence up to which a stream slot's work is complete.
     pub(crate) fn completed(&self, slot: u32) -> u64 {
         self.completed.get(slot as usize).map_or(0, |sequence| sequence.load(Ordering::Acquire))
