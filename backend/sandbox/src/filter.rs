@@ -15,18 +15,39 @@ use std::collections::BTreeMap;
 pub struct Rule {
     /// Its number.
     pub call: libc::c_long,
-    /// Any of these suffices; all calls when empty.
-    conditions: Vec<Condition>,
+    /// Any of these suffices, each all of its conditions; all calls when empty.
+    conditions: Vec<Vec<Condition>>,
     /// Which code path makes it.
     pub why: &'static str,
 }
 
-/// A condition on one argument: these bits have this value.
+/// A condition on one argument.
 #[derive(Clone, Copy, Debug)]
 struct Condition {
     argument: u8,
-    mask: u64,
-    value: u64,
+    test: Test,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Test {
+    /// These bits have this value.
+    Bits { mask: u64, value: u64 },
+    /// The lower 32 bits are not this.
+    Other(u32),
+}
+
+impl Condition {
+    const fn bits(argument: u8, mask: u64, value: u64) -> Condition {
+        Condition { argument, test: Test::Bits { mask, value } }
+    }
+
+    fn compile(&self) -> Result<SeccompCondition, seccompiler::BackendError> {
+        let (length, operator, value) = match self.test {
+            Test::Bits { mask, value } => (SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(mask), value),
+            Test::Other(value) => (SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, u64::from(value)),
+        };
+        SeccompCondition::new(self.argument, length, operator, value)
+    }
 }
 
 impl Rule {
@@ -40,32 +61,34 @@ impl Rule {
     #[must_use]
     pub fn one_of(call: libc::c_long, argument: u8, values: &[i32], why: &'static str) -> Rule {
         let condition =
-            |value: &i32| Condition { argument, mask: 0xffff_ffff, value: u64::from(value.cast_unsigned()) };
+            |value: &i32| vec![Condition::bits(argument, 0xffff_ffff, u64::from(value.cast_unsigned()))];
         Rule { call, conditions: values.iter().map(condition).collect(), why }
+    }
+
+    /// The call if argument `argument` is none of these values; its lower 32 bits count.
+    #[must_use]
+    pub fn none_of(call: libc::c_long, argument: u8, values: &[u32], why: &'static str) -> Rule {
+        let condition = |value: &u32| Condition { argument, test: Test::Other(*value) };
+        Rule { call, conditions: vec![values.iter().map(condition).collect()], why }
     }
 
     /// The call if argument `argument` has none of these bits.
     #[must_use]
     pub fn without(call: libc::c_long, argument: u8, bits: i32, why: &'static str) -> Rule {
         let mask = u64::from(bits.cast_unsigned());
-        Rule { call, conditions: vec![Condition { argument, mask, value: 0 }], why }
+        Rule { call, conditions: vec![vec![Condition::bits(argument, mask, 0)]], why }
     }
 
     /// The call if argument `argument` has all of these bits.
     #[must_use]
     pub fn with(call: libc::c_long, argument: u8, bits: i32, why: &'static str) -> Rule {
         let mask = u64::from(bits.cast_unsigned());
-        Rule { call, conditions: vec![Condition { argument, mask, value: mask }], why }
+        Rule { call, conditions: vec![vec![Condition::bits(argument, mask, mask)]], why }
     }
 
     fn compile(&self) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
-        let compile = |condition: &Condition| {
-            SeccompRule::new(vec![SeccompCondition::new(
-                condition.argument,
-                SeccompCmpArgLen::Qword,
-                SeccompCmpOp::MaskedEq(condition.mask),
-                condition.value,
-            )?])
+        let compile = |all: &Vec<Condition>| {
+            SeccompRule::new(all.iter().map(Condition::compile).collect::<Result<_, _>>()?)
         };
         self.conditions.iter().map(compile).collect()
     }

@@ -7,6 +7,28 @@ use crate::{
 };
 use libc::*;
 
+/// Commands by which a descriptor that every process has reaches others: typing into the terminal that standard error may
+/// be, and having signals sent to a process of choice.
+const REACHING_OUT: [u32; 8] = {
+    const FIOSETOWN: u32 = 0x8901;
+    const SIOCSPGRP: u32 = 0x8902;
+    [
+        truncated(TIOCSTI),
+        truncated(TIOCLINUX),
+        truncated(TIOCSETD),
+        truncated(TIOCSCTTY),
+        truncated(TIOCCONS),
+        truncated(FIOASYNC),
+        FIOSETOWN,
+        SIOCSPGRP,
+    ]
+};
+
+#[expect(clippy::cast_possible_truncation, reason = "commands have 32 bits")]
+const fn truncated(command: Ioctl) -> u32 {
+    command as u32
+}
+
 /// What the worker does itself, for ever.
 pub(crate) fn own() -> Vec<Rule> {
     let mut rules = common::rules();
@@ -41,7 +63,7 @@ pub(crate) fn own() -> Vec<Rule> {
         Rule::any(SYS_sched_getscheduler, "priority of threads"),
         Rule::any(SYS_sched_setscheduler, "priority of threads a driver makes"),
         Rule::any(SYS_sysinfo, "how much memory the host has"),
-        Rule::any(SYS_prlimit64, "limits; bounds of the stack"),
+        Rule::one_of(SYS_prlimit64, 0, &[0], "limits of its own; bounds of the stack"),
         Rule::any(SYS_uname, "version of the kernel"),
         Rule::any(SYS_times, "processor time"),
         Rule::any(SYS_getrusage, "processor time"),
@@ -54,7 +76,12 @@ pub(crate) fn own() -> Vec<Rule> {
         Rule::any(SYS_get_mempolicy, "where host memory lies"),
         Rule::any(SYS_set_mempolicy, "host memory near a GPU"),
         Rule::any(SYS_rt_sigtimedwait, "threads that take signals"),
-        Rule::any(SYS_tgkill, "ending itself by a signal"),
+        Rule::one_of(
+            SYS_tgkill,
+            0,
+            &[std::process::id().cast_signed()],
+            "ending itself by a signal; without users of their own it could end every other process here",
+        ),
         Rule::one_of(
             SYS_kill,
             1,
@@ -62,10 +89,6 @@ pub(crate) fn own() -> Vec<Rule> {
             "whether another user of a driver's memory file still lives; no signal is sent",
         ),
         Rule::any(SYS_getpriority, "priority of threads"),
-        Rule::any(
-            SYS_ioctl,
-            "a real driver is made of it; its commands are to be listed per branch of the driver",
-        ),
     ]);
     rules.extend(common::settings(&[
         F_DUPFD_CLOEXEC,
@@ -104,9 +127,20 @@ pub(crate) fn profile() -> Profile {
         Rule::any(SYS_mkdir, "a driver's cache of compiled code"),
         Rule::any(SYS_unlink, "a driver's memory file loses its name"),
         Rule::any(SYS_rename, "a driver's cache of compiled code"),
-        Rule::any(SYS_socket, "a driver looks for its services on Unix sockets"),
+        Rule::one_of(
+            SYS_socket,
+            0,
+            &[AF_UNIX],
+            "a driver looks for its services on Unix sockets; never the network",
+        ),
         Rule::any(SYS_connect, "a driver looks for its services on Unix sockets"),
         Rule::any(SYS_bind, "a driver's event channel"),
+        Rule::none_of(
+            SYS_ioctl,
+            1,
+            &REACHING_OUT,
+            "a real driver is made of it; its commands are to be listed per branch of the driver",
+        ),
         Rule::any(SYS_prctl, "entering the second filter; names of threads"),
         Rule::any(SYS_seccomp, "entering the second filter"),
         Rule::any(SYS_arch_prctl, "start-up of libraries"),

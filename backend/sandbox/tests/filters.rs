@@ -181,10 +181,39 @@ fn a_worker_opens_files_until_it_is_settled() {
         assert_eq!(under(roles, || call(libc::SYS_execve, [0, 0, 0]) == 0), KILLED);
         assert_eq!(under(roles, || map(libc::PROT_READ | libc::PROT_WRITE)), WORKED);
         // A bad descriptor: the call is made and refused.
-        assert_eq!(
-            under(roles, || call(libc::SYS_ioctl, [-1, 0, 0]) == -1 && errno() == libc::EBADF),
-            WORKED
-        );
+        let ask = || call(libc::SYS_ioctl, [-1, 0x5401, 0]) == -1 && errno() == libc::EBADF;
+        assert_eq!(under(roles, ask), WORKED);
+    }
+    assert_eq!(
+        under(worker, || call(libc::SYS_ioctl, [-1, 0x46_2a, 0]) == -1 && errno() == libc::EBADF),
+        WORKED
+    );
+    assert_eq!(under(settled, || call(libc::SYS_ioctl, [-1, 0x46_2a, 0]) == 0), KILLED);
+}
+
+// Promise: F5
+#[test]
+fn a_worker_signals_nobody_and_types_nowhere() {
+    let parent = i64::from(std::process::id());
+    for roles in [&[Role::Worker][..], &[Role::Worker, Role::WorkerSettled]] {
+        // Signal 0 sends nothing where it is allowed.
+        assert_eq!(under(roles, || call(libc::SYS_tgkill, [parent, parent, 0]) == 0), KILLED, "{roles:?}");
+        let own = || {
+            let own = i64::from(std::process::id());
+            call(libc::SYS_tgkill, [own, own, 0]) == 0
+        };
+        assert_eq!(under(roles, own), WORKED, "{roles:?}");
+        assert_eq!(under(roles, || call(libc::SYS_kill, [parent, 9, 0]) == 0), KILLED, "{roles:?}");
+        // TIOCSTI, FIOASYNC, FIOSETOWN, SIOCSPGRP on no descriptor; the upper half of a command does not count.
+        for command in [0x5412, 0x5452, 0x8901, 0x8902, 0x1_0000_5412] {
+            assert_eq!(under(roles, || call(libc::SYS_ioctl, [-1, command, 0]) == 0), KILLED, "{command:#x}");
+        }
+        // Another's limits, asked for with no place for the answer.
+        assert_eq!(under(roles, || call(libc::SYS_prlimit64, [parent, 0, 0]) == 0), KILLED, "{roles:?}");
+        assert_eq!(under(roles, || call(libc::SYS_prlimit64, [0, 0, 0]) == 0), WORKED, "{roles:?}");
+        let network =
+            || call(libc::SYS_socket, [i64::from(libc::AF_INET), i64::from(libc::SOCK_DGRAM), 0]) >= 0;
+        assert_eq!(under(roles, network), KILLED, "{roles:?}");
     }
 }
 
