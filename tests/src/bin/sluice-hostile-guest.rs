@@ -1,7 +1,7 @@
 //! A guest process that means harm: an ordinary user with a render node, who knows the protocol and keeps none of it.
 //!
 //! Each attack has a file of its own, that is a virtio-gpu context. What the attacks may achieve is checked here as far
-//! as the attacker can see it; that nobody else noticed is for the test to see. Usage: sluice-hostile-guest SEED
+//! as the attacker can see it; that nobody else noticed is for the test to see. Usage: sluice-hostile-guest SEED [ROUNDS]
 
 #![expect(unsafe_code, reason = "ioctls of the virtio_gpu driver with arguments that no library would make")]
 #![expect(clippy::cast_possible_truncation, reason = "random numbers")]
@@ -428,22 +428,25 @@ fn garbage(random: &mut Random) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    let seed = env::args().nth(1).context("usage: sluice-hostile-guest SEED")?.parse()?;
+    let number = |at: usize| env::args().nth(at).map(|text| text.parse::<u64>()).transpose();
+    let seed = number(1)?.context("usage: sluice-hostile-guest SEED [ROUNDS]")?;
     let mut random = Random(seed);
     let own = Node::open()?;
     let mut attack = |name: &str, run: &mut dyn FnMut(&mut Random) -> Result<()>| -> Result<()> {
         let started = Instant::now();
         run(&mut random).with_context(|| name.to_owned())?;
-        eprintln!("{name}: {:.1} s", started.elapsed().as_secs_f64());
+        eprintln!("{name}: {:.2} s", started.elapsed().as_secs_f64());
         Ok(())
     };
-    attack("capsets", &mut |_| capsets())?;
-    attack("payloads", &mut payloads)?;
-    attack("foreign control resources", &mut |_| foreign_control(&own))?;
-    attack("attachments", &mut attachments)?;
-    attack("floods", &mut |_| floods())?;
-    attack("resources", &mut resources)?;
-    attack("garbage", &mut garbage)?;
+    for _ in 0..number(2)?.unwrap_or(1) {
+        attack("capsets", &mut |_| capsets())?;
+        attack("payloads", &mut payloads)?;
+        attack("foreign control resources", &mut |_| foreign_control(&own))?;
+        attack("attachments", &mut attachments)?;
+        attack("floods", &mut |_| floods())?;
+        attack("resources", &mut resources)?;
+        attack("garbage", &mut garbage)?;
+    }
     println!("nothing was gained");
     Ok(())
 }
