@@ -340,6 +340,9 @@ impl Device {
             }
         };
         self.answers.push(answer);
+        // The guest ends them now in any case. A waiter it no longer has would take the wake meant for the next one.
+        let passed = self.waiters.passed(header);
+        self.answer_waiters(&passed);
     }
 
     fn execute(&mut self, header: &Header, command: Command<'_>, place: Place) -> Result<Outcome, Refused> {

@@ -74,6 +74,23 @@ impl Waiters {
         taken
     }
 
+    /// Takes those that the answer to a command ends in the guest: its kernel takes a fence for the end of all earlier
+    /// ones of the same timeline, which is a context's ring, or one for everything where commands name no ring.
+    pub fn passed(&mut self, by: &gpu::Header) -> Vec<Waiter> {
+        let ends = |waiter: &Waiter| {
+            by.flags & gpu::FLAG_FENCE != 0
+                && waiter.header.fence < by.fence
+                && timeline(&waiter.header) == timeline(by)
+        };
+        if !self.queue.iter().any(ends) {
+            return Vec::new();
+        }
+        let (passed, left): (Vec<Waiter>, Vec<Waiter>) =
+            core::mem::take(&mut self.queue).into_iter().partition(ends);
+        self.queue = left.into();
+        passed
+    }
+
     /// Takes the expired.
     pub fn expire(&mut self, now: Instant) -> Vec<Waiter> {
         let expired = self.queue.partition_point(|waiter| waiter.deadline <= now);
@@ -84,6 +101,11 @@ impl Waiters {
     pub fn take_all(&mut self) -> Vec<Waiter> {
         core::mem::take(&mut self.queue).into()
     }
+}
+
+/// On which fences follow each other.
+fn timeline(header: &gpu::Header) -> Option<(u32, u8)> {
+    (header.flags & gpu::FLAG_INFO_RING_IDX != 0).then_some((header.context, header.ring))
 }
 
 #[cfg(test)]
@@ -115,6 +137,24 @@ mod tests {
         }
         assert_eq!(waiters.push(8, HEADER, Place::nowhere(0), now, 8).unwrap().session, 0);
         assert_eq!(waiters.len(), 8);
+    }
+
+    #[test]
+    fn a_later_fence_of_the_same_timeline_passes_waiters() {
+        let header = |flags, fence, context| gpu::Header { flags, fence, context, ..HEADER };
+        let mut waiters = Waiters::default();
+        let now = Instant::now();
+        for (head, flags, fence, context) in [(0, 1, 5, 1), (1, 1, 7, 2), (2, 3, 5, 1), (3, 3, 5, 2)] {
+            waiters.push(context, header(flags, fence, context), Place::nowhere(head), now, 8);
+        }
+        let mut passed =
+            |by| waiters.passed(&by).iter().map(|waiter| waiter.place.head()).collect::<Vec<u16>>();
+        assert_eq!(passed(header(0, 9, 1)), [0u16; 0], "no fence");
+        assert_eq!(passed(header(1, 5, 3)), [0u16; 0], "no later fence");
+        assert_eq!(passed(header(1, 6, 3)), [0]);
+        assert_eq!(passed(header(3, 6, 2)), [3], "a ring of one context");
+        assert_eq!(passed(header(3, 6, 1)), [2]);
+        assert_eq!(passed(header(1, 8, 1)), [1]);
     }
 
     #[test]

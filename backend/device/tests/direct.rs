@@ -243,6 +243,41 @@ fn many_waits_are_bounded() {
     assert!(took > Duration::from_millis(900) && took < Duration::from_millis(3000), "{took:?}");
 }
 
+// Promise: V2
+#[test]
+fn a_wait_ends_when_a_later_fence_is_answered() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let begun = worker.begin();
+    // Fences as a LEGACY guest sends them: one timeline for all, on which a later one ends all earlier.
+    let fenced = |mut command: Vec<u8>, fence: u64| {
+        command[4..8].copy_from_slice(&1u32.to_le_bytes());
+        command[8..16].copy_from_slice(&fence.to_le_bytes());
+        command
+    };
+    let wait = |fence| fenced(submit(1, Doorbell::Wait, fence), fence);
+    let first = guest.send(&wait(1));
+    guest.soon(first); // the wake of `begin`
+    let started = Instant::now();
+    let given_up = guest.send(&wait(2));
+    let other =
+        guest.send(&fenced(command(RESOURCE_CREATE_3D, 0, &[11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), 3));
+    guest.soon(other);
+    guest.soon(given_up);
+    // A wake between the guest's look at its memory and the arrival of its next wait is for that wait.
+    begun.wake();
+    std::thread::sleep(Duration::from_millis(50));
+    let next = guest.send(&wait(4));
+    guest.soon(next);
+    assert!(
+        started.elapsed() < Duration::from_millis(900),
+        "a wait was ended by time: {:?}",
+        started.elapsed()
+    );
+}
+
 // Promise: V12
 #[test]
 fn waits_of_many_sessions_are_bounded_together() {
