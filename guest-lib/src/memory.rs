@@ -34,7 +34,7 @@ pub(crate) struct Range {
 /// The live ranges, and the reservations around them.
 pub(crate) struct DeviceMap {
     ranges: RwLock<BTreeMap<u64, Range>>,
-    _window: Reservation,
+    window: Reservation,
     /// Pages outside the window that hold variables of modules.
     pages: std::sync::Mutex<BTreeMap<u64, Reservation>>,
 }
@@ -57,7 +57,7 @@ impl DeviceMap {
                 Ok(_) => {
                     return Ok(DeviceMap {
                         ranges: RwLock::default(),
-                        _window: window,
+                        window,
                         pages: std::sync::Mutex::default(),
                     });
                 }
@@ -139,6 +139,11 @@ impl DeviceMap {
         let ranges = self.read();
         let (_, range) = ranges.range((Bound::Unbounded, Bound::Included(address))).next_back()?;
         (address - range.start < range.bytes).then_some(*range)
+    }
+
+    /// Whether an address could only ever be device memory, allocated or not: nothing of the host lies there.
+    pub(crate) fn reserves(&self, address: u64) -> bool {
+        address.wrapping_sub(self.window.base()) < self.window.bytes()
     }
 
     /// Checks that `bytes` from `address` lie in one live range.

@@ -35,7 +35,17 @@ fn side(process: &Process, address: u64, bytes: u64) -> Result<Side> {
     match process.device_map.find(address) {
         Some(_) => process.device_map.check(address, bytes).map(|()| Side::Device),
         None if process.arena.is_pinned(address, bytes) => Ok(Side::Pinned),
+        // What nobody could have meant as host memory is refused instead of touched.
+        None if address == 0 || process.device_map.reserves(address) => Err(Error::INVALID_VALUE),
         None => Ok(Side::Pageable),
+    }
+}
+
+/// Where a range lies that the call says is the host's.
+fn host_side(process: &Process, address: u64, bytes: u64) -> Result<Side> {
+    match side(process, address, bytes)? {
+        Side::Device => Err(Error::INVALID_VALUE),
+        host => Ok(host),
     }
 }
 
@@ -53,7 +63,7 @@ fn to_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u
             wire::copy_to_device::put(writer, DeviceAddress(to), ArenaAddress(from), bytes)
         })
     };
-    if process.arena.is_pinned(from, bytes) {
+    if host_side(process, from, bytes)? == Side::Pinned {
         let sequence = post(to, from, bytes)?;
         return match mode {
             Mode::Sync => process.session.wait_complete(stream.slot, sequence),
@@ -80,7 +90,7 @@ fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes:
             wire::copy_from_device::put(writer, ArenaAddress(to), DeviceAddress(from), bytes)
         })
     };
-    if process.arena.is_pinned(to, bytes) {
+    if host_side(process, to, bytes)? == Side::Pinned {
         let sequence = post(to, from, bytes)?;
         return match mode {
             Mode::Sync => process.session.wait_complete(stream.slot, sequence),
