@@ -74,9 +74,11 @@ impl Runtime {
     }
 }
 
-/// The program of `tests/clients/first.cu`, built in one way.
+/// A program of `tests/clients`, built in one way.
 #[derive(Debug, Clone, Copy)]
 pub struct Build {
+    /// Its source file.
+    pub source: &'static str,
     /// What is special about it.
     pub name: &'static str,
     /// The headers and runtime it is built with.
@@ -86,12 +88,16 @@ pub struct Build {
 }
 
 impl Build {
+    const fn of_first(name: &'static str, release: Release, flags: &'static [&'static str]) -> Self {
+        Self { source: FIRST, name, release, flags }
+    }
+
     /// A program with the runtime in it.
     #[must_use]
     pub const fn with_static_runtime(release: Release) -> Self {
         match release {
-            Release::Cuda12 => Self { name: "static-12", release, flags: &[STATIC, PTX_AND_CODE] },
-            Release::Cuda13 => Self { name: "static-13", release, flags: &[STATIC, PTX_AND_CODE] },
+            Release::Cuda12 => Self::of_first("static-12", release, &[STATIC, PTX_AND_CODE]),
+            Release::Cuda13 => Self::of_first("static-13", release, &[STATIC, PTX_AND_CODE]),
         }
     }
 
@@ -99,8 +105,8 @@ impl Build {
     #[must_use]
     pub const fn with_shared_runtime(release: Release) -> Self {
         match release {
-            Release::Cuda12 => Self { name: "shared-12", release, flags: &[SHARED, PTX_AND_CODE] },
-            Release::Cuda13 => Self { name: "shared-13", release, flags: &[SHARED, PTX_AND_CODE] },
+            Release::Cuda12 => Self::of_first("shared-12", release, &[SHARED, PTX_AND_CODE]),
+            Release::Cuda13 => Self::of_first("shared-13", release, &[SHARED, PTX_AND_CODE]),
         }
     }
 
@@ -110,7 +116,7 @@ impl Build {
     /// When the compiler cannot be fetched or does not accept the program.
     pub fn path(&self) -> Result<PathBuf> {
         let folder = paths::workspace().join("tests");
-        let (source, common) = (folder.join("clients/first.cu"), folder.join("programs/check.h"));
+        let (source, common) = (folder.join("clients").join(self.source), folder.join("programs/check.h"));
         let _lock = paths::cache_lock("clients")?;
         let built = paths::cache()?.join("clients");
         fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;
@@ -125,6 +131,8 @@ impl Build {
     }
 }
 
+/// The program that is built in many ways.
+const FIRST: &str = "first.cu";
 const STATIC: &str = "-cudart=static";
 const SHARED: &str = "-cudart=shared";
 const PTX_AND_CODE: &str = "-gencode=arch=compute_80,code=[compute_80,sm_80]";
@@ -153,8 +161,11 @@ pub const UNUSABLE: &[Build] = &[
 /// Device code that is linked: its wrapper is of another version.
 pub const RELOCATABLE: Build = image("relocatable", &[STATIC, PTX_AND_CODE, "-rdc=true"]);
 
+/// A program whose kernel prints.
+pub const PRINTING: Build = Build { source: "printing.cu", ..image("printing", &[STATIC, PTX_AND_CODE]) };
+
 const fn image(name: &'static str, flags: &'static [&'static str]) -> Build {
-    Build { name, release: Release::Cuda13, flags }
+    Build::of_first(name, Release::Cuda13, flags)
 }
 
 /// Gets and builds all that the tests of every change need: runtimes and programs.
@@ -169,7 +180,11 @@ pub fn prepare() -> Result<()> {
         Build::with_static_runtime(release).path()?;
         Build::with_shared_runtime(release).path()?;
     }
-    IMAGES.iter().chain(UNUSABLE).chain([&RELOCATABLE]).try_for_each(|build| build.path().map(drop))?;
+    IMAGES
+        .iter()
+        .chain(UNUSABLE)
+        .chain([&RELOCATABLE, &PRINTING])
+        .try_for_each(|build| build.path().map(drop))?;
     skewed_runtime().map(drop)
 }
 
@@ -209,7 +224,7 @@ pub fn built_by_clang(with_static_runtime: bool) -> Result<PathBuf> {
     debian::ensure(&["clang-19"])?;
     let toolkit = Toolkit::fetch_12()?;
     let folder = paths::workspace().join("tests");
-    let (source, common) = (folder.join("clients/first.cu"), folder.join("programs/check.h"));
+    let (source, common) = (folder.join("clients").join(FIRST), folder.join("programs/check.h"));
     let _lock = paths::cache_lock("clients")?;
     let built = paths::cache()?.join("clients");
     fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use sluice_tests::clients::{self, Build, IMAGES, RELOCATABLE, RUNTIMES, Release, UNUSABLE};
+use sluice_tests::clients::{self, Build, IMAGES, PRINTING, RELOCATABLE, RUNTIMES, Release, UNUSABLE};
 use sluice_tests::direct::PATIENCE;
 use sluice_tests::paths::{self, Binaries};
 use sluice_tests::process::{Finished, run};
@@ -173,6 +173,16 @@ fn images_that_cannot_run_are_refused_with_the_drivers_error() -> Result<()> {
     }
     let client = Client::new(RELOCATABLE.path()?);
     client.fails_both_ways(": 801 cudaErrorNotSupported").context(RELOCATABLE.name)
+}
+
+/// What a kernel prints does not reach the guest yet; but the driver prints it in the worker, whose filter must bear that.
+#[test]
+fn a_kernel_that_prints_does_not_end_its_session() -> Result<()> {
+    let client = Client::new(PRINTING.path()?);
+    let native = client.run(true)?;
+    passed(&native)?;
+    ensure!(native.stdout.contains("thread 7 of block 3\n"), "{}", native.stdout);
+    passed(&client.run(false)?)
 }
 
 // Promise: C10
