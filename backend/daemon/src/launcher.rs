@@ -18,6 +18,7 @@ use std::{
     io,
     os::unix::net::UnixListener,
     path::PathBuf,
+    time::Instant,
 };
 
 use rustix::{
@@ -27,6 +28,7 @@ use rustix::{
     fs::Mode,
     io::Errno,
     process::{Resource, Rlimit, Signal, WaitId, WaitIdOptions},
+    thread::CapabilitySet,
 };
 use sluice_protocol::{
     control::{self, FromLauncher, ToLauncher},
@@ -38,6 +40,7 @@ use crate::{
     cgroup::Cgroups,
     configuration::{UidRange, VmSpec, device_socket},
     logging,
+    rate::TokenBucket,
     spawn::{self, Given, Program, Reserved},
 };
 
@@ -45,6 +48,11 @@ use crate::{
 const DEVICE_DESCRIPTORS: u64 = 8192;
 /// Descriptors a worker may have; drivers take a few hundred.
 const WORKER_DESCRIPTORS: u64 = 4096;
+/// What a device of root may do as such: kill workers, which are other users, and have more descriptors on their way to
+/// workers than one user may, who is the same for the devices of all VMs.
+const DEVICE_CAPABILITIES: CapabilitySet = CapabilitySet::KILL.union(CapabilitySet::SYS_RESOURCE);
+/// Ends of children that are told of at once, and per second in the long run: a guest can end its workers at will.
+const ENDS: (u32, f64) = (10, 0.2);
 /// Variables of the launcher's environment that its children get: names, or beginnings of names ending in `_`.
 const ENVIRONMENT: [&str; 5] = ["SLUICE_LOG", "SLUICE_SECCOMP", "SLUICE_SOFTGPU_", "CUDA_", "RUST_BACKTRACE"];
 /// Events taken from the kernel at once.
@@ -132,6 +140,10 @@ pub struct Launcher {
     lifeline: Option<OwnedFd>,
     children: BTreeMap<u64, Child>,
     next_key: u64,
+    /// Ends of children that may be told of.
+    ends: TokenBucket,
+    /// Ends that were not.
+    untold: u64,
 }
 
 impl Launcher {
@@ -152,17 +164,18 @@ impl Launcher {
             epoll::add(&events, lifeline, EventData::new_u64(LIFELINE), EventFlags::RDHUP).map_err(set_up)?;
         }
         let environment = environment(std::env::vars_os());
-        let program = |path, descriptors| Program {
+        let program = |path, descriptors, capabilities| Program {
             path,
             arguments: vec!["--control-fd".into(), spawn::FIRST.to_string().into()],
             environment: environment.clone(),
             descriptors,
+            capabilities,
             end_with_launcher: lifeline.is_some(),
         };
         Ok(Self {
             reserved: Reserved::take().map_err(LauncherError::SetUp)?,
-            device: program(arguments.device, DEVICE_DESCRIPTORS),
-            worker: program(arguments.worker, WORKER_DESCRIPTORS),
+            device: program(arguments.device, DEVICE_DESCRIPTORS, DEVICE_CAPABILITIES),
+            worker: program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty()),
             socket_dir: arguments.socket_dir,
             vms: arguments.vms,
             free_uids: arguments.worker_uids.map(|range| range.ids().collect()),
@@ -172,6 +185,8 @@ impl Launcher {
             lifeline,
             children: BTreeMap::new(),
             next_key: FIRST_CHILD,
+            ends: TokenBucket::new(ENDS.1, ENDS.0, Instant::now()),
+            untold: 0,
         })
     }
 
@@ -353,13 +368,18 @@ impl Launcher {
                     (Some(0), _) | (_, Some(libc::SIGKILL | libc::SIGTERM)) => {
                         tracing::debug!("{role:?} of VM {vm} has ended: process {pid}");
                     }
+                    _ if self.ends.take(Instant::now()).is_err() => self.untold += 1,
                     (Some(code), _) => {
-                        tracing::warn!("{role:?} of VM {vm} ended with status {code}: process {pid}");
+                        let untold = std::mem::take(&mut self.untold);
+                        tracing::warn!(untold, "{role:?} of VM {vm} ended with status {code}: process {pid}");
                     }
-                    (_, signal) => tracing::error!(
-                        "{role:?} of VM {vm} was killed by signal {}: process {pid}",
-                        signal.unwrap_or(0)
-                    ),
+                    (_, signal) => {
+                        let (untold, signal) = (std::mem::take(&mut self.untold), signal.unwrap_or(0));
+                        tracing::error!(
+                            untold,
+                            "{role:?} of VM {vm} was killed by signal {signal}: process {pid}"
+                        );
+                    }
                 }
             }
             Err(error) => tracing::error!("cannot wait for process {}: {error}", child.pid),

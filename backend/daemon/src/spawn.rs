@@ -3,7 +3,7 @@
 //! Starting one program with nothing but what it is meant to have.
 //!
 //! A child gets the descriptors it is given, at [`FIRST`] and up, and standard error; a fixed environment; a process group
-//! of its own; no way to gain privileges, no core dumps, a bound on descriptors. It must never get anything else of the
+//! of its own; no way to gain privileges and of root's only those its program needs, no core dumps, a bound on descriptors. It must never get anything else of the
 //! launcher's: every other descriptor closes at exec, whatever its flags were.
 
 use std::{
@@ -21,6 +21,7 @@ use rustix::{
     fd::{BorrowedFd, OwnedFd},
     fs::{Mode, OFlags},
     process::{Pid, PidfdFlags, Resource, Rlimit, Signal},
+    thread::{CapabilitySet, CapabilitySets},
 };
 
 /// Number of the first descriptor a child is given: its control socket.
@@ -43,6 +44,8 @@ pub(crate) struct Program {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// Descriptors it may have.
     pub(crate) descriptors: u64,
+    /// What it may do of what root may do, if it runs as root.
+    pub(crate) capabilities: CapabilitySet,
     /// Whether the kernel kills it when the launcher dies.
     pub(crate) end_with_launcher: bool,
 }
@@ -101,6 +104,7 @@ pub(crate) fn start(_reserved: &Reserved, program: &Program, given: &Given<'_>) 
     let cgroup = given.cgroup.map(|door| door.as_raw_fd());
     let launcher = rustix::process::getpid();
     let (limit, end_with_launcher) = (program.descriptors, program.end_with_launcher);
+    let capabilities = program.capabilities;
 
     let mut command = Command::new(&program.path);
     command.args(&program.arguments).args(given.arguments);
@@ -112,6 +116,7 @@ pub(crate) fn start(_reserved: &Reserved, program: &Program, given: &Given<'_>) 
     }
     let prepare = move || {
         join(cgroup)?;
+        keep_capabilities(capabilities)?;
         prepare(&sources[..count], limit, end_with_launcher.then_some(launcher))
     };
     // SAFETY: the hook makes system calls on copied values only; it neither allocates nor locks.
@@ -139,6 +144,30 @@ fn join(cgroup: Option<RawFd>) -> io::Result<()> {
         1 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Takes all but these capabilities from what the program will have after exec. For who is not root there are none that
+/// could be taken, and none to come. Async-signal-safe.
+fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
+    let sets = rustix::thread::capabilities(None)?;
+    if !sets.effective.contains(CapabilitySet::SETPCAP) {
+        return Ok(());
+    }
+    for bit in 0..u64::BITS {
+        let capability = CapabilitySet::from_bits_retain(1 << bit);
+        if keep.contains(capability) {
+            continue;
+        }
+        match rustix::thread::remove_capability_from_bounding_set(capability) {
+            Ok(()) => {}
+            // Beyond the last one this kernel knows.
+            Err(rustix::io::Errno::INVAL) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    rustix::thread::clear_ambient_capability_set()?;
+    rustix::thread::set_capabilities(None, CapabilitySets { inheritable: CapabilitySet::empty(), ..sets })?;
+    Ok(())
 }
 
 /// Runs in the child. Async-signal-safe.

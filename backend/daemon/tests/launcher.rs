@@ -116,6 +116,7 @@ fn a_worker_has_nothing_but_what_it_is_given() {
     assert_eq!(found["group"], started.pid, "a process group of its own");
     assert_eq!(found["core"], 0);
     assert_eq!(found["privileges"], false, "new privileges can be gained");
+    assert_eq!(found["capabilities"], 0, "root's privileges are kept");
     drop(started.socket);
     wait_gone(&started.pidfd);
     launcher.end();
@@ -131,6 +132,9 @@ fn a_device_is_reachable_as_soon_as_it_is_started_and_there_is_one() {
     let found: serde_json::Value =
         serde_json::from_str(&place.front(1).ask("describe")).expect("a description");
     assert_eq!(found["core"], 0);
+    // CAP_KILL, and CAP_SYS_RESOURCE if there is any.
+    let capabilities = found["capabilities"].as_u64().expect("capabilities");
+    assert_eq!(capabilities & !(1 << 24), u64::from(rustix::process::geteuid().is_root()) << 5);
     assert_eq!(
         launcher.ask(ToLauncher::StartDevice { vm: 1 }).err(),
         Some(Errno::AGAIN),

@@ -78,8 +78,10 @@ fn what_it_has() -> Result<String> {
     names.sort_unstable();
     let group = rustix::process::getpgrp().as_raw_nonzero();
     let core = rustix::process::getrlimit(rustix::process::Resource::Core);
+    let capabilities = rustix::thread::capabilities(None)?;
     Ok(format!(
-        "\"fds\":{descriptors:?},\"environment\":{names:?},\"group\":{group},\"core\":{},\"privileges\":{},\"uid\":{}",
+        "\"capabilities\":{},\"fds\":{descriptors:?},\"environment\":{names:?},\"group\":{group},\"core\":{},\"privileges\":{},\"uid\":{}",
+        capabilities.permitted.union(capabilities.inheritable).bits(),
         core.maximum.map_or(-1, |maximum| i64::try_from(maximum).unwrap_or(i64::MAX)),
         !rustix::thread::no_new_privs()?,
         rustix::process::getuid().as_raw()
