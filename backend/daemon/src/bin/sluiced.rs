@@ -22,6 +22,9 @@ fn main() -> ExitCode {
 fn run() -> anyhow::Result<()> {
     let configuration = Configuration::load(Arguments::parse())?;
     logging::start()?;
+    // A worker that was taken over may be of the same user, and with a hardware driver it can open files: not our memory.
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+        .context("cannot be made undumpable")?;
     let supervisor = configuration
         .supervised
         .then(|| std::io::stdin().as_fd().try_clone_to_owned().context("cannot take over standard input"))
