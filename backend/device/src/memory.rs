@@ -13,6 +13,8 @@ pub type Memory = vm_memory::GuestMemoryAtomic<GuestMemoryMmap<()>>;
 
 /// Changes from one memory file to another within one resource: each costs a message to the worker.
 pub const PIECES: usize = 64;
+/// Memory regions of a front-end that is a process; it needs one.
+const REGIONS: usize = 4;
 const HUGETLBFS_MAGIC: u64 = 0x958458f6;
 /// Guest-physical addresses that exist on any machine.
 const ADDRESS_LIMIT: u64 = 1 << 52;
@@ -29,7 +31,7 @@ struct Budget {
 /// Which memory a front-end may bring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Sealed against shrinking, nothing else: the front-end is a guest process.
+    /// Sealed against shrinking and of ordinary pages, nothing else: the front-end is a guest process.
     Sealed,
     /// Sealed against shrinking, or huge pages: the front-end is a VMM.
     Vmm,
@@ -58,6 +60,13 @@ pub enum MemoryError {
         "memory region at {0:#x} is a file that can shrink; it must be sealed with F_SEAL_SHRINK (memory-backend-memfd,share=on,seal=on)"
     )]
     Shrinkable(u64),
+    /// The file is made of huge pages, of which the host may have none left when one is touched, and then touching it
+    /// would end this process.
+    #[error("memory region at {0:#x} is made of huge pages, which a process cannot bring")]
+    Huge(u64),
+    /// There are more regions than a process has any use for; each is a descriptor.
+    #[error("more than {REGIONS} memory regions")]
+    Regions,
     /// The file is shorter than the region.
     #[error("memory region at {0:#x} reaches beyond the end of its file")]
     Short(u64),
@@ -165,6 +174,9 @@ impl Table {
     pub fn new(memory: &GuestMemoryMmap<()>, policy: Policy) -> Result<Table, MemoryError> {
         let mut table = Table { budget: policy.budget(), ..Table::default() };
         let mut left = table.budget.bytes;
+        if policy == Policy::Sealed && memory.num_regions() > REGIONS {
+            return Err(MemoryError::Regions);
+        }
         for region in memory.iter() {
             let start = region.start_addr().raw_value();
             let bytes = region.len();
@@ -414,6 +426,9 @@ fn check(file: &File, end: u64, policy: Policy, start: u64) -> Result<(u64, u64)
     }
     let sealed = || fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     let huge = || fstatfs(file).is_ok_and(|system| u64::try_from(system.f_type) == Ok(HUGETLBFS_MAGIC));
+    if policy == Policy::Sealed && huge() {
+        return Err(MemoryError::Huge(start));
+    }
     let acceptable = match policy {
         Policy::Sealed => sealed(),
         Policy::Vmm => sealed() || huge(),

@@ -549,6 +549,22 @@ fn memory_is_accepted_by_policy() {
         let mut device = Device::new(policy, Arc::new(Link::new(true).unwrap())).unwrap();
         assert_eq!(device.set_memory(Memory::new(memory.clone())), accepted);
     }
+    // Of a process: no huge pages, which may run out when they are touched, and no descriptors without number.
+    let memory = |parts| GuestMemoryMmap::<()>::from_ranges_with_files(parts).unwrap();
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let huge: File = memfd_create(c"ram", flags).unwrap().into();
+    ftruncate(&huge, 4 << 20).unwrap();
+    fcntl_add_seals(&huge, SealFlags::SHRINK).unwrap();
+    let huge = memory(vec![(GuestAddress(0), 4 << 20, Some(FileOffset::new(huge, 0)))]);
+    let file = Arc::new(sealed(0x1_0000, SealFlags::SHRINK));
+    let part = |at| (GuestAddress(at), 0x1000, Some(FileOffset::from_arc(Arc::clone(&file), at)));
+    let parts = memory((0..5).map(|index| part(0x2000 * index)).collect());
+    for (memory, refused) in [(huge, MemoryError::Huge(0)), (parts, MemoryError::Regions)] {
+        for (policy, accepted) in [(Policy::Sealed, Err(refused)), (Policy::Vmm, Ok(()))] {
+            let mut device = Device::new(policy, Arc::new(Link::new(true).unwrap())).unwrap();
+            assert_eq!(device.set_memory(Memory::new(memory.clone())), accepted);
+        }
+    }
     // Without a file no worker can have it.
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
     let mut device = Device::new(Policy::Any, Arc::new(Link::new(true).unwrap())).unwrap();
