@@ -28,14 +28,15 @@ const STAGED_PER_STREAM: u64 = 32 << 20;
 /// The arena of the session.
 pub(crate) struct Arena {
     reservation: OnceLock<Reservation>,
+    /// Bytes of the reservation in use. Locked while the arena grows, which takes the host a while; what fits into the blocks
+    /// there are needs only `state`.
+    used: Mutex<u64>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     blocks: Vec<Block>,
-    /// Bytes of the reservation in use.
-    used: u64,
     /// Staging memory whose readers may not be done.
     staged: Vec<Staged>,
     /// Pinned memory of the program by address.
@@ -58,6 +59,8 @@ struct Staged {
 pub(crate) struct Pinned {
     room: Room,
     pub(crate) bytes: u64,
+    /// Tells it from an earlier allocation at its address.
+    pub(crate) identity: u64,
     /// Flags as given to `cuMemHostAlloc`.
     pub(crate) flags: u32,
     /// Raw id of the context it was allocated in.
@@ -82,7 +85,7 @@ impl Room {
 impl Arena {
     /// An arena without memory: it shares nothing until something is needed.
     pub(crate) fn new() -> Result<Arena> {
-        Ok(Arena { reservation: OnceLock::new(), state: Mutex::default() })
+        Ok(Arena { reservation: OnceLock::new(), used: Mutex::default(), state: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -111,33 +114,40 @@ impl Arena {
 
     /// Allocates `bytes` of shared host memory.
     pub(crate) fn allocate(&self, process: &Process, bytes: u64) -> Result<Room> {
-        let mut state = self.lock();
-        state.reclaim(process);
-        if let Some(room) = state.allocate(bytes) {
+        {
+            let mut state = self.lock();
+            state.reclaim(process);
+            if let Some(room) = state.allocate(bytes) {
+                return Ok(room);
+            }
+        }
+        let mut used = self.used.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // Somebody else may have made room while we waited.
+        if let Some(room) = self.lock().allocate(bytes) {
             return Ok(room);
         }
         let reservation = self.reservation()?;
-        let growth = bytes.max(1).checked_next_multiple_of(GROWTH).ok_or(Error::OUT_OF_MEMORY)?;
-        let end = state
-            .used
-            .checked_add(growth)
-            .filter(|end| *end <= reservation.bytes())
-            .ok_or(Error::OUT_OF_MEMORY)?;
-        let base = reservation.base() + state.used;
-        // A resource is limited, so a large block is stitched from several.
-        let mut at = base;
-        while at < base + growth {
-            let part = (base + growth - at).min(limits::RESOURCE_BYTES);
-            process.session.attach(reservation, at, part)?;
-            at += part;
+        let growth = growth(bytes, *used).ok_or(Error::OUT_OF_MEMORY)?;
+        if growth > reservation.bytes() - *used {
+            return Err(Error::OUT_OF_MEMORY);
         }
-        state.used = end;
-        let units = u32::try_from(growth / UNIT).map_err(|_| Error::OUT_OF_MEMORY)?;
-        state.blocks.push(Block {
-            base,
-            bytes: growth,
-            allocator: Allocator::with_max_allocs(units, 64 << 10),
-        });
+        // A resource is limited, so a large block is stitched from several.
+        let base = reservation.base() + *used;
+        let (mut attached, mut result) = (0, Ok(()));
+        while attached < growth && result.is_ok() {
+            let part = (growth - attached).min(limits::RESOURCE_BYTES);
+            match process.session.attach(reservation, base + attached, part) {
+                Ok(()) => attached += part,
+                Err(error) => result = Err(error),
+            }
+        }
+        // What the host took stays, too little as it may be: its addresses cannot be given another time.
+        *used += attached;
+        let mut state = self.lock();
+        if attached > 0 {
+            state.blocks.push(Block::new(base, attached)?);
+        }
+        result?;
         state.allocate(bytes).ok_or(Error::OUT_OF_MEMORY)
     }
 
@@ -181,20 +191,30 @@ impl Arena {
         }
         let room = self.allocate(process, bytes)?;
         let address = room.address;
-        self.lock().pinned.insert(address, Pinned { room, bytes, flags, context });
+        let identity = crate::memory::identity();
+        self.lock().pinned.insert(address, Pinned { room, bytes, identity, flags, context });
         Ok(address)
     }
 
     /// Frees pinned memory once nothing uses it any more.
     pub(crate) fn unpin(&self, process: &Process, address: u64) -> Result {
-        if !self.lock().pinned.contains_key(&address) {
-            return Err(Error::INVALID_VALUE);
-        }
+        // Off the list first, so that it is freed once, whoever else tries meanwhile.
+        let pinned = self.lock().pinned.remove(&address).ok_or(Error::INVALID_VALUE)?;
         process.wait_all()?;
-        let mut state = self.lock();
-        let pinned = state.pinned.remove(&address).ok_or(Error::INVALID_VALUE)?;
-        state.free(pinned.room);
+        self.free(pinned.room);
         Ok(())
+    }
+
+    /// Frees the pinned memory of a context that is gone.
+    pub(crate) fn forget_context(&self, context: u64) {
+        let mut state = self.lock();
+        let gone: Vec<u64> =
+            state.pinned.iter().filter(|(_, pinned)| pinned.context == context).map(|(at, _)| *at).collect();
+        for address in gone {
+            if let Some(pinned) = state.pinned.remove(&address) {
+                state.free(pinned.room);
+            }
+        }
     }
 
     /// What `look` finds out about the pinned allocation that contains an address.
@@ -210,6 +230,22 @@ impl Arena {
         let Some(reservation) = self.reservation.get() else { return false };
         address.wrapping_sub(reservation.base()) < reservation.bytes()
             && self.pinned(address, |start, pinned| bytes <= pinned.bytes - (address - start)) == Some(true)
+    }
+}
+
+/// Bytes by which the arena grows for an allocation: by a part of what it has, so that the few resources a session may
+/// have last for all the memory it may have; and to a size the allocator has a class for (a power of two and eighths of it),
+/// or it would not find the block for an allocation that fills it.
+fn growth(bytes: u64, used: u64) -> Option<u64> {
+    let wanted = bytes.max(1).max((used / 8).min(limits::RESOURCE_BYTES));
+    let class = (1 << wanted.ilog2()) / 8;
+    wanted.checked_next_multiple_of(class.max(GROWTH))
+}
+
+impl Block {
+    fn new(base: u64, bytes: u64) -> Result<Block> {
+        let units = u32::try_from(bytes / UNIT).map_err(|_| Error::OUT_OF_MEMORY)?;
+        Ok(Block { base, bytes, allocator: Allocator::with_max_allocs(units, 64 << 10) })
     }
 }
 
@@ -245,5 +281,34 @@ impl State {
             process.streams.unstage(staged.slot, staged.room.bytes);
             self.free(staged.room);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_holds_the_allocation_it_was_made_for() {
+        for bytes in
+            [1, 4096, GROWTH, GROWTH + 1, 544 << 20, 600 << 20, 700 << 20, (1 << 30) + 1, 3 << 30, 47 << 30]
+        {
+            let growth = growth(bytes, 0).unwrap();
+            let mut block = Block::new(0, growth).unwrap();
+            let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap();
+            assert!(block.allocator.allocate(units).is_some(), "{bytes} in {growth}");
+        }
+        assert_eq!(growth(u64::MAX, 0), None);
+    }
+
+    #[test]
+    fn the_resources_of_a_session_last_for_its_memory() {
+        let (mut used, mut resources) = (0, 1);
+        while used < limits::SESSION_BYTES {
+            let growth = growth(4096, used).unwrap();
+            used += growth;
+            resources += growth.div_ceil(limits::RESOURCE_BYTES);
+        }
+        assert!(resources < u64::from(limits::ATTACHMENTS), "{resources}");
     }
 }

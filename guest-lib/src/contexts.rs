@@ -12,7 +12,7 @@ use sluice_protocol::{
     handle::{Context as Kind, Id},
     limits,
 };
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 struct Slot {
     /// Raw id, 0 while free.
@@ -30,12 +30,16 @@ const NONE: u32 = u32::MAX;
 pub(crate) struct Contexts {
     slots: Vec<Slot>,
     state: Mutex<State>,
+    /// Tells who waits to activate a context that is just ending.
+    ended: Condvar,
 }
 
 struct State {
     generations: Vec<u32>,
     /// Retain counts of the primary contexts.
     retained: Vec<u32>,
+    /// Contexts that are ending: out of use here, not yet gone on the host.
+    ending: Vec<bool>,
 }
 
 /// A context that may be used.
@@ -61,8 +65,12 @@ impl Contexts {
                 }
             })
             .collect();
-        let state = State { generations: vec![1; limits::CONTEXTS as usize], retained: vec![0; devices] };
-        Contexts { slots, state: Mutex::new(state) }
+        let state = State {
+            generations: vec![1; limits::CONTEXTS as usize],
+            retained: vec![0; devices],
+            ending: vec![false; limits::CONTEXTS as usize],
+        };
+        Contexts { slots, state: Mutex::new(state), ended: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -111,50 +119,70 @@ impl Contexts {
         process.session.healthy()?;
         match thread::current_context() {
             0 => Err(Error::INVALID_CONTEXT),
-            raw => self.get(raw),
+            // It was a context when it became current.
+            raw => self.get(raw).map_err(|_| Error::CONTEXT_IS_DESTROYED),
         }
     }
 
     fn activate(&self, process: &Process, raw: u64, device: i32, flags: u32, primary: bool) -> Result {
         let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_CONTEXT)?;
         let slot = &self.slots[id.index()];
-        let legacy = process.streams.take(raw, 0, 0)?;
         let ordinal = process.devices.get(device)?.ordinal;
+        let legacy = process.streams.take(process, raw, 0, 0)?;
         let created = process.session.sync(
             0,
             wire::context_create::CALL,
-            |writer| wire::context_create::put(writer, Mint(id), ordinal, flags, primary, legacy),
+            |writer| wire::context_create::put(writer, Mint(id), ordinal, flags, primary, legacy.slot),
             wire::context_create::Reply::get,
         );
         if let Err(error) = created {
-            process.streams.give(legacy);
+            process.streams.put_back(legacy);
             return Err(error);
         }
         slot.device.store(device.cast_unsigned(), Ordering::Relaxed);
         slot.flags.store(flags, Ordering::Relaxed);
-        slot.legacy.store(legacy, Ordering::Release);
+        slot.legacy.store(legacy.slot, Ordering::Release);
         Ok(())
     }
 
-    fn deactivate(&self, process: &Process, raw: u64) -> Result {
-        let context = self.get(raw)?;
+    /// Ends a context: runs what programs and runtimes have tied to it, then takes it out of use, waits for its work, and
+    /// destroys it. `false` when the destructors, or another thread, did so meanwhile. Nothing is locked while a destructor
+    /// runs, which may come back to any function of the driver, nor while the work is waited for.
+    fn deactivate(&self, process: &Process, raw: u64) -> Result<bool> {
         let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_CONTEXT)?;
-        for stream in process.streams.of_context(raw, false) {
-            process.session.wait_complete(stream.slot, stream.posted())?;
-        }
+        self.get(raw)?;
         sluice_cuda_abi::tables::context_destroyed(usize::try_from(raw).map_err(|_| Error::INVALID_CONTEXT)?);
-        process.device_map.free_context(process, raw)?;
+        {
+            let mut state = self.lock();
+            if self.slots[id.index()].legacy.swap(NONE, Ordering::AcqRel) == NONE {
+                return Ok(false);
+            }
+            state.ending[id.index()] = true;
+        }
+        let ended = self.end(process, id);
+        self.lock().ending[id.index()] = false;
+        self.ended.notify_all();
+        ended.map(|()| true)
+    }
+
+    fn end(&self, process: &Process, id: Id<Kind>) -> Result {
+        let raw = id.raw();
+        let streams = process.streams.retire_context(raw);
+        for (stream, sequence) in process.streams.posted(raw, false) {
+            process.session.wait_complete(stream, sequence)?;
+        }
+        process.device_map.forget_context(raw);
         process.session.sync(
             0,
             wire::context_destroy::CALL,
             |writer| wire::context_destroy::put(writer, id),
             wire::context_destroy::Reply::get,
         )?;
-        self.slots[id.index()].legacy.store(NONE, Ordering::Release);
-        process.streams.forget_context(raw);
+        process.streams.give_all(streams);
         process.events.forget_context(raw);
         process.modules.forget_context(process, raw);
-        let _ = context;
+        process.functions.forget_launches(id.index());
+        process.arena.forget_context(raw);
         Ok(())
     }
 
@@ -178,7 +206,7 @@ impl Contexts {
             self.release(raw);
             return Err(error);
         }
-        thread::push(raw)?;
+        thread::push(raw);
         Ok(raw)
     }
 
@@ -194,10 +222,11 @@ impl Contexts {
         if id.index() < process.devices.count() {
             return Err(Error::INVALID_CONTEXT);
         }
-        self.deactivate(process, raw)?;
-        self.release(raw);
+        if self.deactivate(process, raw)? {
+            self.release(raw);
+        }
         if thread::current_context() == raw {
-            thread::pop()?;
+            thread::pop();
         }
         Ok(())
     }
@@ -205,8 +234,11 @@ impl Contexts {
     /// Retains a device's primary context, activating it if it is not.
     pub(crate) fn retain_primary(&self, process: &Process, device: i32) -> Result<u64> {
         let raw = self.primary(process, device)?;
-        let mut state = self.lock();
         let index = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
+        let mut state = self.lock();
+        while state.ending[index] {
+            state = self.ended.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
         if self.get(raw).is_err() {
             let flags = self.slots[index].flags.load(Ordering::Relaxed);
             self.activate(process, raw, device, flags, true)?;
@@ -218,26 +250,20 @@ impl Contexts {
     /// Releases a device's primary context; the last release resets it.
     pub(crate) fn release_primary(&self, process: &Process, device: i32) -> Result {
         let raw = self.primary(process, device)?;
-        let mut state = self.lock();
         let index = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
-        match state.retained[index] {
-            0 => Err(Error::INVALID_CONTEXT),
-            1 => {
-                state.retained[index] = 0;
-                if self.get(raw).is_ok() { self.deactivate(process, raw) } else { Ok(()) }
-            }
-            _ => {
-                state.retained[index] -= 1;
-                Ok(())
-            }
-        }
+        let left = {
+            let mut state = self.lock();
+            let left = state.retained[index].checked_sub(1).ok_or(Error::INVALID_CONTEXT)?;
+            state.retained[index] = left;
+            left
+        };
+        if left == 0 && self.get(raw).is_ok() { self.deactivate(process, raw).map(drop) } else { Ok(()) }
     }
 
     /// Destroys everything in a device's primary context, whoever retains it.
     pub(crate) fn reset_primary(&self, process: &Process, device: i32) -> Result {
         let raw = self.primary(process, device)?;
-        let _state = self.lock();
-        if self.get(raw).is_ok() { self.deactivate(process, raw) } else { Ok(()) }
+        if self.get(raw).is_ok() { self.deactivate(process, raw).map(drop) } else { Ok(()) }
     }
 
     /// Flags of a device's primary context, and whether it is active.

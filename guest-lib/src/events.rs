@@ -66,13 +66,13 @@ impl Event<'_> {
     }
 
     /// Records the event in a stream.
-    pub(crate) fn record(&self, process: &Process, stream: Stream<'_>, flags: u32) -> Result {
+    pub(crate) fn record(&self, process: &Process, stream: Stream<'_>) -> Result {
         let id = self.id;
         let sequence = process.session.post(
             stream.context,
             wire::event_record::CALL,
             Some(stream.target()),
-            |writer| wire::event_record::put(writer, id, flags),
+            |writer| wire::event_record::put(writer, id, 0),
         )?;
         self.slot.recorded.store(sequence << SLOT_BITS | u64::from(stream.slot), Ordering::Release);
         Ok(())
@@ -119,14 +119,21 @@ impl Events {
         match posted {
             Ok(_) => Ok(id),
             Err(error) => {
-                self.give(index, slot);
+                if Self::retire(context, slot) {
+                    self.give(index);
+                }
                 Err(error)
             }
         }
     }
 
-    fn give(&self, index: u32, slot: &Slot) {
-        slot.context.store(0, Ordering::Release);
+    /// Ends the event in a slot; `false` when somebody else was faster.
+    fn retire(context: u64, slot: &Slot) -> bool {
+        slot.context.compare_exchange(context, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Gives the slot of a retired event back.
+    fn give(&self, index: u32) {
         self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).returned.push(index);
     }
 
@@ -144,10 +151,13 @@ impl Events {
 
     /// Destroys an event.
     pub(crate) fn destroy(&self, process: &Process, event: Event<'_>) -> Result {
+        if !Self::retire(event.context, event.slot) {
+            return Err(Error::INVALID_HANDLE);
+        }
         process.session.post(event.context, wire::event_destroy::CALL, None, |writer| {
             wire::event_destroy::put(writer, event.id)
         })?;
-        self.give(u32::try_from(event.id.index()).map_err(|_| Error::UNKNOWN)?, event.slot);
+        self.give(u32::try_from(event.id.index()).map_err(|_| Error::UNKNOWN)?);
         Ok(())
     }
 
@@ -155,8 +165,8 @@ impl Events {
     pub(crate) fn forget_context(&self, context: u64) {
         for (first, slots) in (0..limits::EVENTS).step_by(CHUNK).zip(self.chunks.iter()) {
             for (index, slot) in (first..).zip(slots.get().into_iter().flatten()) {
-                if slot.context.load(Ordering::Acquire) == context {
-                    self.give(index, slot);
+                if Self::retire(context, slot) {
+                    self.give(index);
                 }
             }
         }

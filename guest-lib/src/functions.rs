@@ -4,11 +4,11 @@ use crate::{
     error::{Error, Result},
     process::Process,
 };
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use sluice_protocol::{
     calls::{FunctionAttributes, wire},
     field::{Mint, Name},
-    handle::{Function as Kind, Id, Module},
+    handle::{Context, Function as Kind, Id, Module},
     limits,
 };
 use std::{
@@ -31,18 +31,40 @@ pub(crate) mod attribute {
 pub(crate) struct Function {
     pub(crate) id: Id<Kind>,
     pub(crate) module: Id<Module>,
-    /// Of a library: launched in any context.
-    pub(crate) kernel: bool,
+    /// Raw id of its module's context; 0 for a kernel of a library, which is launched in any.
+    pub(crate) context: u64,
     /// Interned: handed out by pointer for the life of the process.
     pub(crate) name: &'static CString,
     pub(crate) attributes: FunctionAttributes,
     /// Offset and size of each parameter.
     pub(crate) parameters: Box<[(u16, u16)]>,
-    /// The driver has accepted a launch; what it refuses at once depends on the launch alone from now on.
-    pub(crate) launched: AtomicBool,
+    /// The contexts, a bit each, in which the driver has accepted a launch; what it refuses at once depends on the launch
+    /// alone from then on.
+    launched: AtomicU64,
+}
+
+const _: () = assert!(limits::CONTEXTS <= u64::BITS);
+
+fn bit(context: u64) -> u64 {
+    Id::<Context>::from_raw(context).map_or(0, |id| 1 << id.index())
 }
 
 impl Function {
+    /// Whether the function belongs to no context.
+    pub(crate) const fn is_kernel(&self) -> bool {
+        self.context == 0
+    }
+
+    /// Whether it was launched in a context before.
+    pub(crate) fn was_launched(&self, context: u64) -> bool {
+        self.launched.load(Ordering::Relaxed) & bit(context) != 0
+    }
+
+    /// It was.
+    pub(crate) fn set_launched(&self, context: u64) {
+        self.launched.fetch_or(bit(context), Ordering::Relaxed);
+    }
+
     /// Value of an attribute.
     pub(crate) fn attribute(&self, index: usize) -> i32 {
         self.attributes.0.get(index).copied().unwrap_or(0)
@@ -78,7 +100,8 @@ struct Free {
     fresh: u32,
 }
 
-/// A function in use: it cannot go while this is held.
+/// A function in use: it cannot go, nor its attributes change, while this is held. Whoever holds it must not wait for
+/// anything, or a thread that sets an attribute would hold up all others that launch the function.
 pub(crate) struct Held<'a>(RwLockReadGuard<'a, Option<Function>>);
 
 impl core::ops::Deref for Held<'_> {
@@ -111,13 +134,14 @@ impl Functions {
         Ok(names.entry(name.clone()).or_insert_with(|| Box::leak(Box::new(name))))
     }
 
-    /// Finds a function of a module, or a kernel of a library, on the host.
+    /// Finds a function of a module, or a kernel of a library, on the host. `of` is the module's context, `caller` the
+    /// calling thread's.
     pub(crate) fn find(
         &self,
         process: &Process,
-        context: u64,
+        caller: u64,
         module: Id<Module>,
-        kernel: bool,
+        of: u64,
         name: &[u8],
     ) -> Result<Id<Kind>> {
         let (index, generation) = {
@@ -133,7 +157,7 @@ impl Functions {
         };
         let id = Id::new(index, generation);
         let found = process.session.sync(
-            context,
+            caller,
             wire::module_function::CALL,
             |writer| wire::module_function::put(writer, module, Mint(id), Name(name)),
             wire::module_function::Reply::get,
@@ -148,11 +172,11 @@ impl Functions {
                 let function = Function {
                     id,
                     module,
-                    kernel,
+                    context: of,
                     name,
                     attributes: found.attributes,
                     parameters: found.parameters.entries().into(),
-                    launched: AtomicBool::new(false),
+                    launched: AtomicU64::new(0),
                 };
                 *self.slot(id.index())?.function.write().unwrap_or_else(|poisoned| poisoned.into_inner()) =
                     Some(function);
@@ -187,9 +211,18 @@ impl Functions {
             self.slot(id.index())?.function.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(function) = slot.as_mut().filter(|function| function.id == id) {
             function.attributes = attributes;
-            function.launched.store(false, Ordering::Relaxed);
+            function.launched.store(0, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// A context, by index, is gone, and what was launched in it with it.
+    pub(crate) fn forget_launches(&self, context: usize) {
+        for slot in self.chunks.iter().filter_map(OnceLock::get).flatten() {
+            if let Some(function) = &*slot.function.read().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+                function.launched.fetch_and(!(1 << context), Ordering::Relaxed);
+            }
+        }
     }
 
     /// Drops a function whose module is gone.

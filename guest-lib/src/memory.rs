@@ -17,14 +17,27 @@ use sluice_shared_memory::Reservation;
 use std::{
     collections::BTreeMap,
     ops::Bound,
-    sync::{RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{
+        RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicU64, Ordering},
+    },
 };
+
+/// What `CU_POINTER_ATTRIBUTE_BUFFER_ID` answers for a new allocation: a number that no other had or will have.
+pub(crate) fn identity() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+const PAGE: u64 = 4096;
 
 /// A live range of device addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
+    /// Tells it from an earlier allocation at its address.
+    pub(crate) identity: u64,
     /// Raw id of the context it belongs to.
     pub(crate) context: u64,
     /// A module's variable: not to be freed by the program.
@@ -97,7 +110,19 @@ impl DeviceMap {
         let start = allocated
             .map_err(|error| if bytes > limits::ALLOCATION_BYTES { Error::OUT_OF_MEMORY } else { error })?;
         let start = start.address;
-        self.write().insert(start, Range { start, bytes, context, global: false });
+        let (left, last) = (self.window.base() + self.window.bytes(), start.checked_add(bytes));
+        let within = self.reserves(start) && last.is_some_and(|last| last <= left);
+        let mut ranges = self.write();
+        let overlaps = || {
+            let (_, below) = ranges.range(..last.unwrap_or(start)).next_back()?;
+            (below.start + below.bytes > start).then_some(())
+        };
+        if !within || overlaps().is_some() {
+            // It could be anything of the program's.
+            log::error(format_args!("the host allocated {bytes} bytes at {start:#x}, which cannot be"));
+            return Err(Error::UNKNOWN);
+        }
+        ranges.insert(start, Range { start, bytes, identity: identity(), context, global: false });
         Ok(start)
     }
 
@@ -106,15 +131,13 @@ impl DeviceMap {
         if start == 0 {
             return Ok(());
         }
-        let range =
-            self.read().get(&start).copied().filter(|range| !range.global).ok_or(Error::INVALID_VALUE)?;
+        let range = {
+            let mut ranges = self.write();
+            // Off the map first, so that it is freed once, whoever else tries meanwhile.
+            ranges.get(&start).filter(|range| !range.global).ok_or(Error::INVALID_VALUE)?;
+            ranges.remove(&start).ok_or(Error::INVALID_VALUE)?
+        };
         process.wait_all()?;
-        // Somebody else may have freed it while we waited.
-        self.write().remove(&start).ok_or(Error::INVALID_VALUE)?;
-        self.post_free(process, range)
-    }
-
-    fn post_free(&self, process: &Process, range: Range) -> Result {
         process
             .session
             .post(range.context, wire::memory_free::CALL, None, |writer| {
@@ -123,15 +146,9 @@ impl DeviceMap {
             .map(drop)
     }
 
-    /// Frees what a context still has; its work is complete.
-    pub(crate) fn free_context(&self, process: &Process, context: u64) -> Result {
-        let of_context = |range: &Range| range.context == context && !range.global;
-        let ranges: Vec<Range> = self.read().values().filter(|range| of_context(range)).copied().collect();
-        for range in ranges {
-            self.write().remove(&range.start);
-            self.post_free(process, range)?;
-        }
-        Ok(())
+    /// Forgets what a context has, variables included; the host frees it with the context.
+    pub(crate) fn forget_context(&self, context: u64) {
+        self.write().retain(|_, range| range.context != context);
     }
 
     /// The live range that contains an address.
@@ -156,30 +173,35 @@ impl DeviceMap {
     /// Takes in a module's variable. The driver put it where it wanted: the addresses must not be in use here, or a host
     /// pointer would look like a device pointer.
     pub(crate) fn add_global(&self, start: u64, bytes: u64, context: u64) -> Result {
-        let (first, end) = (start & !4095, start.checked_add(bytes.max(1)).ok_or(Error::UNKNOWN)?);
+        let end = start.checked_add(bytes.max(1)).and_then(|end| end.checked_next_multiple_of(PAGE));
+        let (mut at, end) = (start - start % PAGE, end.ok_or(Error::UNKNOWN)?);
         let mut pages = self.pages.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        for page in (first..end).step_by(4096) {
-            let covered = pages
-                .range((Bound::Unbounded, Bound::Included(page)))
-                .next_back()
-                .is_some_and(|(_, reservation)| page - reservation.base() < reservation.bytes());
-            if covered {
+        while at < end {
+            let before = pages.range(..=at).next_back().map(|(base, held)| base + held.bytes());
+            if let Some(covered) = before.filter(|covered| *covered > at) {
+                at = covered;
                 continue;
             }
-            let reservation = Reservation::new(page, 4096).map_err(|error| {
+            let next = pages.range(at..).next().map_or(end, |(base, _)| end.min(*base));
+            let reservation = Reservation::new(at, next - at).map_err(|error| {
                 log::error(format_args!(
                     "a variable of a module lies where this process has memory of its own: {error}"
                 ));
                 Error::OUT_OF_MEMORY
             })?;
-            pages.insert(page, reservation);
+            pages.insert(at, reservation);
+            at = next;
         }
-        self.write().insert(start, Range { start, bytes, context, global: true });
+        self.write().insert(start, Range { start, bytes, identity: identity(), context, global: true });
         Ok(())
     }
 
     /// Forgets a module's variable.
-    pub(crate) fn remove(&self, start: u64) {
-        self.write().remove(&start);
+    pub(crate) fn remove(&self, start: u64, context: u64) {
+        let mut ranges = self.write();
+        // With its context it may have gone before, and its address to another.
+        if ranges.get(&start).is_some_and(|range| range.global && range.context == context) {
+            ranges.remove(&start);
+        }
     }
 }

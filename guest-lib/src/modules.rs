@@ -24,7 +24,17 @@ struct Module {
     /// Raw id of the context; 0 for a library.
     context: u64,
     functions: HashMap<Vec<u8>, Id<Function>>,
-    globals: HashMap<Vec<u8>, (u64, u64)>,
+    /// Functions that two threads looked up at once: nobody's, but they live as long on the host.
+    spare: Vec<Id<Function>>,
+    /// Address and size by name, and by the context in which they were looked up: a library has its variables in each.
+    globals: HashMap<Vec<u8>, Vec<Global>>,
+}
+
+#[derive(Clone, Copy)]
+struct Global {
+    context: u64,
+    address: u64,
+    bytes: u64,
 }
 
 /// The modules and libraries of the session.
@@ -80,8 +90,13 @@ impl Modules {
             let id = Id::new(u32::try_from(index).map_err(|_| Error::UNKNOWN)?, state.generations[index]);
             // Taken from here on, so that nobody else mints it.
             let context = if library { 0 } else { context };
-            state.modules[index] =
-                Some(Module { id, context, functions: HashMap::new(), globals: HashMap::new() });
+            state.modules[index] = Some(Module {
+                id,
+                context,
+                functions: HashMap::new(),
+                spare: Vec::new(),
+                globals: HashMap::new(),
+            });
             id
         };
         let loaded = ship(process, context, library, id, &image, log);
@@ -93,36 +108,50 @@ impl Modules {
 
     /// Checks a handle and says whether it is a library's.
     pub(crate) fn resolve(&self, handle: u64) -> Result<(Id<Kind>, bool)> {
+        self.of(handle).map(|(id, context)| (id, context == 0))
+    }
+
+    /// Checks a handle and says in which context the module is.
+    fn of(&self, handle: u64) -> Result<(Id<Kind>, u64)> {
         let id = Id::<Kind>::from_raw(handle).ok_or(Error::INVALID_HANDLE)?;
         let state = self.lock();
         let module = state.modules.get(id.index()).and_then(Option::as_ref).filter(|module| module.id == id);
-        module.map(|module| (id, module.context == 0)).ok_or(Error::INVALID_HANDLE)
+        module.map(|module| (id, module.context)).ok_or(Error::INVALID_HANDLE)
+    }
+
+    /// Looks at a module, if it is still there.
+    fn with<R>(&self, id: Id<Kind>, look: impl FnOnce(&mut Module) -> R) -> Option<R> {
+        self.lock().modules.get_mut(id.index())?.as_mut().filter(|module| module.id == id).map(look)
     }
 
     /// A function of a module or a kernel of a library, looked up once.
     pub(crate) fn function(
         &self,
         process: &Process,
-        context: u64,
+        caller: u64,
         handle: u64,
         name: &[u8],
     ) -> Result<Id<Function>> {
-        let (id, library) = self.resolve(handle)?;
-        if let Some(Some(module)) = self.lock().modules.get(id.index())
-            && let Some(function) = module.functions.get(name)
-        {
-            return Ok(*function);
+        let (id, context) = self.of(handle)?;
+        if let Some(Some(function)) = self.with(id, |module| module.functions.get(name).copied()) {
+            return Ok(function);
         }
-        let function = process.functions.find(process, context, id, library, name)?;
-        match self.lock().modules.get_mut(id.index()) {
-            Some(Some(module)) if module.id == id => {
-                Ok(*module.functions.entry(name.to_vec()).or_insert(function))
+        let function = process.functions.find(process, caller, id, context, name)?;
+        let kept = self.with(id, |module| {
+            let kept = *module.functions.entry(name.to_vec()).or_insert(function);
+            if kept != function {
+                module.spare.push(function);
             }
-            _ => Err(Error::INVALID_HANDLE),
+            kept
+        });
+        if kept.is_none() {
+            // The module was unloaded meanwhile, and on the host the function with it.
+            process.functions.forget(function);
         }
+        kept.ok_or(Error::INVALID_HANDLE)
     }
 
-    /// Address and size of a variable, looked up once.
+    /// Address and size of a variable, looked up once per context.
     pub(crate) fn global(
         &self,
         process: &Process,
@@ -130,11 +159,13 @@ impl Modules {
         handle: u64,
         name: &[u8],
     ) -> Result<(u64, u64)> {
-        let (id, _) = self.resolve(handle)?;
-        if let Some(Some(module)) = self.lock().modules.get(id.index())
-            && let Some(global) = module.globals.get(name)
-        {
-            return Ok(*global);
+        let (id, of) = self.of(handle)?;
+        let context = if of == 0 { context } else { of };
+        let known = self.with(id, |module| {
+            module.globals.get(name)?.iter().find(|global| global.context == context).copied()
+        });
+        if let Some(Some(Global { address, bytes, .. })) = known {
+            return Ok((address, bytes));
         }
         let found = process.session.sync(
             context,
@@ -142,11 +173,12 @@ impl Modules {
             |writer| wire::module_global::put(writer, id, Name(name)),
             wire::module_global::Reply::get,
         )?;
-        process.device_map.add_global(found.address, found.bytes, context)?;
-        if let Some(Some(module)) = self.lock().modules.get_mut(id.index()) {
-            module.globals.insert(name.to_vec(), (found.address, found.bytes));
-        }
-        Ok((found.address, found.bytes))
+        let (address, bytes) = (found.address, found.bytes);
+        process.device_map.add_global(address, bytes, context)?;
+        self.with(id, |module| {
+            module.globals.entry(name.to_vec()).or_default().push(Global { context, address, bytes });
+        });
+        Ok((address, bytes))
     }
 
     /// Number of functions of a module.
@@ -206,14 +238,22 @@ impl Modules {
 
     fn forget(&self, process: &Process, module: Option<Module>) {
         let Some(module) = module else { return };
-        module.functions.values().for_each(|function| process.functions.forget(*function));
-        module.globals.values().for_each(|(address, _)| process.device_map.remove(*address));
+        let functions = module.functions.values().chain(&module.spare);
+        functions.for_each(|function| process.functions.forget(*function));
+        module
+            .globals
+            .values()
+            .flatten()
+            .for_each(|global| process.device_map.remove(global.address, global.context));
     }
 
-    /// Forgets the modules of a context that is gone.
+    /// Forgets the modules of a context that is gone, and where libraries had their variables in it.
     pub(crate) fn forget_context(&self, process: &Process, context: u64) {
         let gone: Vec<Module> = {
             let mut state = self.lock();
+            for globals in state.modules.iter_mut().flatten().flat_map(|module| module.globals.values_mut()) {
+                globals.retain(|global| global.context != context);
+            }
             let of_context = |module: &mut Module| module.context == context;
             state.modules.iter_mut().filter_map(|module| module.take_if(of_context)).collect()
         };

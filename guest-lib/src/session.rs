@@ -55,11 +55,15 @@ struct Ring {
     buffer: Box<[u8]>,
 }
 
-/// The stream that posted work goes to: its slot, and the counter of what was posted there.
+/// The stream that posted work goes to: its slot, the counter of what was posted there, and whether it still exists.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
     pub(crate) slot: u32,
     pub(crate) posted: &'a AtomicU64,
+    /// Generation of the stream in the slot.
+    pub(crate) live: &'a AtomicU32,
+    /// What it must be.
+    pub(crate) generation: u32,
 }
 
 /// How long to wait for a worker; beyond that the host's control plane is gone.
@@ -304,11 +308,15 @@ impl Session {
     }
 
     /// Locks the ring with room on the stream for one more, and says which sequence that is. A stream as full as a driver's
-    /// would be is waited for on that stream alone and without the lock.
+    /// would be is waited for on that stream alone and without the lock. A stream ends before its destruction is published,
+    /// so what finds it alive under the lock lies in front of that in the ring.
     fn take_credit(&self, target: Option<Target<'_>>) -> Result<(MutexGuard<'_, Ring>, u64)> {
         let Some(target) = target else { return Ok((self.lock_ring(), 0)) };
         loop {
             let ring = self.lock_ring();
+            if target.live.load(Ordering::Acquire) != target.generation {
+                return Err(Error::INVALID_HANDLE);
+            }
             let sequence = target.posted.load(Ordering::Relaxed) + 1;
             match sequence.checked_sub(limits::STREAM_CREDITS) {
                 Some(oldest) if !self.is_complete(target.slot, oldest) => {

@@ -1,7 +1,8 @@
 //! Streams: which slot of the session page each one counts in, and what was posted there.
 //!
 //! A slot's counters only grow, across the streams that use it one after the other, so a sequence once complete stays
-//! complete and nothing has to be reset.
+//! complete and nothing has to be reset. A stream that is destroyed leaves its slot at once, but its work is its context's
+//! until it is complete: the slot keeps the context's name and rests until then.
 
 use crate::{
     error::{Error, Result},
@@ -17,7 +18,10 @@ use sluice_protocol::{
     handle::{Id, Stream as Kind},
     limits,
 };
-use std::sync::{Mutex, MutexGuard};
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard},
+};
 
 /// `CU_STREAM_PER_THREAD`, the larger of the two special values; `CU_STREAM_LEGACY` is 1.
 pub(crate) const PER_THREAD: u64 = 2;
@@ -26,9 +30,12 @@ pub(crate) const NON_BLOCKING: u32 = 1;
 
 struct Slot {
     posted: AtomicU64,
-    /// Raw id of the context, 0 while the slot is free.
-    context: AtomicU64,
+    /// Generation of the stream in the slot, 0 while there is none. Whoever makes it 0 destroys the stream.
+    live: AtomicU32,
+    /// Streams that were in the slot; changed under the lock of the free list.
     generation: AtomicU32,
+    /// Raw id of the context of the stream, or of the last one.
+    context: AtomicU64,
     flags: AtomicU32,
     priority: AtomicI32,
     /// Bytes of staging memory that work on the stream still reads.
@@ -38,7 +45,8 @@ struct Slot {
 /// The streams of the session.
 pub(crate) struct Streams {
     slots: Box<[Slot]>,
-    free: Mutex<Vec<u32>>,
+    /// Slots without a stream, the one that rests longest in front.
+    free: Mutex<VecDeque<u32>>,
 }
 
 /// A stream, resolved from a handle.
@@ -47,13 +55,20 @@ pub(crate) struct Stream<'a> {
     pub(crate) slot: u32,
     /// Raw id of its context.
     pub(crate) context: u64,
+    generation: u32,
     entry: &'a Slot,
 }
 
 impl<'a> Stream<'a> {
-    /// Where posted work counts.
+    /// Where posted work counts, as long as the stream exists.
     pub(crate) fn target(&self) -> Target<'a> {
-        Target { slot: self.slot, posted: &self.entry.posted }
+        let Slot { posted, live, .. } = self.entry;
+        Target { slot: self.slot, posted, live, generation: self.generation }
+    }
+
+    /// Its id.
+    pub(crate) fn id(&self) -> Id<Kind> {
+        Id::new(self.slot, self.generation)
     }
 
     /// The sequence of the work posted last.
@@ -79,60 +94,88 @@ impl Streams {
     pub(crate) fn new() -> Streams {
         let slot = |_| Slot {
             posted: AtomicU64::new(0),
-            context: AtomicU64::new(0),
+            live: AtomicU32::new(0),
             generation: AtomicU32::new(0),
+            context: AtomicU64::new(0),
             flags: AtomicU32::new(0),
             priority: AtomicI32::new(0),
             staged: AtomicU64::new(0),
         };
         Streams {
             slots: (0..limits::STREAMS).map(slot).collect(),
-            free: Mutex::new((0..limits::STREAMS).rev().collect()),
+            free: Mutex::new((0..limits::STREAMS).collect()),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<u32>> {
         self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Takes a slot for a stream of a context.
-    pub(crate) fn take(&self, context: u64, flags: u32, priority: i32) -> Result<u32> {
-        let slot = self.lock().pop().ok_or(Error::OUT_OF_MEMORY)?;
+    /// Takes a slot for a stream of a context: one in which nothing is left of earlier streams.
+    pub(crate) fn take(
+        &self,
+        process: &Process,
+        context: u64,
+        flags: u32,
+        priority: i32,
+    ) -> Result<Stream<'_>> {
+        let mut free = self.lock();
+        let rested = free.iter().position(|slot| {
+            process.session.is_complete(*slot, self.slots[*slot as usize].posted.load(Ordering::Acquire))
+        });
+        let slot = rested.and_then(|at| free.remove(at)).ok_or(Error::OUT_OF_MEMORY)?;
         let entry = &self.slots[slot as usize];
+        // The generation of an id has 24 bits and is not 0.
+        let generation = (entry.generation.load(Ordering::Relaxed) % 0xff_ffff) + 1;
+        entry.generation.store(generation, Ordering::Relaxed);
         entry.flags.store(flags, Ordering::Relaxed);
         entry.priority.store(priority, Ordering::Relaxed);
-        entry.generation.fetch_add(1, Ordering::Relaxed);
-        entry.context.store(context, Ordering::Release);
-        Ok(slot)
+        entry.context.store(context, Ordering::Relaxed);
+        entry.live.store(generation, Ordering::Release);
+        Ok(Stream { slot, context, generation, entry })
     }
 
-    /// Gives a slot back; the next stream in it goes on counting.
-    pub(crate) fn give(&self, slot: u32) {
-        self.slots[slot as usize].context.store(0, Ordering::Release);
-        // At the far end, so that a slot rests as long as possible.
-        self.lock().insert(0, slot);
+    /// Ends a stream here: from now on nothing is posted to it. `false` when somebody else was faster.
+    fn retire(&self, stream: Stream<'_>) -> bool {
+        let Slot { live, .. } = stream.entry;
+        live.compare_exchange(stream.generation, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    fn at(&self, slot: u32) -> Result<Stream<'_>> {
-        let entry = self.slots.get(slot as usize).ok_or(Error::INVALID_HANDLE)?;
-        match entry.context.load(Ordering::Acquire) {
-            0 => Err(Error::INVALID_HANDLE),
-            context => Ok(Stream { slot, context, entry }),
+    /// Gives the slot of a retired stream back; the next stream in it goes on counting.
+    fn give(&self, slot: u32) {
+        self.lock().push_back(slot);
+    }
+
+    /// Undoes [`Streams::take`].
+    pub(crate) fn put_back(&self, stream: Stream<'_>) {
+        if self.retire(stream) {
+            self.give(stream.slot);
         }
     }
 
-    /// The id of the explicit stream in a slot.
-    pub(crate) fn id(&self, slot: u32) -> Id<Kind> {
-        Id::new(slot, self.slots[slot as usize].generation.load(Ordering::Relaxed))
+    /// The stream in a slot.
+    fn at(&self, slot: u32) -> Result<Stream<'_>> {
+        let entry = self.slots.get(slot as usize).ok_or(Error::INVALID_HANDLE)?;
+        match entry.live.load(Ordering::Acquire) {
+            0 => Err(Error::INVALID_HANDLE),
+            generation => {
+                Ok(Stream { slot, context: entry.context.load(Ordering::Relaxed), generation, entry })
+            }
+        }
+    }
+
+    /// The stream of an id.
+    fn by_id(&self, raw: u64) -> Result<Stream<'_>> {
+        let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_HANDLE)?;
+        let stream = self.at(u32::try_from(id.index()).map_err(|_| Error::INVALID_HANDLE)?)?;
+        if stream.id() == id { Ok(stream) } else { Err(Error::INVALID_HANDLE) }
     }
 
     /// The stream of a handle as a call got it; 0 and the two special values mean streams of the current context.
     pub(crate) fn resolve<'a>(&'a self, process: &'a Process, call: Call, handle: u64) -> Result<Stream<'a>> {
         let per_thread = handle == PER_THREAD || (handle == 0 && call.per_thread);
         if handle > PER_THREAD {
-            let id = Id::<Kind>::from_raw(handle).ok_or(Error::INVALID_HANDLE)?;
-            let stream = self.at(u32::try_from(id.index()).map_err(|_| Error::INVALID_HANDLE)?)?;
-            return if self.id(stream.slot) == id { Ok(stream) } else { Err(Error::INVALID_HANDLE) };
+            return self.by_id(handle);
         }
         let context = process.contexts.current(process)?;
         if per_thread { self.of_thread(process, context.raw) } else { self.at(context.legacy) }
@@ -140,15 +183,12 @@ impl Streams {
 
     /// The calling thread's default stream in a context, created at first use.
     fn of_thread<'a>(&'a self, process: &Process, context: u64) -> Result<Stream<'a>> {
-        if let Some(stream) = thread::default_stream(context).and_then(|slot| self.at(slot).ok())
-            && stream.context == context
-        {
+        if let Some(stream) = thread::default_stream(context).and_then(|id| self.by_id(id).ok()) {
             return Ok(stream);
         }
-        let id = self.create(process, context, 0, 0)?;
-        let slot = u32::try_from(id.index()).map_err(|_| Error::UNKNOWN)?;
-        thread::set_default_stream(context, slot);
-        self.at(slot)
+        let stream = self.create(process, context, 0, 0)?;
+        thread::set_default_stream(context, stream.id().raw());
+        Ok(stream)
     }
 
     /// Creates a stream in a context. The id is ours, so this is a post.
@@ -158,16 +198,15 @@ impl Streams {
         context: u64,
         flags: u32,
         priority: i32,
-    ) -> Result<Id<Kind>> {
-        let slot = self.take(context, flags, priority)?;
-        let id = self.id(slot);
+    ) -> Result<Stream<'_>> {
+        let stream = self.take(process, context, flags, priority)?;
         let posted = process.session.post(context, wire::stream_create::CALL, None, |writer| {
-            wire::stream_create::put(writer, Mint(id), slot, flags, priority)
+            wire::stream_create::put(writer, Mint(stream.id()), stream.slot, flags, priority)
         });
         match posted {
-            Ok(_) => Ok(id),
+            Ok(_) => Ok(stream),
             Err(error) => {
-                self.give(slot);
+                self.put_back(stream);
                 Err(error)
             }
         }
@@ -175,26 +214,55 @@ impl Streams {
 
     /// Destroys an explicit stream.
     pub(crate) fn destroy(&self, process: &Process, stream: Stream<'_>) -> Result {
-        let id = self.id(stream.slot);
+        if !self.retire(stream) {
+            return Err(Error::INVALID_HANDLE);
+        }
         process.session.post(stream.context, wire::stream_destroy::CALL, None, |writer| {
-            wire::stream_destroy::put(writer, id)
+            wire::stream_destroy::put(writer, stream.id())
         })?;
         self.give(stream.slot);
         Ok(())
     }
 
-    /// The streams of a context, all of them or only those that the legacy stream synchronises with.
-    pub(crate) fn of_context(&self, context: u64, blocking_only: bool) -> impl Iterator<Item = Stream<'_>> {
-        (0..limits::STREAMS).filter_map(move |slot| {
-            let stream = self.at(slot).ok()?;
-            (stream.context == context && !(blocking_only && stream.flags() & NON_BLOCKING != 0))
-                .then_some(stream)
+    /// Slots and sequences of everything posted so far in a context, by streams that are gone, too: all of it, or only what
+    /// the legacy stream synchronises with.
+    pub(crate) fn posted(&self, context: u64, blocking_only: bool) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.all_posted().filter(move |(slot, _)| {
+            let entry = &self.slots[*slot as usize];
+            entry.context.load(Ordering::Relaxed) == context
+                && !(blocking_only && entry.flags.load(Ordering::Relaxed) & NON_BLOCKING != 0)
         })
     }
 
-    /// Gives back every slot of a context that is gone.
-    pub(crate) fn forget_context(&self, context: u64) {
-        let slots: Vec<u32> = self.of_context(context, false).map(|stream| stream.slot).collect();
+    /// What a synchronisation with a stream has to see complete: its own work and, for the legacy stream, that of the
+    /// streams it synchronises with.
+    pub(crate) fn extent(&self, process: &Process, stream: Stream<'_>) -> Result<Vec<(u32, u64)>> {
+        if process.contexts.get(stream.context)?.legacy == stream.slot {
+            return Ok(self.posted(stream.context, true).collect());
+        }
+        Ok(vec![(stream.slot, stream.posted())])
+    }
+
+    /// Waits until it is a stream's turn, for what is done here instead of on the device.
+    pub(crate) fn wait_turn(&self, process: &Process, stream: Stream<'_>) -> Result {
+        let mut before = self.extent(process, stream)?;
+        if stream.flags() & NON_BLOCKING == 0 {
+            // What the legacy stream does comes before what blocking streams do after it.
+            let legacy = self.at(process.contexts.get(stream.context)?.legacy)?;
+            before.push((legacy.slot, legacy.posted()));
+        }
+        before.into_iter().try_for_each(|(slot, sequence)| process.session.wait_complete(slot, sequence))
+    }
+
+    /// Ends every stream of a context that is going away: nothing is posted there any more.
+    pub(crate) fn retire_context(&self, context: u64) -> Vec<u32> {
+        let streams = (0..limits::STREAMS).filter_map(|slot| self.at(slot).ok());
+        let of_context = streams.filter(|stream| stream.context == context);
+        of_context.filter(|stream| self.retire(*stream)).map(|stream| stream.slot).collect()
+    }
+
+    /// Gives back the slots of a context that is gone.
+    pub(crate) fn give_all(&self, slots: Vec<u32>) {
         slots.into_iter().for_each(|slot| self.give(slot));
     }
 
@@ -212,15 +280,10 @@ impl Streams {
     }
 
     /// A thread ends: its default streams are destroyed in order.
-    pub(crate) fn recycle(&self, streams: &[(u64, u32)]) {
-        let Ok(process) = crate::process::get() else { return };
-        for (context, slot) in streams {
-            if let Ok(stream) = self.at(*slot)
-                && stream.context == *context
-            {
-                // The session is over if this fails, and the stream with it.
-                let _ = self.destroy(process, stream);
-            }
+    pub(crate) fn recycle(&self, process: &Process, streams: impl Iterator<Item = u64>) {
+        for stream in streams.filter_map(|id| self.by_id(id).ok()) {
+            // The session is over if this fails, and the stream with it.
+            let _ = self.destroy(process, stream);
         }
     }
 }

@@ -1,98 +1,130 @@
 //! What the driver keeps per thread of the program: its context stack, its default streams, its number.
+//!
+//! A thread's own destructors may call the driver until the very end, and those of C++ run in the reverse order of what
+//! they belong to. So what is kept here has no destructor of that kind; it is emptied by one of a `pthread` key, which runs
+//! after all of those, and stays usable even then.
 
-use crate::{
-    error::{Error, Result},
-    process,
+#![expect(unsafe_code, reason = "a destructor of a pthread key")]
+
+use crate::process;
+use core::{
+    ffi::c_void,
+    mem::ManuallyDrop,
+    sync::atomic::{AtomicU32, Ordering},
 };
-use core::sync::atomic::{AtomicU32, Ordering};
-use std::cell::{Cell, RefCell};
+use std::{
+    cell::{Cell, RefCell},
+    sync::OnceLock,
+};
 
 struct Thread {
     number: u32,
     /// Raw context ids, current last; 0 stands for "none" pushed or set.
     contexts: RefCell<Vec<u64>>,
-    /// This thread's default streams: raw context id, stream slot.
-    streams: RefCell<Vec<(u64, u32)>>,
+    /// This thread's default streams: raw context id, raw stream id.
+    streams: RefCell<Vec<(u64, u64)>>,
     capture_mode: Cell<u32>,
 }
 
-impl Drop for Thread {
-    fn drop(&mut self) {
-        // Threads come and go; their streams are kept for the next ones.
-        if let Ok(process) = process::get() {
-            process.streams.recycle(&self.streams.borrow());
-        }
-    }
-}
-
 thread_local! {
-    static THREAD: Thread = {
+    static THREAD: ManuallyDrop<Thread> = {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        Thread {
+        ManuallyDrop::new(Thread {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             contexts: RefCell::default(),
             streams: RefCell::default(),
             capture_mode: Cell::new(0),
-        }
+        })
     };
+}
+
+/// Runs when the thread ends: its default streams end with it.
+extern "C" fn end(_: *mut c_void) {
+    let (contexts, streams) = THREAD.with(|thread| (thread.contexts.take(), thread.streams.take()));
+    drop(contexts);
+    // Nothing unwinds into the program; what a bug left behind lives as long as its context.
+    let _ = std::panic::catch_unwind(|| {
+        if let Ok(process) = process::get() {
+            process.streams.recycle(process, streams.into_iter().map(|(_, stream)| stream));
+        }
+    });
+}
+
+/// Has [`end`] run for this thread, if a key is left to be had; otherwise its streams stay until the context goes.
+fn end_with_thread() {
+    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
+    let key = KEY.get_or_init(|| {
+        let mut key = 0;
+        // SAFETY: the place is ours; the destructor is never unloaded and unwinds nowhere.
+        (unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } == 0).then_some(key)
+    });
+    if let Some(key) = key {
+        // Any value but null will do. Out of memory, the thread's streams stay, too.
+        // SAFETY: the key was created above and is never deleted.
+        let _ = unsafe { libc::pthread_setspecific(*key, core::ptr::without_provenance(1)) };
+    }
 }
 
 /// A small number that names the calling thread.
 pub(crate) fn number() -> u32 {
-    THREAD.try_with(|thread| thread.number).unwrap_or(0)
+    THREAD.with(|thread| thread.number)
 }
 
-fn contexts<R>(body: impl FnOnce(&mut Vec<u64>) -> R) -> Result<R> {
-    // After the thread's destructors ran there is nothing to keep a context in.
-    THREAD.try_with(|thread| body(&mut thread.contexts.borrow_mut())).map_err(|_| Error::DEINITIALIZED)
+fn contexts<R>(body: impl FnOnce(&mut Vec<u64>) -> R) -> R {
+    THREAD.with(|thread| body(&mut thread.contexts.borrow_mut()))
 }
 
 /// The current context's raw id, 0 for none.
 pub(crate) fn current_context() -> u64 {
-    contexts(|stack| stack.last().copied().unwrap_or(0)).unwrap_or(0)
+    contexts(|stack| stack.last().copied().unwrap_or(0))
 }
 
 /// Replaces the current context; 0 for none.
-pub(crate) fn set_current(context: u64) -> Result {
+pub(crate) fn set_current(context: u64) {
     contexts(|stack| {
         stack.pop();
         if context != 0 {
-            stack.push(context);
+            add(stack, context);
         }
-    })
+    });
 }
 
 /// Pushes a context.
-pub(crate) fn push(context: u64) -> Result {
-    contexts(|stack| stack.push(context))
+pub(crate) fn push(context: u64) {
+    contexts(|stack| add(stack, context));
+}
+
+fn add(stack: &mut Vec<u64>, context: u64) {
+    if stack.capacity() == 0 {
+        // The first allocation, to be freed with the thread.
+        end_with_thread();
+    }
+    stack.push(context);
 }
 
 /// Pops the current context; `None` when there is none.
-pub(crate) fn pop() -> Result<Option<u64>> {
+pub(crate) fn pop() -> Option<u64> {
     contexts(Vec::pop)
 }
 
-/// The slot of this thread's default stream in a context, if it has one already.
-pub(crate) fn default_stream(context: u64) -> Option<u32> {
-    THREAD
-        .try_with(|thread| {
-            thread.streams.borrow().iter().find(|(of, _)| *of == context).map(|(_, slot)| *slot)
-        })
-        .ok()
-        .flatten()
+/// The raw id of this thread's default stream in a context, if it has had one.
+pub(crate) fn default_stream(context: u64) -> Option<u64> {
+    THREAD.with(|thread| {
+        thread.streams.borrow().iter().find(|(of, _)| *of == context).map(|(_, stream)| *stream)
+    })
 }
 
 /// Remembers this thread's default stream in a context.
-pub(crate) fn set_default_stream(context: u64, slot: u32) {
-    // During thread exit there is no later call to remember it for.
-    let _ = THREAD.try_with(|thread| {
+pub(crate) fn set_default_stream(context: u64, stream: u64) {
+    end_with_thread();
+    THREAD.with(|thread| {
         let mut streams = thread.streams.borrow_mut();
         streams.retain(|(of, _)| *of != context);
-        streams.push((context, slot));
+        streams.push((context, stream));
     });
 }
 
 /// Swaps the thread's capture mode.
 pub(crate) fn exchange_capture_mode(mode: u32) -> u32 {
-    THREAD.try_with(|thread| thread.capture_mode.replace(mode)).unwrap_or(0)
+    THREAD.with(|thread| thread.capture_mode.replace(mode))
 }

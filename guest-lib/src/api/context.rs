@@ -59,8 +59,10 @@ pub(crate) fn cuDevicePrimaryCtxGetState(
 ) -> Result {
     let process = process::get()?;
     let (value, is_active) = process.contexts.primary_state(process, dev)?;
-    flags.set(value)?;
-    active.set(c_int::from(is_active))
+    let (flags, active) = (flags.required()?, active.required()?);
+    flags.put(value);
+    active.put(c_int::from(is_active));
+    Ok(())
 }
 
 fn create(place: Out<u64>, flags: c_uint, dev: c_int) -> Result {
@@ -140,7 +142,8 @@ fn known(process: &Process, context: u64) -> Result {
 pub(crate) fn cuCtxPushCurrent_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
     known(process, context)?;
-    thread::push(context)
+    thread::push(context);
+    Ok(())
 }
 
 pub(crate) fn cuCtxPushCurrent(call: Call, context: u64) -> Result {
@@ -149,7 +152,7 @@ pub(crate) fn cuCtxPushCurrent(call: Call, context: u64) -> Result {
 
 pub(crate) fn cuCtxPopCurrent_v2(_: Call, place: Out<u64>) -> Result {
     process::get()?;
-    let popped = thread::pop()?.ok_or(Error::INVALID_CONTEXT)?;
+    let popped = thread::pop().ok_or(Error::INVALID_CONTEXT)?;
     place.set_if_given(popped);
     Ok(())
 }
@@ -163,7 +166,8 @@ pub(crate) fn cuCtxSetCurrent(_: Call, context: u64) -> Result {
     if context != 0 {
         known(process, context)?;
     }
-    thread::set_current(context)
+    thread::set_current(context);
+    Ok(())
 }
 
 pub(crate) fn cuCtxGetCurrent(_: Call, place: Out<u64>) -> Result {
@@ -223,8 +227,7 @@ pub(crate) fn cuCtxSynchronize_v2(_: Call, context: u64) -> Result {
     };
     process.session.healthy()?;
     // What is posted after this point is not waited for.
-    let posted: Vec<_> =
-        process.streams.of_context(context.raw, false).map(|stream| (stream.slot, stream.posted())).collect();
+    let posted: Vec<_> = process.streams.posted(context.raw, false).collect();
     for (slot, sequence) in posted {
         process.session.wait_complete(slot, sequence)?;
     }

@@ -6,6 +6,7 @@
 
 use crate::{
     arguments::{In, Out, host},
+    devices::attribute,
     error::{Error, Result},
     exports::Call,
     process::{self, Process},
@@ -57,6 +58,10 @@ enum Mode {
 }
 
 fn to_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
+    if process.arena.is_pinned(to, bytes) {
+        // Host memory by its address on the device, which is the same.
+        return host_side(process, from, bytes).and_then(|_| on_host(process, stream, to, from, bytes));
+    }
     process.device_map.check(to, bytes)?;
     let post = |to: u64, from: u64, bytes: u64| {
         process.session.post(stream.context, wire::copy_to_device::CALL, Some(stream.target()), |writer| {
@@ -84,6 +89,9 @@ fn to_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u
 }
 
 fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
+    if process.arena.is_pinned(from, bytes) {
+        return host_side(process, to, bytes).and_then(|_| on_host(process, stream, to, from, bytes));
+    }
     process.device_map.check(from, bytes)?;
     let post = |to: u64, from: u64, bytes: u64| {
         process.session.post(stream.context, wire::copy_from_device::CALL, Some(stream.target()), |writer| {
@@ -117,9 +125,12 @@ fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes:
             continue;
         }
         let portion = (bytes - posted).min(PORTION);
-        let room = process.arena.allocate(process, portion)?;
-        match post(room.address(), from + posted, portion) {
-            Ok(sequence) => under_way.push_back((posted, portion, sequence, room)),
+        let started = process.arena.allocate(process, portion).and_then(|room| {
+            let sequence = post(room.address(), from + posted, portion)?;
+            Ok((posted, portion, sequence, room))
+        });
+        match started {
+            Ok(started) => under_way.push_back(started),
             Err(error) => result = Err(error),
         }
         posted += portion;
@@ -130,7 +141,10 @@ fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes:
     result
 }
 
-fn on_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64) -> Result {
+fn on_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
+    if process.arena.is_pinned(to, bytes) || process.arena.is_pinned(from, bytes) {
+        return any(process, stream, to, from, bytes, mode);
+    }
     process.device_map.check(to, bytes)?;
     process.device_map.check(from, bytes)?;
     process
@@ -143,7 +157,7 @@ fn on_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u
 
 /// A copy within host memory, in the order of the stream.
 fn on_host(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64) -> Result {
-    process.session.wait_complete(stream.slot, stream.posted())?;
+    process.streams.wait_turn(process, stream)?;
     host::copy(to, from, length(bytes)?);
     Ok(())
 }
@@ -151,7 +165,7 @@ fn on_host(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64
 /// A copy whose direction the addresses say.
 fn any(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
     match (side(process, to, bytes)?, side(process, from, bytes)?) {
-        (Side::Device, Side::Device) => on_device(process, stream, to, from, bytes),
+        (Side::Device, Side::Device) => on_device(process, stream, to, from, bytes, mode),
         (Side::Device, _) => to_device(process, stream, to, from, bytes, mode),
         (_, Side::Device) => from_device(process, stream, to, from, bytes, mode),
         _ => on_host(process, stream, to, from, bytes),
@@ -220,11 +234,13 @@ pub(crate) fn cuMemcpyDtoHAsync_v2(
 }
 
 pub(crate) fn cuMemcpyDtoD_v2(call: Call, to: u64, from: u64, bytes: usize) -> Result {
-    run(call, 0, bytes, |process, stream, bytes| on_device(process, stream, to, from, bytes))
+    run(call, 0, bytes, |process, stream, bytes| on_device(process, stream, to, from, bytes, Mode::Sync))
 }
 
 pub(crate) fn cuMemcpyDtoDAsync_v2(call: Call, to: u64, from: u64, bytes: usize, stream: u64) -> Result {
-    run(call, stream, bytes, |process, stream, bytes| on_device(process, stream, to, from, bytes))
+    run(call, stream, bytes, |process, stream, bytes| {
+        on_device(process, stream, to, from, bytes, Mode::Async)
+    })
 }
 
 /// One side of a rectangle or box: the address of its first byte and the strides.
@@ -340,6 +356,10 @@ fn run_shape(call: Call, stream: u64, shape: &Shape, mode: Mode) -> Result {
     if shape.width == 0 || shape.height == 0 {
         return Ok(());
     }
+    let device = process.devices.get(process.contexts.device(stream.context)?)?;
+    if shape.to.pitch.max(shape.from.pitch) > u64::from(device.bound(attribute::MAX_PITCH)) {
+        return Err(Error::INVALID_VALUE);
+    }
     for layer in 0..shape.depth {
         let at = |side: Strided| {
             let offset = layer.checked_mul(side.layer).ok_or(Error::INVALID_VALUE)?;
@@ -409,7 +429,7 @@ fn rectangle(
             Ok(())
         }
         _ => {
-            process.session.wait_complete(stream.slot, stream.posted())?;
+            process.streams.wait_turn(process, stream)?;
             copy_rows(to, from, width, height)
         }
     }
@@ -489,7 +509,7 @@ fn fill_host(
     width: u64,
     height: u64,
 ) -> Result {
-    process.session.wait_complete(stream.slot, stream.posted())?;
+    process.streams.wait_turn(process, stream)?;
     let row: Vec<u8> = value.to_ne_bytes()[..element as usize].repeat(length(width)?);
     let from = row.as_ptr().expose_provenance() as u64;
     for at in 0..height {

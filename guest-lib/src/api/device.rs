@@ -70,8 +70,10 @@ pub(crate) fn cuDeviceGetProperties(_: Call, properties: Out<c_void>, dev: c_int
 
 pub(crate) fn cuDeviceComputeCapability(_: Call, major: Out<c_int>, minor: Out<c_int>, dev: c_int) -> Result {
     let device = device(dev)?;
-    major.set(device.attribute(attribute::COMPUTE_CAPABILITY_MAJOR)?)?;
-    minor.set(device.attribute(attribute::COMPUTE_CAPABILITY_MINOR)?)
+    let (major, minor) = (major.required()?, minor.required()?);
+    major.put(device.attribute(attribute::COMPUTE_CAPABILITY_MAJOR)?);
+    minor.put(device.attribute(attribute::COMPUTE_CAPABILITY_MINOR)?);
+    Ok(())
 }
 
 fn pci_text(device: &Device) -> Result<String> {
@@ -114,7 +116,10 @@ pub(crate) fn cuDeviceGetP2PAttribute(
     device(from)?;
     device(to)?;
     // 1 … 6 are the attributes that exist; without peer access each of them is 0.
-    if from == to || !(1..=6).contains(&id) {
+    if from == to {
+        return Err(Error::INVALID_DEVICE);
+    }
+    if !(1..=6).contains(&id) {
         return Err(Error::INVALID_VALUE);
     }
     value.set(0)

@@ -46,13 +46,13 @@ pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags:
     let event = process.events.resolve(event)?;
     let stream = process.streams.resolve(process, call, stream)?;
     // External events (1) exist only in graphs.
-    if flags > 1 {
+    if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }
     if event.context != stream.context {
         return Err(Error::INVALID_HANDLE);
     }
-    event.record(process, stream, 0)
+    event.record(process, stream)
 }
 
 fn is_complete(process: &Process, event: u64) -> Result<bool> {

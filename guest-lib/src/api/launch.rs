@@ -6,13 +6,11 @@ use crate::{
     devices::attribute as device_attribute,
     error::{Error, Result},
     exports::Call,
-    functions::{Function, attribute},
+    functions::{Function, Held, attribute},
     process::{self, Process},
+    streams::Stream,
 };
-use core::{
-    ffi::{c_uint, c_void},
-    sync::atomic::Ordering,
-};
+use core::ffi::{c_uint, c_void};
 use sluice_protocol::{calls::wire, field::Bytes, limits};
 
 /// A launch, whatever function asked for it.
@@ -175,30 +173,54 @@ pub(crate) fn cuLaunchCooperativeKernel(
     )
 }
 
+/// Bytes of parameters for which there is room on the stack without clearing much of it; few kernels have more.
+const FEW: usize = 512;
+
 fn launch(call: Call, launch: &Launch<'_>) -> Result {
     let process = process::get()?;
     let stream = process.streams.resolve(process, call, launch.stream)?;
     let function = process.functions.resolve(launch.function)?;
     let context = process.contexts.get(stream.context)?;
+    if !function.is_kernel() && function.context != context.raw {
+        return Err(Error::INVALID_HANDLE);
+    }
     check(process, context, &function, launch)?;
+    if function.parameter_bytes() <= FEW {
+        post::<FEW>(process, stream, function, launch)
+    } else {
+        post::<{ limits::PARAMETER_BYTES }>(process, stream, function, launch)
+    }
+}
 
-    let mut packed = [0; limits::PARAMETER_BYTES];
-    let total = function.parameter_bytes();
-    let packed = packed.get_mut(..total).ok_or(Error::INVALID_VALUE)?;
+/// Packs the parameters, at most `BYTES` of them, and posts a launch that was checked.
+#[inline(never)]
+fn post<const BYTES: usize>(
+    process: &Process,
+    stream: Stream<'_>,
+    function: Held<'_>,
+    launch: &Launch<'_>,
+) -> Result {
+    let mut packed = [0; BYTES];
+    let packed = packed.get_mut(..function.parameter_bytes()).ok_or(Error::INVALID_VALUE)?;
     pack(&function, launch, packed)?;
+    let (id, usual) = (function.id, !launch.unusual && function.was_launched(stream.context));
+    // Nobody waits for a function while its launch waits for room on the stream.
+    drop(function);
 
     let put = |writer: &mut sluice_protocol::field::Writer<'_>| {
         let (attributes, parameters) = (Bytes(launch.attributes), Bytes(packed));
         let Launch { grid, block, shared, cooperative, .. } = *launch;
-        wire::launch::put(writer, function.id, grid, block, shared, cooperative, attributes, parameters)
+        wire::launch::put(writer, id, grid, block, shared, cooperative, attributes, parameters)
     };
     let target = Some(stream.target());
-    if !launch.unusual && function.launched.load(Ordering::Relaxed) {
-        process.session.post(context.raw, wire::launch::CALL, target, put)?;
+    if usual {
+        process.session.post(stream.context, wire::launch::CALL, target, put)?;
     } else {
         // What depends on more than is cached here, the driver itself has to say once.
-        process.session.post_checked(context.raw, wire::launch::CALL, target, put)?;
-        function.launched.store(true, Ordering::Relaxed);
+        process.session.post_checked(stream.context, wire::launch::CALL, target, put)?;
+        if let Ok(function) = process.functions.resolve(launch.function) {
+            function.set_launched(stream.context);
+        }
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use crate::{
     error::{Error, Result},
     exports::Call,
     log,
+    memory::Range,
     process::{self, Process},
 };
 use core::ffi::{c_uint, c_void};
@@ -147,17 +148,20 @@ struct Known {
     host: bool,
     start: u64,
     bytes: u64,
+    identity: u64,
     context: u64,
 }
 
 fn known(process: &Process, address: u64) -> Option<Known> {
     if let Some(range) = process.device_map.find(address) {
-        return Some(Known { host: false, start: range.start, bytes: range.bytes, context: range.context });
+        let Range { start, bytes, identity, context, .. } = range;
+        return Some(Known { host: false, start, bytes, identity, context });
     }
     process.arena.pinned(address, |start, pinned| Known {
         host: true,
         start,
         bytes: pinned.bytes,
+        identity: pinned.identity,
         context: pinned.context,
     })
 }
@@ -195,7 +199,7 @@ fn write(
         pointer::HOST_POINTER if known.host => long(address),
         pointer::HOST_POINTER => Err(Error::INVALID_VALUE),
         pointer::SYNC_MEMOPS => word(1),
-        pointer::BUFFER_ID => long(known.start),
+        pointer::BUFFER_ID => long(known.identity),
         pointer::IS_MANAGED => word(0),
         pointer::DEVICE_ORDINAL => word(process.contexts.device(known.context).unwrap_or(0).cast_unsigned()),
         pointer::IS_LEGACY_IPC_CAPABLE | pointer::IS_GPU_DIRECT_RDMA_CAPABLE => flag(false),

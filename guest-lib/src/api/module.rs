@@ -12,12 +12,18 @@ use crate::{
     process::{self, Process},
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use sluice_protocol::{calls::wire, field::Bytes, limits};
+use sluice_protocol::{
+    calls::wire,
+    field::Bytes,
+    handle::{Function, Id},
+    limits,
+};
 use std::{ffi::CStr, os::unix::ffi::OsStrExt as _};
 
 /// `CUjit_option`s with which a caller wants something back.
 mod jit {
     pub(super) const WALL_TIME: u32 = 2;
+    pub(super) const INFO_LOG_BUFFER: u32 = 3;
     pub(super) const INFO_LOG_BUFFER_SIZE: u32 = 4;
     pub(super) const ERROR_LOG_BUFFER: u32 = 5;
     pub(super) const ERROR_LOG_BUFFER_SIZE: u32 = 6;
@@ -34,11 +40,14 @@ fn with_log<R>(
         return Err(Error::INVALID_VALUE);
     }
     let (mut buffer, mut room) = (None, 0);
+    let (mut info, mut info_room) = (None, 0);
     for index in 0..count as usize {
         match options.get_at(index)? {
             jit::ERROR_LOG_BUFFER => buffer = Some(values.get_at(index)?),
             // Small values stand in the pointer itself.
             jit::ERROR_LOG_BUFFER_SIZE => room = values.get_at(index)?.addr() & 0xffff_ffff,
+            jit::INFO_LOG_BUFFER => info = Some(values.get_at(index)?),
+            jit::INFO_LOG_BUFFER_SIZE => info_room = values.get_at(index)?.addr() & 0xffff_ffff,
             _ => {}
         }
     }
@@ -49,6 +58,10 @@ fn with_log<R>(
     if let (Some(buffer), true) = (buffer, wanted) {
         Out::<c_char>::from_address(buffer)
             .set_string(&log.text, c_int::try_from(room).unwrap_or(c_int::MAX))?;
+    }
+    if let (Some(info), true) = (info, info_room > 0) {
+        // There is nothing to say, which callers read as a text.
+        Out::<c_char>::from_address(info).set_string(&[], 1)?;
     }
     for index in 0..count as usize {
         let filled = match options.get_at(index)? {
@@ -291,7 +304,7 @@ pub(crate) fn cuKernelGetFunction(_: Call, place: Out<u64>, kernel: u64) -> Resu
 
 pub(crate) fn cuKernelGetLibrary(_: Call, place: Out<u64>, kernel: u64) -> Result {
     let (_, held) = function(kernel)?;
-    if !held.kernel {
+    if !held.is_kernel() {
         return Err(Error::INVALID_HANDLE);
     }
     place.set(held.module.raw())
@@ -306,10 +319,7 @@ fn get_attribute(value: Out<c_int>, id: c_uint, handle: u64) -> Result {
 }
 
 fn set_attribute(id: c_uint, value: c_int, handle: u64) -> Result {
-    let (process, held) = function(handle)?;
-    let function = held.id;
-    // Setting replaces what others read; hold nothing meanwhile.
-    drop(held);
+    let (process, function) = function_id(handle)?;
     let answer = process.session.sync(
         crate::thread::current_context(),
         wire::function_set_attribute::CALL,
@@ -418,12 +428,17 @@ pub(crate) fn cuFuncLoad(_: Call, handle: u64) -> Result {
     function(handle).map(|_| ())
 }
 
+/// The function, for a question to the host: not held, for the answer may take a while.
+fn function_id(handle: u64) -> Result<(&'static Process, Id<Function>)> {
+    function(handle).map(|(process, held)| (process, held.id))
+}
+
 fn active_blocks(handle: u64, block: c_int, shared: usize, flags: u32) -> Result<c_int> {
-    let (process, held) = function(handle)?;
+    let (process, function) = function_id(handle)?;
     let answer = process.session.sync(
         process.contexts.current(process)?.raw,
         wire::occupancy_blocks::CALL,
-        |writer| wire::occupancy_blocks::put(writer, held.id, block, shared as u64, flags),
+        |writer| wire::occupancy_blocks::put(writer, function, block, shared as u64, flags),
         wire::occupancy_blocks::Reply::get,
     )?;
     Ok(answer.blocks)
@@ -473,37 +488,42 @@ pub(crate) fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     flags: c_uint,
 ) -> Result {
     let (process, held) = function(handle)?;
+    let (function, largest) = (held.id, held.attribute(attribute::MAX_THREADS_PER_BLOCK));
+    drop(held);
     let context = process.contexts.current(process)?;
+    let (grid, block) = (grid.required()?, block.required()?);
     let Some(shared_of) = shared_of else {
         let answer = process.session.sync(
             context.raw,
             wire::occupancy_block_size::CALL,
-            |writer| wire::occupancy_block_size::put(writer, held.id, shared as u64, limit, flags),
+            |writer| wire::occupancy_block_size::put(writer, function, shared as u64, limit, flags),
             wire::occupancy_block_size::Reply::get,
         )?;
-        grid.set(answer.grid)?;
-        return block.set(answer.block);
+        grid.put(answer.grid);
+        block.put(answer.block);
+        return Ok(());
     };
     // Shared memory depends on the block size by a function of the program's, so the search runs here, as documented:
     // whole warps from the largest block down, the most resident threads win.
     let device = process.devices.get(context.device)?;
     let warp =
         c_int::try_from(device.bound(device_attribute::WARP_SIZE).max(1)).map_err(|_| Error::UNKNOWN)?;
-    let largest = held.attribute(attribute::MAX_THREADS_PER_BLOCK);
     let largest = if limit > 0 { largest.min(limit) } else { largest };
     let (mut best, mut best_threads) = ((0, 0), 0);
     let mut size = largest;
     while size > 0 {
         let blocks = active_blocks(handle, size, shared_of.of(size), flags)?;
-        if blocks * size > best_threads {
-            (best, best_threads) = ((blocks, size), blocks * size);
+        let threads = blocks.saturating_mul(size);
+        if threads > best_threads {
+            (best, best_threads) = ((blocks, size), threads);
         }
         size = if size % warp == 0 { size - warp } else { size - size % warp };
     }
     // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
     let multiprocessors = c_int::try_from(device.bound(16)).map_err(|_| Error::UNKNOWN)?;
-    grid.set(best.0 * multiprocessors)?;
-    block.set(best.1)
+    grid.put(best.0.saturating_mul(multiprocessors));
+    block.put(best.1);
+    Ok(())
 }
 
 pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
@@ -513,18 +533,18 @@ pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
     blocks: c_int,
     block: c_int,
 ) -> Result {
-    let (process, held) = function(handle)?;
+    let (process, function) = function_id(handle)?;
     let answer = process.session.sync(
         process.contexts.current(process)?.raw,
         wire::occupancy_shared::CALL,
-        |writer| wire::occupancy_shared::put(writer, held.id, blocks, block),
+        |writer| wire::occupancy_shared::put(writer, function, blocks, block),
         wire::occupancy_shared::Reply::get,
     )?;
     bytes.set(usize::try_from(answer.bytes).map_err(|_| Error::UNKNOWN)?)
 }
 
 fn clusters(value: Out<c_int>, potential: bool, handle: u64, config: In<c_void>) -> Result {
-    let (process, held) = function(handle)?;
+    let (process, function) = function_id(handle)?;
     let context = process.contexts.current(process)?;
     let config = Configuration::read(config)?;
     let answer = process.session.sync(
@@ -535,7 +555,7 @@ fn clusters(value: Out<c_int>, potential: bool, handle: u64, config: In<c_void>)
             wire::occupancy_clusters::put(
                 writer,
                 potential,
-                held.id,
+                function,
                 config.grid,
                 config.block,
                 config.shared,

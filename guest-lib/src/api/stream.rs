@@ -25,7 +25,7 @@ pub(crate) fn cuStreamCreateWithPriority(_: Call, place: Out<u64>, flags: c_uint
     // Priorities outside the range are taken as its nearest end.
     let (least, greatest) = process.devices.get(context.device)?.priorities;
     let priority = priority.clamp(greatest.min(least), greatest.max(least));
-    place.put(process.streams.create(process, context.raw, flags, priority)?.raw());
+    place.put(process.streams.create(process, context.raw, flags, priority)?.id().raw());
     Ok(())
 }
 
@@ -42,22 +42,11 @@ pub(crate) fn cuStreamDestroy(call: Call, stream: u64) -> Result {
     cuStreamDestroy_v2(call, stream)
 }
 
-/// What a synchronisation with a stream has to see complete: its own work and, for the legacy stream, that of the streams
-/// it synchronises with.
-fn extent(process: &Process, stream: Stream<'_>) -> Result<Vec<(u32, u64)>> {
-    let mut extent = vec![(stream.slot, stream.posted())];
-    if process.contexts.get(stream.context)?.legacy == stream.slot {
-        let others = process.streams.of_context(stream.context, true);
-        extent.extend(others.map(|other| (other.slot, other.posted())));
-    }
-    Ok(extent)
-}
-
 pub(crate) fn cuStreamSynchronize(call: Call, stream: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
     let stream = process.streams.resolve(process, call, stream)?;
-    for (slot, sequence) in extent(process, stream)? {
+    for (slot, sequence) in process.streams.extent(process, stream)? {
         process.session.wait_complete(slot, sequence)?;
     }
     process.session.healthy()
@@ -67,8 +56,8 @@ pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
     let stream = process.streams.resolve(process, call, stream)?;
-    let complete =
-        extent(process, stream)?.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence));
+    let extent = process.streams.extent(process, stream)?;
+    let complete = extent.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence));
     if complete { Ok(()) } else { Err(Error::NOT_READY) }
 }
 
@@ -76,6 +65,10 @@ pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_ui
     let process = process::get()?;
     let stream = process.streams.resolve(process, call, stream)?;
     let event = process.events.resolve(event)?;
+    // External events (1) exist only in graphs.
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
     match event.recorded() {
         // Never recorded, or complete already: there is nothing to wait for.
         None => process.session.healthy(),
@@ -111,14 +104,17 @@ pub(crate) fn cuStreamGetCtx(call: Call, stream: u64, context: Out<u64>) -> Resu
 }
 
 pub(crate) fn cuStreamGetCtx_v2(call: Call, stream: u64, context: Out<u64>, green: Out<c_void>) -> Result {
-    if green.address() != 0 {
-        green.set_bytes(&0u64.to_ne_bytes())?;
-    }
-    look(call, stream, |_, stream| context.set(stream.context))
+    look(call, stream, |_, stream| {
+        context.set(stream.context)?;
+        if green.address() != 0 {
+            green.set_bytes(&0u64.to_ne_bytes())?;
+        }
+        Ok(())
+    })
 }
 
 pub(crate) fn cuStreamGetId(call: Call, stream: u64, id: Out<u64>) -> Result {
-    look(call, stream, |process, stream| id.set(process.streams.id(stream.slot).raw()))
+    look(call, stream, |_, stream| id.set(stream.id().raw()))
 }
 
 pub(crate) fn cuStreamGetDevice(call: Call, stream: u64, device: Out<c_int>) -> Result {
