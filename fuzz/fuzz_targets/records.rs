@@ -99,12 +99,15 @@ impl Session {
         }
         self.drain();
         self.harness.restore();
-        for index in 0..8 {
-            for generation in 1..3 {
-                let (context, module) = (Id::new(index, generation), Id::new(index, generation));
-                self.ask(wire::module_unload::CALL, |w| wire::module_unload::put(w, module));
-                self.ask(wire::context_destroy::CALL, |w| wire::context_destroy::put(w, context));
-            }
+        // What was asked for and not answered yet is answered before anything else is.
+        self.ask(wire::module_function_count::CALL, |w| wire::module_function_count::put(w, Id::new(0, 1)));
+        self.ask(wire::context_limit::CALL, |w| wire::context_limit::put(w, 0));
+        let (modules, contexts) = self.harness.live();
+        for module in modules {
+            self.ask(wire::module_unload::CALL, |w| wire::module_unload::put(w, module));
+        }
+        for context in contexts {
+            self.ask(wire::context_destroy::CALL, |w| wire::context_destroy::put(w, context));
         }
         let image = ArenaAddress(self.harness.arena);
         let (context, module, function) =

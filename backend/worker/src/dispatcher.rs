@@ -227,6 +227,12 @@ impl Dispatcher {
         self.slots.get(slot as usize).map_or(0, |slot| slot.last)
     }
 
+    /// The modules and contexts there are.
+    #[cfg(fuzzing)]
+    pub(crate) fn live(&self) -> (Vec<Id<Module>>, Vec<Id<Context>>) {
+        (self.modules.live().collect(), self.contexts.live().collect())
+    }
+
     /// Takes in what the other threads made.
     #[cold]
     fn read_notices(&mut self) {

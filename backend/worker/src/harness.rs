@@ -19,6 +19,8 @@ use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{MemfdFlags, ftruncate, memfd_create},
 };
+#[cfg(fuzzing)]
+use sluice_protocol::handle;
 use sluice_protocol::{control::Run, limits, session, shared::Shared as _};
 use sluice_shared_memory::{Mapping, mapping::Words, socket};
 use std::{path::Path, sync::Arc, thread};
@@ -156,6 +158,13 @@ impl Harness {
     #[must_use]
     pub fn next_sequence(&self, slot: u32) -> u64 {
         self.dispatcher.last_sequence(slot).wrapping_add(1)
+    }
+
+    /// The modules and contexts there are, to be unloaded and destroyed.
+    #[cfg(fuzzing)]
+    #[must_use]
+    pub fn live(&self) -> (Vec<handle::Id<handle::Module>>, Vec<handle::Id<handle::Context>>) {
+        self.dispatcher.live()
     }
 
     /// Whether everything that was posted is complete, as far as the guest can tell.

@@ -99,6 +99,15 @@ impl<K: Kind, T> Table<K, T> {
         }
     }
 
+    /// Ids of the objects there are.
+    #[cfg(fuzzing)]
+    pub(crate) fn live(&self) -> impl Iterator<Item = Id<K>> + '_ {
+        (0_u32..).zip(&self.entries).filter_map(|(index, entry)| match entry {
+            Entry::Live(generation, _) => Some(Id::new(index, *generation)),
+            _ => None,
+        })
+    }
+
     /// Forgets the objects that `gone` picks.
     pub(crate) fn forget(&mut self, mut gone: impl FnMut(&T) -> bool) {
         self.forget_with(|_, object| gone(object));
