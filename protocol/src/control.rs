@@ -62,7 +62,8 @@ macro_rules! messages {
 messages! {
     /// From the device to a worker.
     enum ToWorker {
-        /// The session begins. Descriptors: doorbell eventfd (the worker waits on it), wake eventfd (the worker writes it).
+        /// The session begins. Descriptors: the reading end of the doorbell pipe (the worker waits on it), wake
+        /// eventfd (the worker writes it).
         1 Begin { /** The device's number of the session. */ session: u32 } fds 2,
         /// Map guest pages. Descriptors: a memfd of [`Run`]s, the memory region they lie in.
         2 Attach {

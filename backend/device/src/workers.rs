@@ -1,4 +1,4 @@
-//! A worker as the device sees it: a socket, a pidfd and two eventfds. What comes from it is hostile.
+//! A worker as the device sees it: a socket, a pidfd, a pipe and an eventfd. What comes from it is hostile.
 
 use crate::{
     limiter::Limiter,
@@ -11,6 +11,7 @@ use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
     fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create},
     io::Errno,
+    pipe::{PipeFlags, pipe_with},
     process::{Signal, pidfd_send_signal},
 };
 use sluice_protocol::control::{self, FromWorker, ToWorker};
@@ -40,7 +41,7 @@ pub enum Heard {
 pub struct Worker {
     socket: OwnedFd,
     pidfd: OwnedFd,
-    /// Written by the device when the guest rings.
+    /// Written by the device when the guest rings: its end of a pipe, of which the worker reads the other.
     doorbell: OwnedFd,
     /// Written by the worker to wake the guest; watched for changes and never read.
     wake: OwnedFd,
@@ -62,12 +63,12 @@ impl Worker {
         let set_up = || -> Result<(OwnedFd, OwnedFd), Errno> {
             // The worker holds the other end, not this open file, so it cannot make it blocking again.
             rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;
-            // Not non-blocking: a worker reads its doorbell to sleep. A device that writes 1 to it blocks only if the
-            // worker has filled the counter, and so stops its own VM, which is all a worker may reach.
-            let doorbell = eventfd(0, EventfdFlags::CLOEXEC)?;
+            // Not an eventfd, which the worker could fill and make blocking: the device would wait in its next write, and
+            // with it the whole VM. Of a pipe each end has flags of its own.
+            let (theirs, doorbell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
             let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
             let begin = ToWorker::Begin { session }.encode();
-            socket::send(&socket, &begin, &[doorbell.as_fd(), wake.as_fd()])?;
+            socket::send(&socket, &begin, &[theirs.as_fd(), wake.as_fd()])?;
             poller.edge(wake.as_fd(), Event::Wake(session))?;
             poller.level(pidfd.as_fd(), Event::Exited(session))?;
             poller.level(socket.as_fd(), Event::Socket(session))?;
@@ -84,9 +85,15 @@ impl Worker {
 
     /// Writes the doorbell.
     pub fn ring(&self, session: u32) {
-        if let Err(error) = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()) {
-            static LINES: Limiter = Limiter::new();
-            LINES.run(|suppressed| tracing::warn!(session, %error, suppressed, "a doorbell cannot be rung"));
+        match rustix::io::write(&self.doorbell, &[1]) {
+            // Full: it is ringing. Broken: the worker is gone, as its pidfd says.
+            Ok(_) | Err(Errno::AGAIN | Errno::PIPE) => {}
+            Err(error) => {
+                static LINES: Limiter = Limiter::new();
+                LINES.run(
+                    |suppressed| tracing::warn!(session, %error, suppressed, "a doorbell cannot be rung"),
+                );
+            }
         }
     }
 

@@ -26,7 +26,7 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_epoll_wait, "event loops"),
         Rule::any(SYS_epoll_pwait, "the same, as newer libraries call it"),
         Rule::any(SYS_ppoll, "waiting for a few descriptors"),
-        Rule::any(SYS_eventfd2, "doorbells and wake-ups of a new session"),
+        Rule::any(SYS_eventfd2, "wake-ups of a new session, and inside one"),
         Rule::any(SYS_clock_gettime, "time, where the vDSO cannot tell it"),
         Rule::any(SYS_clock_nanosleep, "waiting before another try"),
         Rule::any(SYS_restart_syscall, "how the kernel resumes a wait after SIGSTOP"),

@@ -7,7 +7,7 @@ use crate::{
 };
 use libc::{
     F_ADD_SEALS, F_DUPFD_CLOEXEC, F_GET_SEALS, SYS_accept4, SYS_fstatfs, SYS_getsockopt, SYS_memfd_create,
-    SYS_pidfd_send_signal, SYS_shutdown, SYS_timerfd_create, SYS_timerfd_settime,
+    SYS_pidfd_send_signal, SYS_pipe2, SYS_preadv2, SYS_shutdown, SYS_timerfd_create, SYS_timerfd_settime,
 };
 
 pub(crate) fn profile() -> Profile {
@@ -23,6 +23,8 @@ pub(crate) fn profile() -> Profile {
         ),
         Rule::any(SYS_fstatfs, "whether a memory region is made of huge pages"),
         Rule::any(SYS_memfd_create, "page lists for workers"),
+        Rule::any(SYS_preadv2, "kicks, without waiting for one that somebody else took"),
+        Rule::any(SYS_pipe2, "the doorbell of a new session"),
         Rule::any(SYS_timerfd_create, "the timer of a new connection"),
         Rule::any(SYS_timerfd_settime, "deadlines of waiters and sessions"),
         Rule::any(SYS_pidfd_send_signal, "killing the worker of a session that is over"),

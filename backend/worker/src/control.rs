@@ -87,7 +87,7 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     }
     let (doorbell, wake) = begin(&control)?;
     let page = control_resource(&control)?;
-    let session = Arc::new(Session::new(page, doorbell, wake));
+    let session = Arc::new(Session::new(page, doorbell, wake)?);
     let driver = match driver {
         Ok(driver) => driver,
         Err(error) => {

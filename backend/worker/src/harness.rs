@@ -66,7 +66,8 @@ impl Harness {
         let driver = Arc::new(Driver::load(path).expect("the driver loads"));
         driver.init().expect("the driver starts");
         let bell = || eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
-        let session = Arc::new(Session::new(memory(0, session::BYTES as u64), bell(), bell()));
+        let session =
+            Arc::new(Session::new(memory(0, session::BYTES as u64), bell(), bell()).expect("eventfd"));
         let lanes = Arc::new(Lanes::new());
         let completion =
             Arc::new(Completion::new(Arc::clone(&driver), Arc::clone(&session), Arc::clone(&lanes)));

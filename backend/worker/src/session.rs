@@ -7,7 +7,11 @@ use crate::{
     exit::exit,
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use rustix::fd::OwnedFd;
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
+    fd::OwnedFd,
+    io::Errno,
+};
 use sluice_protocol::{
     limits,
     park::Parking,
@@ -41,7 +45,10 @@ pub(crate) struct Session {
     /// The control resource; stays mapped until the process ends.
     page: Mapping,
     words: Words,
+    /// Rung by the device.
     doorbell: OwnedFd,
+    /// Rung by threads of the worker.
+    inner: OwnedFd,
     wake: OwnedFd,
     sticky: AtomicU32,
     /// What was published as complete, per stream slot; the guest's page is not read back.
@@ -49,10 +56,11 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(page: Mapping, doorbell: OwnedFd, wake: OwnedFd) -> Session {
+    pub(crate) fn new(page: Mapping, doorbell: OwnedFd, wake: OwnedFd) -> Result<Session, Errno> {
+        let inner = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let words = page.words();
         let completed = (0..limits::STREAMS).map(|_| AtomicU64::new(0)).collect();
-        Session { page, words, doorbell, wake, sticky: AtomicU32::new(0), completed }
+        Ok(Session { page, words, doorbell, inner, wake, sticky: AtomicU32::new(0), completed })
     }
 
     /// The control resource.
@@ -74,19 +82,36 @@ impl Session {
 
     /// Interrupts a sleeping dispatcher from inside the worker.
     pub(crate) fn wake_dispatcher(&self) {
-        signal(&self.doorbell);
+        signal(&self.inner);
     }
 
     /// Sleeps until the doorbell rings. The dispatcher has announced it.
     pub(crate) fn await_doorbell(&self) {
-        let mut count = [0; 8];
-        // An interrupted or failed read is a spurious wake-up: the caller looks at the ring again.
-        if let Err(error) = rustix::io::read(&self.doorbell, &mut count)
-            && error != rustix::io::Errno::INTR
+        let bells = [&self.doorbell, &self.inner];
+        let mut polled = bells.map(|bell| PollFd::new(bell, PollFlags::IN));
+        // An interrupted sleep is a spurious wake-up: the caller looks at the ring again.
+        if let Err(error) = poll(&mut polled, None::<&Timespec>)
+            && error != Errno::INTR
         {
-            tracing::error!(%error, "cannot read the doorbell");
-            self.lose(code::DEVICE_UNAVAILABLE, 1);
+            self.deaf(error);
         }
+        for (bell, polled) in bells.into_iter().zip(polled) {
+            if polled.revents().is_empty() {
+                continue;
+            }
+            // All rings at once, of a pipe as of an eventfd.
+            match rustix::io::read(bell, &mut [0; 4096]) {
+                // The device is gone, which the control thread is about to see.
+                Ok(0) => exit(0),
+                Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(error) => self.deaf(error),
+            }
+        }
+    }
+
+    fn deaf(&self, error: Errno) -> ! {
+        tracing::error!(%error, "cannot hear the doorbell");
+        self.lose(code::DEVICE_UNAVAILABLE, 1)
     }
 
     /// Publishes an answer, if somebody waits for it.
