@@ -36,6 +36,7 @@ const OWN_SLOT: u32 = limits::REPLY_SLOTS - 1;
 /// The reply slot of calls that ask for no answer: without one, a refused call would end all further work.
 const POST_SLOT: u32 = limits::REPLY_SLOTS - 2;
 
+const NOT_READY: u32 = 600;
 /// Sessions one process can start: each has a gibibyte of addresses.
 const PLACES: u64 = 400;
 
@@ -95,6 +96,7 @@ impl Session {
     fn reset(&mut self) -> bool {
         self.harness.permit(true);
         if !self.harness.is_healthy() {
+            eprintln!("the session is over: posted work failed");
             return false;
         }
         self.drain();
@@ -107,7 +109,13 @@ impl Session {
             self.ask(wire::module_unload::CALL, |w| wire::module_unload::put(w, module));
         }
         for context in contexts {
-            self.ask(wire::context_destroy::CALL, |w| wire::context_destroy::put(w, context));
+            // The feeder may still have what a closed permit held up.
+            let destroy = |w: &mut Writer<'_>| wire::context_destroy::put(w, context);
+            let patience = Instant::now() + Duration::from_secs(20);
+            while self.ask(wire::context_destroy::CALL, destroy) == NOT_READY {
+                assert!(Instant::now() < patience, "a context stays in use");
+                std::thread::yield_now();
+            }
         }
         let image = ArenaAddress(self.harness.arena);
         let (context, module, function) =
@@ -118,9 +126,15 @@ impl Session {
         };
         let find =
             |w: &mut Writer<'_>| wire::module_function::put(w, module, Mint(function), Name(b"work_p1"));
-        self.ask(wire::context_create::CALL, create) == 0
-            && self.ask(wire::module_load::CALL, load) == 0
-            && self.ask(wire::module_function::CALL, find) == 0
+        let steps = [
+            self.ask(wire::context_create::CALL, create),
+            self.ask(wire::module_load::CALL, load),
+            self.ask(wire::module_function::CALL, find),
+        ];
+        if steps != [0; 3] {
+            eprintln!("the session is spoiled: {steps:?}");
+        }
+        steps == [0; 3]
     }
 
     /// Waits until everything that was posted is complete: contexts with work under way are not destroyed.
