@@ -70,9 +70,13 @@ extern "C" fn exiting() {
     EXITING.store(true, Ordering::Relaxed);
 }
 
-/// Registers for exit and fork, at the first connection: handlers of libraries that were there before, a runtime's above
-/// all, run after ours, as they do with the vendor's driver.
+/// Registers for exit and fork, once, at the first connection: handlers of libraries that were there before, a runtime's
+/// above all, run after ours, as they do with the vendor's driver.
 fn watch_exit_and_fork() -> Result {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if WATCHED.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
     // SAFETY: the handler only stores a flag, and the library is never unloaded.
     let exit = unsafe { libc::atexit(exiting) };
     // SAFETY: the handler only closes descriptors, and the library is never unloaded.
@@ -120,11 +124,21 @@ fn connect_anew() -> Result<&'static Process> {
     if let Some(process) = PROCESS.get() {
         return Ok(process);
     }
-    let process = open().inspect_err(|Error(code)| FAILED.store(*code, Ordering::Relaxed))?;
-    FAILED.store(0, Ordering::Relaxed);
-    mark()?;
     watch_exit_and_fork()?;
-    Ok(PROCESS.get_or_init(|| process))
+    // Before there is anything to inherit: another thread may fork while this one waits for a worker.
+    mark()?;
+    match open() {
+        Ok(process) => {
+            FAILED.store(0, Ordering::Relaxed);
+            Ok(PROCESS.get_or_init(|| process))
+        }
+        Err(error) => {
+            // Nothing is inherited after all: a child may try for itself.
+            MARK.store(core::ptr::null_mut(), Ordering::Release);
+            FAILED.store(error.0, Ordering::Relaxed);
+            Err(error)
+        }
+    }
 }
 
 /// `cuInit`.
@@ -165,8 +179,22 @@ fn open() -> Result<Process> {
     Ok(process)
 }
 
-/// Makes this process tell itself from its forked children.
+/// Makes this process tell itself from its forked children. The caller is alone.
 fn mark() -> Result {
+    static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+    let word = match PAGE.load(Ordering::Relaxed) {
+        page if page.is_null() => mark_page()?,
+        page => page,
+    };
+    PAGE.store(word, Ordering::Relaxed);
+    // SAFETY: the page is mapped, writable, aligned, and never unmapped.
+    unsafe { &*word }.store(1, Ordering::Relaxed);
+    MARK.store(word, Ordering::Release);
+    Ok(())
+}
+
+/// A page of its own, zero in a forked child.
+fn mark_page() -> Result<*mut AtomicU32> {
     let flags = MapFlags::PRIVATE;
     // SAFETY: a fresh anonymous page.
     let page =
@@ -174,11 +202,7 @@ fn mark() -> Result {
             .map_err(|_| Error::OUT_OF_MEMORY)?;
     // SAFETY: advice about the page just made.
     unsafe { mm::madvise(page, 4096, Advice::LinuxWipeOnFork) }.map_err(|_| Error::NOT_SUPPORTED)?;
-    let word: *mut AtomicU32 = page.cast();
-    // SAFETY: the page is mapped, writable, aligned, and never unmapped.
-    unsafe { &*word }.store(1, Ordering::Relaxed);
-    MARK.store(word, Ordering::Release);
-    Ok(())
+    Ok(page.cast())
 }
 
 /// Starts a thread of the shim: small, and deaf to the program's signals.
