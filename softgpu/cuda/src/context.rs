@@ -65,6 +65,8 @@ pub(crate) struct Core {
     pub(crate) legacy: Key,
     /// Default streams of threads.
     per_thread: Mutex<HashMap<u64, Key>>,
+    /// Queues of streams that are gone, with work that is not.
+    ended: Mutex<Vec<Key>>,
     /// Handles that end with the context.
     pub(crate) streams: Mutex<Vec<u64>>,
     pub(crate) events: Mutex<Vec<u64>>,
@@ -119,6 +121,7 @@ impl Context {
             legacy: scheduler.open(Order::Legacy, 0, Arc::clone(&health)),
             health,
             per_thread: Mutex::default(),
+            ended: Mutex::default(),
             streams: Mutex::default(),
             events: Mutex::default(),
             modules: Mutex::default(),
@@ -179,7 +182,17 @@ impl Core {
                 queues.push(stream.queue);
             }
         }
+        queues.extend(lock(&self.ended).iter());
         queues
+    }
+
+    /// A stream is gone: its queue ends with its work, which stays the context's until then.
+    pub(crate) fn let_go(&self, queue: Key) {
+        let scheduler = process::scheduler();
+        scheduler.retire(queue);
+        let mut ended = lock(&self.ended);
+        ended.push(queue);
+        ended.retain(|queue| !scheduler.tail(*queue).is_empty());
     }
 
     /// Waits for everything submitted so far. The fault, if there is one, is for the caller to ask for.
@@ -288,7 +301,7 @@ impl Drop for OwnQueues {
         }
         for core in self.0.borrow().iter().filter_map(Weak::upgrade) {
             if let Some(queue) = lock(&core.per_thread).remove(&thread_number()) {
-                process::scheduler().retire(queue);
+                core.let_go(queue);
             }
         }
     }

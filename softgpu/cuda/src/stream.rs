@@ -79,7 +79,7 @@ pub(crate) fn create(flags: u32, priority: i32) -> Result<u64> {
 pub(crate) fn destroy(handle: u64) -> Result {
     let stream = STREAMS.remove(handle)?;
     lock(&stream.core.streams).retain(|other| *other != handle);
-    process::scheduler().retire(stream.queue);
+    stream.core.let_go(stream.queue);
     Ok(())
 }
 

@@ -32,8 +32,8 @@ twins! {
     }
 
     fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(implicit; event: u64, stream: u64, flags: u32) {
-        // 1: an external node while capturing, which never happens here.
-        if flags & !1 != 0 {
+        // 1 makes a node of a graph, outside of which it is not allowed.
+        if flags != 0 {
             return Err(Error::INVALID_VALUE);
         }
         event::record(event, &target(stream, implicit)?)

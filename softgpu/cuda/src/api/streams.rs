@@ -74,7 +74,8 @@ twins! {
     }
 
     fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(implicit; stream: u64, event: u64, flags: u32) {
-        if flags & !1 != 0 {
+        // 1 makes a node of a graph, outside of which it is not allowed.
+        if flags != 0 {
             return Err(Error::INVALID_VALUE);
         }
         event::wait(event, &target(stream, implicit)?)
