@@ -635,7 +635,11 @@ impl Device {
             Ok(()) => worker.watch_room(number, false, &self.poller),
             Err(Errno::AGAIN) => worker.watch_room(number, true, &self.poller),
             Err(error) => {
-                tracing::warn!(session = number, %error, "a worker cannot be told what to map");
+                // Of a guest's making where its pages lie in too many files.
+                static LINES: Limiter = Limiter::new();
+                LINES.run(|suppressed| {
+                    tracing::warn!(session = number, %error, suppressed, "a worker cannot be told what to map");
+                });
                 self.lose(number, UNAVAILABLE);
             }
         }
@@ -964,7 +968,14 @@ impl Device {
             match &mut session.phase {
                 Phase::Waiting(_) => self.lose(number, UNAVAILABLE),
                 Phase::Running(_) => {
-                    tracing::warn!(session = number, "a worker does not give back guest pages and is killed");
+                    static LINES: Limiter = Limiter::new();
+                    LINES.run(|suppressed| {
+                        tracing::warn!(
+                            session = number,
+                            suppressed,
+                            "a worker does not give back guest pages and is killed"
+                        );
+                    });
                     self.lose(number, UNAVAILABLE);
                 }
                 Phase::Dying(worker, until) => {

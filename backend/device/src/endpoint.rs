@@ -1,6 +1,6 @@
 //! The vhost-user end: features, configuration space, and the drain of the queues.
 
-use crate::{chain::Buffer, device::Device, limiter::Limiter, memory::Memory, poller::Event};
+use crate::{chain::Buffer, device::Device, limiter::Limiter, memory::Memory, poller::Event, vring::Vring};
 use rustix::fd::{AsRawFd, RawFd};
 use sluice_protocol::gpu;
 use std::{
@@ -13,7 +13,7 @@ use vhost::vhost_user::{
     Backend, GpuBackend,
     message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures},
 };
-use vhost_user_backend::{VhostUserBackend, VringMutex, VringT};
+use vhost_user_backend::{VhostUserBackend, VringT};
 use virtio_bindings::{
     virtio_config::VIRTIO_F_VERSION_1,
     virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
@@ -24,9 +24,6 @@ use vmm_sys_util::{
     epoll::EventSet,
     event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier},
 };
-
-/// A queue with its memory.
-pub type Vring = VringMutex<Memory>;
 
 /// The control queue.
 const CONTROL: u16 = 0;
@@ -332,7 +329,9 @@ impl VhostUserBackend for Endpoint {
     fn update_memory(&self, memory: Memory) -> io::Result<()> {
         let mut state = self.state();
         state.device.set_memory(memory.clone()).map_err(|error| {
-            tracing::error!(%error, "guest memory refused");
+            // A front-end that is a process may try as often as it likes.
+            static LINES: Limiter = Limiter::new();
+            LINES.run(|suppressed| tracing::error!(%error, suppressed, "guest memory refused"));
             // The crate would go on using what it has mapped, and an access behind the end of a file kills the process.
             memory.lock().unwrap_or_else(PoisonError::into_inner).replace(GuestMemoryMmap::new());
             io::Error::other(error)
@@ -360,8 +359,14 @@ impl VhostUserBackend for Endpoint {
         }
         let mut state = self.state();
         let Some(vring) = state.vring.clone() else { return Ok(()) };
-        state.device.stop(STOP_PATIENCE);
-        state.return_answers();
+        // This thread is the connection's: were it to unwind, the front-end would lose its device.
+        let stopped = catch_unwind(AssertUnwindSafe(|| {
+            state.device.stop(STOP_PATIENCE);
+            state.return_answers();
+        }));
+        if stopped.is_err() {
+            state.device.counters.panics = state.device.counters.panics.wrapping_add(1);
+        }
         state.stopped_at = Some(vring.queue_next_avail());
         // What becomes due from now on is dropped: the ring is not ours any more.
         state.vring = None;

@@ -34,5 +34,6 @@ pub mod relay;
 pub mod resources;
 pub mod serve;
 pub mod sessions;
+pub mod vring;
 pub mod waiters;
 pub mod workers;

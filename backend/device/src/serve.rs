@@ -5,8 +5,10 @@
 use crate::{
     device::Device,
     endpoint::{Endpoint, Mode, POLLER},
+    limiter::Limiter,
     link::Link,
     memory::{Memory, Policy},
+    vring,
 };
 use rustix::fd::{FromRawFd, OwnedFd};
 use std::{
@@ -44,6 +46,9 @@ pub enum ServeError {
     /// The vhost-user library failed.
     #[error("vhost-user: {0}")]
     VhostUser(String),
+    /// A thread cannot be started.
+    #[error("a thread cannot be started: {0}")]
+    Thread(std::io::Error),
     /// The poller cannot be watched.
     #[error("the loop cannot watch the poller: {0}")]
     Watch(std::io::Error),
@@ -58,6 +63,11 @@ type Daemon = VhostUserDaemon<Arc<Endpoint>>;
 pub fn serve(listener: UnixListener, options: Options, link: &Arc<Link>) -> Result<(), ServeError> {
     let mut listener = Listener::from(listener);
     let open = Arc::new((Mutex::new(0usize), Condvar::new()));
+    if options.direct {
+        // A VMM is trusted with its own device; processes share one.
+        let calls = std::thread::Builder::new().name("calls".into());
+        calls.spawn(|| vring::release()).map_err(ServeError::Thread)?;
+    }
     loop {
         let (mut daemon, endpoint) = match daemon(options, link) {
             Ok(made) => made,
@@ -86,7 +96,8 @@ pub fn serve(listener: UnixListener, options: Options, link: &Arc<Link>) -> Resu
         let spawned = std::thread::Builder::new().name("connection".into()).spawn(move || {
             let _finished = finished;
             if let Err(error) = wait(daemon, &endpoint) {
-                tracing::info!(%error, "connection");
+                static LINES: Limiter = Limiter::new();
+                LINES.run(|suppressed| tracing::info!(%error, suppressed, "connection"));
             }
         });
         if let Err(error) = spawned {
