@@ -304,6 +304,9 @@ impl Launcher {
                     uid = free.pop_first();
                 }
                 let given = Given {
+                    // The driver prints there what kernels print: for a program of this host its user sees it, but what a
+                    // VM's kernels print is neither for the host's log nor bounded.
+                    silent: !spec.direct,
                     uid,
                     cgroup: door.as_ref().map(AsFd::as_fd),
                     descriptors: &[theirs.as_fd()],

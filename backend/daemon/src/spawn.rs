@@ -83,6 +83,8 @@ impl Reserved {
 pub(crate) struct Given<'a> {
     /// More arguments.
     pub(crate) arguments: &'a [OsString],
+    /// Whether what it prints is thrown away. Its log goes to standard error in any case.
+    pub(crate) silent: bool,
     /// The user it runs as, if not the launcher's.
     pub(crate) uid: Option<u32>,
     /// The open `cgroup.procs` of its cgroup.
@@ -109,7 +111,8 @@ pub(crate) fn start(_reserved: &Reserved, program: &Program, given: &Given<'_>) 
     let mut command = Command::new(&program.path);
     command.args(&program.arguments).args(given.arguments);
     command.env_clear().envs(program.environment.iter().map(|(name, value)| (name, value)));
-    command.stdin(Stdio::null()).stdout(Stdio::from(io::stderr())).process_group(0);
+    let output = if given.silent { Stdio::null() } else { Stdio::from(io::stderr()) };
+    command.stdin(Stdio::null()).stdout(output).process_group(0);
     if let Some(uid) = given.uid {
         // Set before the hook runs; supplementary groups are dropped with it.
         command.uid(uid).gid(uid);

@@ -101,6 +101,17 @@ impl Started {
     }
 }
 
+#[test]
+fn what_kernels_of_a_vm_print_goes_nowhere() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, false, &[]);
+    let started = launcher.ask(ToLauncher::StartWorker { vm: 2, session: 1 }).expect("a worker");
+    assert_eq!(started.describe()["silent"], true);
+    drop(started.socket);
+    wait_gone(&started.pidfd);
+    launcher.end();
+}
+
 // Promise: F7
 #[test]
 fn a_worker_has_nothing_but_what_it_is_given() {

@@ -78,9 +78,10 @@ fn what_it_has() -> Result<String> {
     names.sort_unstable();
     let group = rustix::process::getpgrp().as_raw_nonzero();
     let core = rustix::process::getrlimit(rustix::process::Resource::Core);
+    let silent = std::fs::read_link("/proc/self/fd/1")? == std::path::Path::new("/dev/null");
     let capabilities = rustix::thread::capabilities(None)?;
     Ok(format!(
-        "\"capabilities\":{},\"fds\":{descriptors:?},\"environment\":{names:?},\"group\":{group},\"core\":{},\"privileges\":{},\"uid\":{}",
+        "\"silent\":{silent},\"capabilities\":{},\"fds\":{descriptors:?},\"environment\":{names:?},\"group\":{group},\"core\":{},\"privileges\":{},\"uid\":{}",
         capabilities.permitted.union(capabilities.inheritable).bits(),
         core.maximum.map_or(-1, |maximum| i64::try_from(maximum).unwrap_or(i64::MAX)),
         !rustix::thread::no_new_privs()?,
