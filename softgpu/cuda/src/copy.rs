@@ -11,7 +11,6 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::memory::Block;
 use crate::process;
 use crate::schedule::Work;
 use crate::stream::Target;
@@ -77,11 +76,7 @@ impl Side {
         let gpus = process::driver()?.gpus();
         let mut candidates = std::iter::once(gpu).chain(gpus.iter().copied());
         if let Some(holder) = candidates.find(|gpu| gpu.space.table.spans().covers(&bounds, write)) {
-            return if overruns(holder.block_at(bounds.start), &bounds) {
-                Err(Error::INVALID_VALUE)
-            } else {
-                Ok(Some(holder))
-            };
+            return Ok(Some(holder));
         }
         // An address of a device that is not mapped, or not so far, must never be touched as if it were the host's.
         let device = || gpus.iter().any(|gpu| gpu.space.is_device_range(&bounds));
@@ -90,12 +85,6 @@ impl Side {
         }
         Ok(None)
     }
-}
-
-/// Whether a range goes past the end of the allocation it begins in. The table joins neighbours, but what was allocated
-/// apart is not one range.
-fn overruns(block: Option<Block>, range: &Range<u64>) -> bool {
-    block.is_some_and(|block| !block.is_host() && range.end > block.range().end)
 }
 
 /// Copies, in the order of a stream.
@@ -211,12 +200,11 @@ pub(crate) fn fill(target: &Target, to: Side, pattern: Pattern, extent: Extent, 
     }
     let gpu = target.core.gpu;
     let bounds = to.bounds(rows)?;
-    let block = gpu.block_at(bounds.start);
-    if !gpu.space.table.spans().covers(&bounds, true) || overruns(block, &bounds) {
+    if !gpu.space.table.spans().covers(&bounds, true) {
         return Err(Error::INVALID_VALUE);
     }
     // Filling host memory is over when the call returns; filling the device's is not.
-    let on_host = block.is_some_and(|block| block.is_host());
+    let on_host = gpu.block_at(bounds.start).is_some_and(|block| block.is_host());
     let task = Box::new(move || {
         let _running = gpu.space.running.enter();
         if !gpu.space.table.spans().covers(&bounds, true) {
