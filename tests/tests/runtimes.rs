@@ -118,6 +118,18 @@ fn every_runtime_starts_on_several_devices() -> Result<()> {
     Ok(())
 }
 
+/// Memory, variables and kernels of a device that is not the driver's first.
+// Promise: C1
+#[test]
+fn any_device_computes() -> Result<()> {
+    let client =
+        Client::new(Build::with_static_runtime(Release::Cuda13).path()?).set("SLUICE_SOFTGPU_DEVICES", "3");
+    for visible in ["1", "2,0"] {
+        client.clone().set("CUDA_VISIBLE_DEVICES", visible).passes_both_ways().context(visible)?;
+    }
+    Ok(())
+}
+
 /// A runtime that sees any one thing otherwise than the answer at its start says must refuse to work; otherwise the tests
 /// above would prove nothing.
 // Promise: C10

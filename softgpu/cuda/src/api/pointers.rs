@@ -25,7 +25,8 @@ fn find(address: u64) -> Result<(&'static Gpu, Found)> {
             return Ok((gpu, Found::Block(block)));
         }
         if let Some(mapping) = gpu.space.mapping_at(address) {
-            return Ok((gpu, Found::Mapping(mapping)));
+            // Its book may be another's than the device whose memory it is.
+            return Ok((driver()?.gpu(mapping.device)?, Found::Mapping(mapping)));
         }
         if gpu.space.reservation_at(address).is_some() {
             return Ok((gpu, Found::Reserved));

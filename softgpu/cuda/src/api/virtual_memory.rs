@@ -118,7 +118,7 @@ calls! {
         gpu_of(address)?.space.map(address, bytes, offset, handle)
     }
 
-    fn cuMemUnmap(address: u64, bytes: u64) { gpu_of(address)?.space.unmap(address, bytes) }
+    fn cuMemUnmap(address: u64, bytes: u64) { gpu_of(address)?.space.unmap(address, bytes, driver()?.gpus()) }
 
     fn cuMemSetAccess(address: u64, bytes: u64, descriptions: In<Access>, count: usize) {
         if count == 0 {
@@ -126,16 +126,15 @@ calls! {
         }
         let space = &gpu_of(address)?.space;
         for description in descriptions.list(count)? {
-            description.location.gpu()?;
-            space.set_access(address, bytes, description.flags)?;
+            space.set_access(address, bytes, description.location.gpu()?, description.flags)?;
         }
         Ok(())
     }
 
     fn cuMemGetAccess(flags: Out<u64>, location: In<Location>, address: u64) {
-        location.get()?.gpu()?;
-        let mapping = gpu_of(address)?.space.mapping_at(address).ok_or(Error::INVALID_VALUE)?;
-        flags.set(u64::from(mapping.access))
+        let gpu = location.get()?.gpu()?;
+        let access = gpu_of(address)?.space.access_at(address, gpu.ordinal).ok_or(Error::INVALID_VALUE)?;
+        flags.set(u64::from(access))
     }
 
     fn cuMemGetAllocationPropertiesFromHandle(place: Out<Properties>, handle: u64) {

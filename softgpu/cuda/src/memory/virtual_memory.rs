@@ -1,6 +1,7 @@
 //! The virtual-memory API: reservations, physical memory, mappings and access.
 #![expect(unsafe_code, reason = "maps pages into reservations that the book knows")]
 
+use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,6 +12,7 @@ use super::Space;
 use super::space::Reserved;
 use crate::context::lock;
 use crate::error::{Error, Result};
+use crate::gpu::Gpu;
 use crate::handles::{Kind, Registry};
 use crate::log::log;
 
@@ -35,17 +37,25 @@ pub(super) struct Mapping {
     handle: u64,
     device: i32,
     shareable: u32,
-    /// 0 none, 1 read, 3 read and write.
-    access: u32,
+    /// By the ordinals of devices: 1 read, 3 read and write; none where it is missing.
+    access: BTreeMap<i32, u32>,
     id: u64,
     /// It is being unmapped, and what runs is waited for: nobody may give it access again.
     ending: bool,
+}
+
+impl Mapping {
+    fn access_of(&self, ordinal: i32) -> u32 {
+        self.access.get(&ordinal).copied().unwrap_or(0)
+    }
 }
 
 /// What is known about a mapped address.
 pub(crate) struct MappingInfo {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
+    /// The ordinal of the device whose memory it is, and the access that device has.
+    pub(crate) device: i32,
     pub(crate) access: u32,
     pub(crate) shareable: u32,
     pub(crate) id: u64,
@@ -162,7 +172,7 @@ impl Space {
             handle,
             device: memory.device,
             shareable: memory.shareable,
-            access: 0,
+            access: BTreeMap::new(),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             ending: false,
         };
@@ -170,8 +180,8 @@ impl Space {
         Ok(())
     }
 
-    /// `cuMemUnmap`: whole mappings, and nothing else in the range.
-    pub(crate) fn unmap(&self, start: u64, bytes: u64) -> Result {
+    /// `cuMemUnmap`: whole mappings, and nothing else in the range. No GPU reaches them any more.
+    pub(crate) fn unmap(&self, start: u64, bytes: u64, gpus: &[&'static Gpu]) -> Result {
         let starts = {
             let mut book = lock(&self.book);
             let starts = whole_mappings(&book.mappings, start, bytes)?;
@@ -179,11 +189,15 @@ impl Space {
                 if let Some(mapping) = book.mappings.get_mut(start) {
                     mapping.ending = true;
                 }
-                self.table.remove(*start);
+                for gpu in gpus {
+                    gpu.space.table.remove(*start);
+                }
             }
             starts
         };
-        self.running.wait();
+        for gpu in gpus {
+            gpu.space.running.wait();
+        }
         let mut book = lock(&self.book);
         for start in starts {
             if let Some(mapping) = book.mappings.remove(&start) {
@@ -193,8 +207,8 @@ impl Space {
         Ok(())
     }
 
-    /// `cuMemSetAccess` for this device.
-    pub(crate) fn set_access(&self, start: u64, bytes: u64, access: u32) -> Result {
+    /// `cuMemSetAccess` for a GPU, which need not be the one that keeps the book of the range.
+    pub(crate) fn set_access(&self, start: u64, bytes: u64, gpu: &Gpu, access: u32) -> Result {
         if !matches!(access, 0 | 1 | 3) {
             return Err(Error::INVALID_VALUE);
         }
@@ -203,29 +217,42 @@ impl Space {
             let mut narrows = false;
             for start in whole_mappings(&book.mappings, start, bytes)? {
                 let Some(mapping) = book.mappings.get_mut(&start) else { continue };
-                narrows |= mapping.access & !access != 0;
-                mapping.access = access;
-                self.table.remove(start);
+                let before = mapping.access.insert(gpu.ordinal, access).unwrap_or(0);
+                narrows |= before & !access != 0;
+                gpu.space.table.remove(start);
                 if access != 0 {
-                    self.table.insert(start..start + mapping.bytes, true, access == 3);
+                    gpu.space.table.insert(start..start + mapping.bytes, true, access == 3);
                 }
             }
             narrows
         };
         if narrows {
-            self.running.wait();
+            gpu.space.running.wait();
         }
         Ok(())
     }
 
     /// The mapping that an address lies in.
     pub(crate) fn mapping_at(&self, address: u64) -> Option<MappingInfo> {
+        self.with_mapping(address, |start, mapping| MappingInfo {
+            start,
+            bytes: mapping.bytes,
+            device: mapping.device,
+            access: mapping.access_of(mapping.device),
+            shareable: mapping.shareable,
+            id: mapping.id,
+        })
+    }
+
+    /// The access that a device has to the mapping at an address.
+    pub(crate) fn access_at(&self, address: u64, ordinal: i32) -> Option<u32> {
+        self.with_mapping(address, |_, mapping| mapping.access_of(ordinal))
+    }
+
+    fn with_mapping<T>(&self, address: u64, tell: impl FnOnce(u64, &Mapping) -> T) -> Option<T> {
         let book = lock(&self.book);
         let (start, mapping) = book.mappings.range(..=address).next_back()?;
-        let (start, bytes) = (*start, mapping.bytes);
-        let inside = address < start + bytes;
-        let Mapping { access, shareable, id, .. } = *mapping;
-        inside.then_some(MappingInfo { start, bytes, access, shareable, id })
+        (address < start + mapping.bytes).then(|| tell(*start, mapping))
     }
 
     /// The reservation that an address lies in: start and size.
@@ -285,11 +312,7 @@ pub(crate) fn export(handle: u64) -> Result<i32> {
 }
 
 /// The starts of the mappings that exactly fill a range, none of which is ending.
-fn whole_mappings(
-    mappings: &std::collections::BTreeMap<u64, Mapping>,
-    start: u64,
-    bytes: u64,
-) -> Result<Vec<u64>> {
+fn whole_mappings(mappings: &BTreeMap<u64, Mapping>, start: u64, bytes: u64) -> Result<Vec<u64>> {
     let end = start.checked_add(bytes).filter(|_| bytes > 0).ok_or(Error::INVALID_VALUE)?;
     let mut starts = Vec::new();
     let mut at = start;
