@@ -1,6 +1,7 @@
 //! Peers that would have the device wait for them: a worker that was taken over, a front-end that is a hostile process.
 
 #![allow(missing_docs, reason = "a test")]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
 
 #[allow(unreachable_pub, reason = "shared by test files")]
 mod common;
