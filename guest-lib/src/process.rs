@@ -19,7 +19,7 @@ use crate::{
 };
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 /// Everything the shim knows on behalf of the program.
 pub(crate) struct Process {
@@ -55,7 +55,8 @@ impl Process {
     }
 }
 
-static PROCESS: OnceLock<Process> = OnceLock::new();
+/// Set once, to what lives as long as the process.
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
 /// Serialises set-up; a failed one may be tried again.
 static CONNECTING: Mutex<()> = Mutex::new(());
 /// A word in a page of its own that reads 1 in the process that wrote it and 0 in a forked child.
@@ -79,9 +80,28 @@ fn watch_exit_and_fork() -> Result {
     }
     // SAFETY: the handler only stores a flag, and the library is never unloaded.
     let exit = unsafe { libc::atexit(exiting) };
-    // SAFETY: the handler only closes descriptors, and the library is never unloaded.
-    let fork = unsafe { libc::pthread_atfork(None, None, Some(transport::abandon)) };
+    // SAFETY: the handler only closes descriptors and stores words, and the library is never unloaded.
+    let fork = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     if exit == 0 && fork == 0 { Ok(()) } else { Err(Error::OUT_OF_MEMORY) }
+}
+
+/// In a forked child. One whose parent only asked for versions and entry points starts anew, as with the vendor's driver;
+/// what the parent knew stays allocated, for the memory it names is not here.
+extern "C" fn forked() {
+    transport::abandon();
+    let initialised = process().is_some_and(|process| process.initialised.load(Ordering::Relaxed));
+    // Held by a thread that is not here, if the parent was just connecting: then there is no way to start.
+    if !initialised && CONNECTING.try_lock().is_ok() {
+        PROCESS.store(core::ptr::null_mut(), Ordering::Release);
+        FAILED.store(0, Ordering::Relaxed);
+        MARK.store(core::ptr::null_mut(), Ordering::Release);
+    }
+}
+
+/// The process, once connected.
+fn process() -> Option<&'static Process> {
+    // SAFETY: null, or leaked before it was stored.
+    unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
 /// Whether calls may be answered at all.
@@ -100,7 +120,7 @@ pub(crate) fn usable() -> Result {
 /// The process after `cuInit`.
 pub(crate) fn get() -> Result<&'static Process> {
     usable()?;
-    match PROCESS.get() {
+    match process() {
         Some(process) if process.initialised.load(Ordering::Relaxed) => Ok(process),
         _ => Err(Error::NOT_INITIALIZED),
     }
@@ -117,11 +137,11 @@ pub(crate) fn connect() -> Result<&'static Process> {
 
 fn connect_anew() -> Result<&'static Process> {
     usable()?;
-    if let Some(process) = PROCESS.get() {
+    if let Some(process) = process() {
         return Ok(process);
     }
     let _guard = CONNECTING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(process) = PROCESS.get() {
+    if let Some(process) = process() {
         return Ok(process);
     }
     watch_exit_and_fork()?;
@@ -130,7 +150,9 @@ fn connect_anew() -> Result<&'static Process> {
     match open() {
         Ok(process) => {
             FAILED.store(0, Ordering::Relaxed);
-            Ok(PROCESS.get_or_init(|| process))
+            let process = Box::leak(Box::new(process));
+            PROCESS.store(process, Ordering::Release);
+            Ok(process)
         }
         Err(error) => {
             // Nothing is inherited after all: a child may try for itself.

@@ -1,8 +1,11 @@
 // The ways out of a process: with live streams and sleeping threads, from a thread, without destructors, in a forked child.
 // The child of a process that uses the GPU has no driver of its own and may not disturb its parent.
-// Usage: exits [return | exit | thread | _exit | fork]     without argument: each of them in a child of its own
+// One that only asked for the driver's version uses nothing yet, and its child starts on its own.
+// Usage: exits [return | exit | thread | _exit | fork | early]     without argument: each of them in a child of its own
 #include "check.h"
 #include <cstring>
+#include <cuda.h>
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -13,6 +16,18 @@ __global__ void hold(volatile int *released) {
 __global__ void add(int *to) { atomicAdd(to, 1); }
 
 static int way_out(const char *how) {
+    if (!strcmp(how, "early")) {
+        int version = 0;
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+        auto get_version = (CUresult(*)(int *))dlsym(driver, "cuDriverGetVersion");
+        auto initialise = (CUresult(*)(unsigned))dlsym(driver, "cuInit");
+        if (get_version(&version) != CUDA_SUCCESS) return 1;
+        pid_t child = fork();
+        if (child == 0) _exit(initialise(0) == CUDA_SUCCESS ? 0 : 1);
+        int status = 0;
+        waitpid(child, &status, 0);
+        return WIFEXITED(status) && WEXITSTATUS(status) == 0 && initialise(0) == CUDA_SUCCESS ? 0 : 1;
+    }
     int *released, *counter;
     cudaStream_t held;
     CHECK(cudaMallocHost((void **)&released, sizeof(int)));
@@ -52,7 +67,7 @@ static int way_out(const char *how) {
 int main(int argc, char **argv) {
     if (argc > 1) return way_out(argv[1]);
     int bad = 0;
-    for (const char *how : {"return", "exit", "thread", "_exit", "fork"}) {
+    for (const char *how : {"return", "exit", "thread", "_exit", "fork", "early"}) {
         fflush(stdout);
         pid_t child = fork();
         if (child == 0) {
