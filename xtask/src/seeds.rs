@@ -270,13 +270,13 @@ fn fatbin_of(entries: &[Vec<u8>]) -> Vec<u8> {
 
 /// An entry as the compiler lays it out; `unpacked` is 0 for one that is not compressed.
 fn entry(kind: u16, arch: u32, flags: u64, payload: &[u8], unpacked: usize) -> Vec<u8> {
-    const HEADER: usize = 96;
+    const HEADER: u32 = 96;
     let padded = payload.len().next_multiple_of(8);
     let stored = if unpacked == 0 { 0 } else { payload.len() };
     let mut bytes = Vec::new();
     bytes.extend(kind.to_le_bytes());
     bytes.extend(0x101_u16.to_le_bytes());
-    bytes.extend((HEADER as u32).to_le_bytes());
+    bytes.extend(HEADER.to_le_bytes());
     bytes.extend((padded as u64).to_le_bytes());
     bytes.extend(u32::try_from(stored).unwrap_or(0).to_le_bytes());
     bytes.extend([0; 4]);
@@ -286,9 +286,9 @@ fn entry(kind: u16, arch: u32, flags: u64, payload: &[u8], unpacked: usize) -> V
     bytes.extend(flags.to_le_bytes());
     bytes.extend([0; 8]);
     bytes.extend((unpacked as u64).to_le_bytes());
-    bytes.resize(HEADER, 0);
+    bytes.resize(HEADER as usize, 0);
     bytes.extend(payload);
-    bytes.resize(HEADER + padded, 0);
+    bytes.resize(HEADER as usize + padded, 0);
     bytes
 }
 
