@@ -144,10 +144,11 @@ impl Stage {
         println!("  {name}: native {:?}, in the VM {:?}", native.elapsed, remoted.elapsed);
         ensure!(
             native.stdout == remoted.stdout && native.status.code() == remoted.code,
-            "{name}: natively {}\n{}\nin the VM {:?}\n{}\n{}",
+            "{name}: natively {}\n{}\nin the VM code {:?}, signal {:?}\n{}\n{}",
             native.status,
             native.stdout,
             remoted.code,
+            remoted.signal,
             remoted.stdout,
             remoted.stderr
         );
