@@ -185,7 +185,8 @@ impl Session {
         put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
         get: impl FnOnce(&[u8]) -> core::result::Result<R, FieldError>,
     ) -> Result<R> {
-        self.ask(context, call, None, put, get)
+        self.healthy()?;
+        self.answered(|slot, ticket| self.publish(context, call, None, slot, ticket, put).map(drop), get)
     }
 
     /// A call without an answer. Returns its sequence on the stream, 0 without one.
@@ -221,18 +222,6 @@ impl Session {
             |_| Ok(()),
         )?;
         Ok(sequence)
-    }
-
-    fn ask<R>(
-        &self,
-        context: u64,
-        call: u16,
-        target: Option<Target<'_>>,
-        put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
-        get: impl FnOnce(&[u8]) -> core::result::Result<R, FieldError>,
-    ) -> Result<R> {
-        self.healthy()?;
-        self.answered(|slot, ticket| self.publish(context, call, target, slot, ticket, put).map(drop), get)
     }
 
     /// Runs a call through a reply slot: `publish` sends it, `get` decodes a successful answer.

@@ -151,6 +151,8 @@ impl Dispatcher {
                     }
                 }
                 Ok(None) => {
+                    // Somebody may sleep for room in the ring, and room alone wakes nobody.
+                    session.wake_guest();
                     let busy = self.ring_is_empty();
                     let notices = Arc::clone(&self.shared.notices);
                     let ready = || !consumer.is_empty(words) || notices.any();

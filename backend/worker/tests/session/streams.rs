@@ -234,6 +234,20 @@ fn an_idle_worker_sleeps_and_no_wake_up_is_lost() {
     }
 }
 
+// Promise: V2
+#[test]
+fn a_guest_that_sleeps_for_room_is_woken_by_room() {
+    let (mut guest, _arena) = ready();
+    eventually("sleep", || guest.words().load_u32(session::WORKER_PARKED, Ordering::Acquire) == 1);
+    let words = guest.words();
+    // A post that nothing answers: all that changes is that the ring is empty again.
+    assert!(Parking::GUEST.enter(&words, || false));
+    event(&mut guest, 7);
+    let mut ready = [PollFd::new(&guest.wake, PollFlags::IN)];
+    let patience = Timespec::try_from(Duration::from_secs(20)).unwrap();
+    assert_eq!(poll(&mut ready, Some(&patience)).unwrap(), 1, "no wake-up although the ring was read");
+}
+
 #[test]
 fn a_parked_worker_costs_no_cpu() {
     let mut guest = Guest::start();
