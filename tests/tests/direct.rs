@@ -85,11 +85,18 @@ fn a_killed_program_with_a_sleeping_child_takes_its_worker_with_it() -> Result<(
 
 fn killed_program(arguments: &[&str]) -> Result<()> {
     let backend = started(None)?;
-    let mut doomed = backend.spawn("doomed", &program("hold")?, arguments)?;
+    let hold = program("hold")?;
+    let mut doomed = backend.spawn("doomed", &hold, arguments)?;
     doomed.wait_for_line("holding", PATIENCE)?;
     backend.wait_for_workers(1)?;
+    // The kernel keeps fifteen characters of a program's name.
+    let name: String = hold.file_name().context("a name")?.to_string_lossy().chars().take(15).collect();
+    let children = direct::descendants(doomed.id(), &name)?;
     signal(doomed.id(), Signal::KILL)?;
     let (_, took) = backend.wait_for_workers(0)?;
+    for child in children {
+        signal(child, Signal::KILL).context("the child sleeps on")?;
+    }
     println!("worker gone {took:?} after the program was killed (target 1 s)");
     passed(&backend.run(&program("vector_add")?, &[])?)?;
     backend.stop()
