@@ -63,6 +63,19 @@ impl Place {
 
     fn sluice(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        #[expect(
+            unsafe_code,
+            reason = "whoever runs the tests may ignore signals, as nohup does, and that is inherited"
+        )]
+        // SAFETY: system calls that are safe between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+                Ok(())
+            })
+        };
         command.args(arguments).env("SLUICE_LIBEXEC", self.libexec()).env("TMPDIR", self.temporary());
         command.env("SLUICE_LOG", "off").env_remove("LD_LIBRARY_PATH");
         command
