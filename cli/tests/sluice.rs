@@ -63,19 +63,6 @@ impl Place {
 
     fn sluice(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
-        #[expect(
-            unsafe_code,
-            reason = "whoever runs the tests may ignore signals, as nohup does, and that is inherited"
-        )]
-        // SAFETY: system calls that are safe between fork and exec.
-        unsafe {
-            command.pre_exec(|| {
-                for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1] {
-                    libc::signal(signal, libc::SIG_DFL);
-                }
-                Ok(())
-            })
-        };
         command.args(arguments).env("SLUICE_LIBEXEC", self.libexec()).env("TMPDIR", self.temporary());
         command.env("SLUICE_LOG", "off").env_remove("LD_LIBRARY_PATH");
         command
@@ -156,6 +143,22 @@ fn start(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>, 
     output.read_line(&mut line).expect("text");
     assert!(!line.is_empty(), "the program said nothing");
     (child, output, line.trim_end().to_owned())
+}
+
+/// The command with the signals of these tests as they are by default: whoever runs the tests may ignore some, as nohup and
+/// background jobs of shells do, and that is inherited.
+fn attentive(mut command: Command) -> Command {
+    #[expect(unsafe_code, reason = "between fork and exec")]
+    // SAFETY: system calls that are safe between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        })
+    };
+    command
 }
 
 /// Opens a session with the stand-in device at `socket`; the worker's process.
@@ -253,7 +256,7 @@ fn signals_sent_to_sluice_reach_the_program() {
     {
         let script =
             format!("trap 'echo got; exit 5' {name}; echo ready; while :; do read -r line || exit 6; done");
-        let (mut child, mut output, _) = start(place.script(&script));
+        let (mut child, mut output, _) = start(attentive(place.script(&script)));
         signal(&watch(child.id()).expect("sluice"), which);
         let mut line = String::new();
         output.read_line(&mut line).expect("text");
@@ -261,7 +264,7 @@ fn signals_sent_to_sluice_reach_the_program() {
         assert_eq!(child.wait().expect("sluice").code(), Some(5), "{name}");
     }
     // A program that does not care about them is ended by them, and sluice says so in its own end.
-    let (mut child, _, _) = start(place.script("echo ready; read -r line"));
+    let (mut child, _, _) = start(attentive(place.script("echo ready; exec sleep 1000")));
     signal(&watch(child.id()).expect("sluice"), Signal::TERM);
     assert_eq!(child.wait().expect("sluice").signal(), Some(libc::SIGTERM));
     place.assert_nothing_left();
@@ -287,7 +290,7 @@ fn the_terminals_interrupt_reaches_the_program_once() {
     let (ours, theirs) = terminal();
     let script = "n=0; trap 'n=$((n+1)); echo got $n' INT; echo ready
         while :; do read -r line; test \"$line\" = end && exit $n; done";
-    let mut command = place.script(script);
+    let mut command = attentive(place.script(script));
     command.stdin(theirs.try_clone().expect("a terminal")).stdout(theirs);
     #[expect(unsafe_code, reason = "a session of its own, with this terminal")]
     // SAFETY: two system calls without pointers.
