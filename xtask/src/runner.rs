@@ -82,7 +82,8 @@ fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &str, ignored: bool) -> T
     let mut command = Command::new(&binary.path);
     command.args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]);
     command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).env("SLUICE_TEST_RUN", &id);
-    command.envs(plan.environment.iter().copied());
+    // Only the end of the output is shown, and a backtrace would push the message out of it.
+    command.env("RUST_BACKTRACE", "0").envs(plan.environment.iter().copied());
     let started = Instant::now();
     let finished = process::run(&mut command, plan.limit);
     let seconds = started.elapsed().as_secs_f64();

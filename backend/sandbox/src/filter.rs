@@ -228,7 +228,7 @@ mod tests {
             Profile::Allow { allowed, .. } => allowed.len(),
             Profile::Deny(_) => 0,
         };
-        assert!(allowed(Role::Device) <= 44, "{}", allowed(Role::Device));
+        assert!(allowed(Role::Device) <= 46, "{}", allowed(Role::Device));
         assert!(allowed(Role::WorkerSettled) <= 85, "{}", allowed(Role::WorkerSettled));
         assert!(allowed(Role::Worker) <= 110, "{}", allowed(Role::Worker));
     }
