@@ -207,7 +207,7 @@ fn fifty_processes_of_eight_sleeping_threads_do_not_storm() -> Result<()> {
     backend.stop()
 }
 
-// Promise: C8
+// Promise: C2
 #[test]
 #[expect(unsafe_code, reason = "looks functions up in the shim and calls one")]
 fn the_shim_exports_every_name_and_refuses_what_it_does_not_serve() -> Result<()> {
