@@ -1,7 +1,7 @@
 //! A guest process that means harm: an ordinary user with a render node, who knows the protocol and keeps none of it.
 //!
 //! Each attack has a file of its own, that is a virtio-gpu context. What the attacks may achieve is checked here as far
-//! as the attacker can see it; that nobody else noticed is for the test to see. Usage: sluice-hostile-guest SEED [ROUNDS]
+//! as the attacker can see it; that nobody else noticed is for the test to see. Usage: sluice-hostile-guest `SEED [ROUNDS]`
 
 #![expect(unsafe_code, reason = "ioctls of the virtio_gpu driver with arguments that no library would make")]
 #![expect(clippy::cast_possible_truncation, reason = "random numbers")]
