@@ -149,14 +149,17 @@ fn start(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>, 
 /// background jobs of shells do, and that is inherited.
 fn attentive(mut command: Command) -> Command {
     #[expect(unsafe_code, reason = "between fork and exec")]
-    // SAFETY: system calls that are safe between fork and exec.
+    let default = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1] {
+            // SAFETY: no handler, and a call that is safe between fork and exec.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    #[expect(unsafe_code, reason = "between fork and exec")]
+    // SAFETY: `default` makes system calls only.
     unsafe {
-        command.pre_exec(|| {
-            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1] {
-                libc::signal(signal, libc::SIG_DFL);
-            }
-            Ok(())
-        })
+        command.pre_exec(default)
     };
     command
 }
