@@ -1,7 +1,7 @@
 //! The two helper threads: what may wait, each kind in the order it was asked for.
 //!
 //! The memory helper owns contexts, device memory and the pinning of arenas; the module helper owns images and functions.
-//! A helper leaves a [`Notice`] for the dispatcher before it answers the guest.
+//! A helper leaves a [`Notice`](crate::notice::Notice) for the dispatcher before it answers the guest.
 
 mod memory;
 mod modules;

@@ -148,7 +148,7 @@ impl Header {
         self.at(RECORD_SLOTS, RECORDS)
     }
 
-    /// One word per page of `hbm`: see [`crate::allocations::PageEntry`].
+    /// One word per page of `hbm`: see `crate::allocations`.
     pub(crate) fn pages(&self) -> &[AtomicU64] {
         self.at(PAGES, self.pages)
     }
