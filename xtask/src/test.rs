@@ -293,7 +293,9 @@ fn loom(options: &Options) -> Result<Vec<TestResult>> {
 
 fn documentation(options: &Options) -> Result<Vec<TestResult>> {
     let mut doc = cargo();
-    doc.args(["doc", "--no-deps", "--document-private-items"]).args(options.packages()).env("RUSTDOCFLAGS", "-D warnings");
+    doc.args(["doc", "--no-deps", "--document-private-items"])
+        .args(options.packages())
+        .env("RUSTDOCFLAGS", "-D warnings");
     let built = runner::check("stage::docs", CHECK, &mut doc);
     let stale = docs::stale()?;
     let reason = stale.iter().map(|page| format!("{page} is out of date; `cargo xtask docs` writes it"));
