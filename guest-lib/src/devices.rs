@@ -120,6 +120,7 @@ fn read_one(session: &Session, ordinal: u32) -> Result<Device> {
         wire::device_info::Reply::get,
     )?;
     let mut attributes = info.attributes.0;
+    // The worker has masked what it does not serve; a shim of an older release may serve less.
     for (id, value) in (0i32..).zip(attributes.iter_mut()) {
         if let Some(masked) = guest_mask(id) {
             *value = masked;

@@ -57,6 +57,16 @@ enum Mode {
     Async,
 }
 
+impl Mode {
+    /// Ends a call whose work was posted: a synchronous one when that work is complete.
+    fn finish(self, process: &Process, stream: Stream<'_>, sequence: u64) -> Result {
+        match self {
+            Mode::Sync => process.session.wait_complete(stream.slot, sequence),
+            Mode::Async => Ok(()),
+        }
+    }
+}
+
 fn to_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
     if process.arena.is_pinned(to, bytes) {
         // Host memory by its address on the device, which is the same.
@@ -69,11 +79,7 @@ fn to_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u
         })
     };
     if host_side(process, from, bytes)? == Side::Pinned {
-        let sequence = post(to, from, bytes)?;
-        return match mode {
-            Mode::Sync => process.session.wait_complete(stream.slot, sequence),
-            Mode::Async => Ok(()),
-        };
+        return mode.finish(process, stream, post(to, from, bytes)?);
     }
     // Once staged the caller's buffer is free, which is all that either form promises for pageable memory.
     let mut done = 0;
@@ -99,11 +105,7 @@ fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes:
         })
     };
     if host_side(process, to, bytes)? == Side::Pinned {
-        let sequence = post(to, from, bytes)?;
-        return match mode {
-            Mode::Sync => process.session.wait_complete(stream.slot, sequence),
-            Mode::Async => Ok(()),
-        };
+        return mode.finish(process, stream, post(to, from, bytes)?);
     }
     // Into pageable memory a copy blocks by contract.
     let mut under_way = VecDeque::with_capacity(PORTIONS);
@@ -394,17 +396,13 @@ fn rectangle(
             wire::copy_rows::put(writer, direction, to.start, to.pitch, from.start, from.pitch, width, rows)
         })
     };
-    let finish = |sequence| match mode {
-        Mode::Sync => process.session.wait_complete(stream.slot, sequence),
-        Mode::Async => Ok(()),
-    };
     // Staged rows lie without gaps; as many at a time as make up a portion.
     let rows_at_once = (PORTION / width).clamp(1, height);
     let skip = |side: Strided, rows: u64| Strided { start: side.start + rows * side.pitch, ..side };
     match sides {
         (Side::Device, Side::Device) => post(2, to, from, height).map(drop),
-        (Side::Device, Side::Pinned) => finish(post(0, to, from, height)?),
-        (Side::Pinned, Side::Device) => finish(post(1, to, from, height)?),
+        (Side::Device, Side::Pinned) => mode.finish(process, stream, post(0, to, from, height)?),
+        (Side::Pinned, Side::Device) => mode.finish(process, stream, post(1, to, from, height)?),
         (Side::Device, Side::Pageable) => {
             for first in (0..height).step_by(length(rows_at_once)?) {
                 let rows = rows_at_once.min(height - first);
