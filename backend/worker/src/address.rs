@@ -1,47 +1,19 @@
 //! Which addresses of this process a guest may name.
 //!
 //! With unified addressing a number from a guest could name the worker's own memory. So every range is looked up here,
-//! in whole, before the driver sees it: [`Device`] and [`Host`] are made nowhere else. What is known: live device
+//! in whole, before the driver sees it: [`Device`] and [`Host`] ranges are made nowhere else. What is known: live device
 //! allocations, variables of loaded modules, and attached arenas.
 
-use crate::{
-    arenas::Arena,
-    driver::{Code, Rows, code},
-    lanes::ContextRef,
-};
+#![expect(unsafe_code, reason = "vouches for the ranges it has looked up")]
+
+use crate::{arenas::Arena, lanes::ContextRef};
+use sluice_driver::{Code, Rows, code};
+use sluice_driver::{Device, Host};
 use sluice_protocol::{
     field::{ArenaAddress, DeviceAddress},
     handle::{Id, Module},
 };
 use std::{collections::BTreeMap, sync::Arc};
-
-/// A range that device work may touch: checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Device {
-    address: u64,
-    bytes: u64,
-}
-
-/// A range of attached guest memory: checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
-    address: u64,
-    bytes: u64,
-}
-
-macro_rules! range {
-    ($($name:ident)+) => {$(
-        impl $name {
-            pub(crate) const fn address(self) -> u64 {
-                self.address
-            }
-            pub(crate) const fn bytes(self) -> u64 {
-                self.bytes
-            }
-        }
-    )+};
-}
-range!(Device Host);
 
 /// The session's address map; owned by the dispatcher.
 #[derive(Debug, Default)]
@@ -111,13 +83,17 @@ impl AddressMap {
                 .is_some_and(|(base, (length, _))| inside(address, bytes, *base, *length))
         };
         (in_allocation() || in_global() || self.host(address, bytes).is_ok())
-            .then_some(Device { address, bytes })
-            .ok_or(code::INVALID_VALUE)
+            .then_some(())
+            .ok_or(code::INVALID_VALUE)?;
+        // SAFETY: looked up above; what is found stays until the guest has waited for its users.
+        Ok(unsafe { Device::new(address, bytes) })
     }
 
     /// A range of arena memory; larger arenas are stitched from several resources, so it may cross their borders.
     pub(crate) fn host(&self, address: u64, bytes: u64) -> Result<Host, Code> {
-        self.holders(address, bytes).map(|_| Host { address, bytes })
+        let _ = self.holders(address, bytes)?;
+        // SAFETY: looked up above; arenas stay mapped until no work holds them, and nobody has references into them.
+        Ok(unsafe { Host::new(address, bytes) })
     }
 
     /// The arenas under a range, first and last included.
@@ -146,10 +122,12 @@ impl AddressMap {
     /// A range of arena memory together with what keeps it mapped, for another thread.
     pub(crate) fn hold(&self, address: ArenaAddress, bytes: u64) -> Result<HeldRange, Code> {
         if bytes == 0 {
-            return Ok(HeldRange { host: Host { address: address.0, bytes }, arenas: Vec::new() });
+            // SAFETY: it is empty.
+            return Ok(HeldRange { host: unsafe { Host::new(address.0, 0) }, arenas: Vec::new() });
         }
         let arenas = self.holders(address.0, bytes)?.cloned().collect();
-        Ok(HeldRange { host: Host { address: address.0, bytes }, arenas })
+        // SAFETY: looked up above, and the arenas are held with it.
+        Ok(HeldRange { host: unsafe { Host::new(address.0, bytes) }, arenas })
     }
 
     /// Rows of device memory.
@@ -184,7 +162,7 @@ pub(crate) struct HeldRange {
 
 impl HeldRange {
     pub(crate) const fn bytes(&self) -> u64 {
-        self.host.bytes
+        self.host.bytes()
     }
 
     /// Copies the first bytes out, once; the guest may write meanwhile.
@@ -207,8 +185,8 @@ impl HeldRange {
 
     /// Visits the parts of the first `bytes` bytes, arena by arena.
     fn pieces(&self, bytes: usize, mut visit: impl FnMut(&Arena, usize, usize)) {
-        let mut at = self.host.address;
-        let mut left = (bytes as u64).min(self.host.bytes);
+        let mut at = self.host.address();
+        let mut left = (bytes as u64).min(self.host.bytes());
         for arena in &self.arenas {
             let offset = at - arena.base();
             let part = left.min(arena.bytes() - offset);

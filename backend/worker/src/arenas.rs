@@ -2,11 +2,11 @@
 //!
 //! The control thread maps what the device names; the memory helper pins it. No descriptor outlives its message.
 
-use crate::driver::{Code, code};
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
     fs::fstat,
 };
+use sluice_driver::{Code, code};
 use sluice_protocol::{control::Run, limits, shared::Shared};
 use sluice_shared_memory::{
     Mapping,

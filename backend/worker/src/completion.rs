@@ -6,7 +6,6 @@
 //! holds the lock of [`Completion`]; nobody waits for it.
 
 use crate::{
-    driver::Driver,
     lanes::{ContextRef, Lane, Lanes},
     session::Session,
 };
@@ -14,6 +13,7 @@ use core::{
     sync::atomic::{AtomicBool, Ordering, fence},
     time::Duration,
 };
+use sluice_driver::Driver;
 use std::{
     sync::{Arc, Mutex, OnceLock},
     thread::Thread,

@@ -4,7 +4,6 @@ use crate::{
     arenas::{AttachError, Attached, Incoming},
     completion::Completion,
     dispatcher::{Dispatcher, Shared},
-    driver::{Driver, DriverError, code},
     exit::exit,
     helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, tell},
     lanes::Lanes,
@@ -16,6 +15,7 @@ use crate::{
     submit::Submitter,
 };
 use rustix::{fd::OwnedFd, io::Errno};
+use sluice_driver::{Driver, DriverError, code};
 use sluice_protocol::{
     control::{BYTES, FromWorker, ToWorker, WorkerSetup, codec},
     field::FieldError,

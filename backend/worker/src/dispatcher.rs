@@ -10,7 +10,6 @@ mod launch;
 use crate::{
     address::AddressMap,
     completion::{Completion, Current},
-    driver::{Code, Driver, code},
     helper::{Helper, ModuleJob, Question},
     lanes::ContextRef,
     limit_log::limited,
@@ -23,6 +22,7 @@ use crate::{
     submit::{Operation, Payload, Submitter, Target, Work},
     table::Table,
 };
+use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
     calls::{CallError, Dispatched, Outcome, dispatch},
     field::FieldError,

@@ -5,7 +5,6 @@ use crate::{
     arenas::Attached,
     completion::Completion,
     dispatcher::{Dispatcher, Shared},
-    driver::Driver,
     helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper},
     lanes::Lanes,
     memory::Ledger,
@@ -19,6 +18,7 @@ use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{MemfdFlags, ftruncate, memfd_create},
 };
+use sluice_driver::Driver;
 #[cfg(fuzzing)]
 use sluice_protocol::handle;
 use sluice_protocol::{control::Run, limits, session, shared::Shared as _};

@@ -9,12 +9,10 @@ mod modules;
 pub(crate) use memory::{MemoryHelper, MemoryJob};
 pub(crate) use modules::{ModuleHelper, ModuleJob, Question};
 
-use crate::{
-    driver::Code,
-    session::{ReplyTo, Session},
-};
+use crate::session::{ReplyTo, Session};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::fd::OwnedFd;
+use sluice_driver::Code;
 use sluice_protocol::{
     control::FromWorker,
     field::{FieldError, Writer},

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 use sluice_protocol::limits;
 use std::sync::OnceLock;
 
-use crate::driver::Handle;
+use sluice_driver::Handle;
 
 /// A context of the driver, named so that one that came later at the same address is another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

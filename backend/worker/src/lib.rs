@@ -16,7 +16,6 @@ mod arenas;
 mod completion;
 mod control;
 mod dispatcher;
-mod driver;
 mod exit;
 #[cfg(any(test, fuzzing))]
 pub mod harness;
@@ -34,4 +33,4 @@ mod table;
 
 pub use arenas::AttachError;
 pub use control::{RunError, run};
-pub use driver::DriverError;
+pub use sluice_driver::DriverError;

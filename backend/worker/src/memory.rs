@@ -10,8 +10,8 @@ mod space;
 
 pub(crate) use source::{Ledger, OwnChunks};
 
-use crate::driver::{Code, code};
 use pool::Pool;
+use sluice_driver::{Code, code};
 use sluice_protocol::limits;
 use space::Space;
 use std::{collections::BTreeMap, sync::Arc};

@@ -1,6 +1,7 @@
 //! What the ids of a session stand for in the worker.
 
-use crate::{driver::Handle, lanes::ContextRef};
+use crate::lanes::ContextRef;
+use sluice_driver::Handle;
 use sluice_protocol::handle::{self, Id};
 
 /// A context.

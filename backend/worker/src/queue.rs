@@ -7,7 +7,6 @@
 
 use crate::{
     completion::Current,
-    driver::{Code, Driver, Handle, LaunchAttribute},
     helper::{Helper, MemoryJob, ModuleJob},
     session::Session,
     submit::{Operation, Payload, Submitter, Work},
@@ -16,6 +15,7 @@ use core::{
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
+use sluice_driver::{Code, Driver, Handle, LaunchAttribute};
 use std::{
     collections::VecDeque,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},

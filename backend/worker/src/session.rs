@@ -2,16 +2,14 @@
 //!
 //! Everything the guest must see is published through here, so that no publication forgets to wake a sleeping guest.
 
-use crate::{
-    driver::{Code, code},
-    exit::exit,
-};
+use crate::exit::exit;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     fd::OwnedFd,
     io::Errno,
 };
+use sluice_driver::{Code, code};
 use sluice_protocol::{
     limits,
     park::Parking,

@@ -8,12 +8,11 @@
 //! first take no time, such as the recording of an event.
 
 use crate::{
-    address::{Device, Host},
     completion::{Completion, Current},
-    driver::{Code, Driver, Handle, Launch, LaunchAttribute, Rows, code},
     lanes::{ContextRef, Lanes, Marker},
     session::{ReplyTo, Session},
 };
+use sluice_driver::{Code, Device, Driver, Handle, Host, Launch, LaunchAttribute, Rows, code};
 use std::sync::Arc;
 
 /// A stream as work is put on it.

@@ -3,7 +3,7 @@
 //! An id is taken when its call is dispatched ([`Table::reserve`]) and filled when the object exists, so two calls in
 //! flight cannot mint the same one. The generation must match: a stale id never reaches an object that came later.
 
-use crate::driver::{Code, code};
+use sluice_driver::{Code, code};
 use sluice_protocol::handle::{Id, Kind};
 
 #[derive(Debug)]

@@ -3,7 +3,6 @@
 use super::{Binding, Dispatcher, outcome, reply_to};
 use crate::limit_log::limited;
 use crate::{
-    driver::{Code, Rows, code},
     helper::{MemoryJob, ModuleJob, Question},
     lanes::ContextRef,
     objects,
@@ -11,6 +10,7 @@ use crate::{
     submit::{Operation, Payload, Target},
 };
 use sluice_cuda_abi::{attributes::guest_mask, symbols};
+use sluice_driver::{Code, Rows, code};
 use sluice_protocol::{
     calls::{self, Attributes, Handler, Outcome, wire},
     handle::{Function, Id, Module},

@@ -2,11 +2,11 @@
 
 use super::{Dispatcher, Submitted};
 use crate::{
-    driver::{Code, Launch, LaunchAttribute, code},
     helper::Question,
     objects,
     submit::{Operation, Payload},
 };
+use sluice_driver::{Code, Launch, LaunchAttribute, code};
 use sluice_protocol::{
     calls::wire,
     handle::{Event, Id},

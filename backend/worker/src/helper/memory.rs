@@ -4,7 +4,6 @@ use super::{Helper, respond, tell};
 use crate::{
     arenas::{Arena, Attached},
     completion::Current,
-    driver::{Code, Driver},
     lanes::ContextRef,
     limit_log::limited,
     memory::{Ledger, Memory, OwnChunks},
@@ -13,6 +12,7 @@ use crate::{
     session::{ReplyTo, Session},
 };
 use rustix::fd::OwnedFd;
+use sluice_driver::{Code, Driver};
 use sluice_protocol::{
     calls::wire,
     control::FromWorker,

@@ -5,13 +5,13 @@ use crate::{
     address::HeldRange,
     arenas::Arena,
     completion::Current,
-    driver::{Code, Driver, Handle, Launch, LaunchAttribute, code},
     lanes::ContextRef,
     notice::{Notice, Notices},
     objects::{self, Function, Image, Module},
     session::{ReplyTo, Session},
 };
 use sluice_cuda_abi::image;
+use sluice_driver::{Code, Driver, Handle, Launch, LaunchAttribute, code};
 use sluice_protocol::{
     calls::{FunctionAttributes, Parameters, wire},
     handle::{self, Id},

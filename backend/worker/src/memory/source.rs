@@ -1,8 +1,8 @@
 //! Chunks the worker makes itself, and the ledger of what the session has.
 
 use super::{Chunk, ChunkSource, Mapper, UNIT};
-use crate::driver::{Code, Driver, code};
 use core::sync::atomic::{AtomicU64, Ordering};
+use sluice_driver::{Code, Driver, code};
 use sluice_protocol::limits;
 use std::sync::Arc;
 

@@ -2,28 +2,31 @@
 //!
 //! They are our own, because the generated types hold enumerations that a guest's number must never become.
 
-use super::Handle;
+use crate::Handle;
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_cuda_abi::sys;
 
 /// `CUmemLocation`: memory of a device.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Location {
+pub(crate) struct Location {
     kind: c_uint,
     id: c_int,
 }
 
 impl Location {
-    pub(super) const fn device(device: c_int) -> Location {
+    pub(crate) const fn device(device: c_int) -> Location {
         Location { kind: 1, id: device }
     }
 }
 
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub(crate) const POSIX_FILE_DESCRIPTOR: c_uint = 1;
+
 /// `CUmemAllocationProp`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct AllocationProperties {
+pub(crate) struct AllocationProperties {
     kind: c_uint,
     handle_types: c_uint,
     location: Location,
@@ -32,11 +35,11 @@ pub(super) struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    /// Pinned memory of a device that no other process can import.
-    pub(super) const fn device(device: c_int) -> AllocationProperties {
+    /// Pinned memory of a device, which other processes can import by a POSIX descriptor.
+    pub(crate) const fn device(device: c_int) -> AllocationProperties {
         AllocationProperties {
             kind: 1,
-            handle_types: 0,
+            handle_types: POSIX_FILE_DESCRIPTOR,
             location: Location::device(device),
             win32: core::ptr::null_mut(),
             flags: [0; 8],
@@ -47,13 +50,13 @@ impl AllocationProperties {
 /// `CUmemAccessDesc`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Access {
+pub(crate) struct Access {
     location: Location,
     flags: c_uint,
 }
 
 impl Access {
-    pub(super) const fn read_write(device: c_int) -> Access {
+    pub(crate) const fn read_write(device: c_int) -> Access {
         Access { location: Location::device(device), flags: 3 }
     }
 }
@@ -61,32 +64,36 @@ impl Access {
 /// `CUlaunchAttribute`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct LaunchAttribute {
-    pub(crate) id: c_uint,
-    pub(crate) pad: c_uint,
-    pub(crate) value: [u64; 8],
+pub struct LaunchAttribute {
+    /// Which one.
+    pub id: c_uint,
+    /// Nothing.
+    pub pad: c_uint,
+    /// Its value.
+    pub value: [u64; 8],
 }
 
 impl LaunchAttribute {
-    pub(crate) const NONE: LaunchAttribute = LaunchAttribute { id: 0, pad: 0, value: [0; 8] };
+    /// No attribute, to fill arrays.
+    pub const NONE: LaunchAttribute = LaunchAttribute { id: 0, pad: 0, value: [0; 8] };
 }
 
 /// `CUlaunchConfig`.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct LaunchConfig {
-    pub(super) grid: [c_uint; 3],
-    pub(super) block: [c_uint; 3],
-    pub(super) shared: c_uint,
-    pub(super) stream: Handle,
-    pub(super) attributes: *const LaunchAttribute,
-    pub(super) attribute_count: c_uint,
+pub(crate) struct LaunchConfig {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared: c_uint,
+    pub(crate) stream: Handle,
+    pub(crate) attributes: *const LaunchAttribute,
+    pub(crate) attribute_count: c_uint,
 }
 
 /// One side of a [`Copy2D`].
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Side {
+pub(crate) struct Side {
     x: usize,
     y: usize,
     memory: c_uint,
@@ -97,10 +104,10 @@ pub(super) struct Side {
 }
 
 impl Side {
-    pub(super) const fn host(address: u64, pitch: usize) -> Side {
+    pub(crate) const fn host(address: u64, pitch: usize) -> Side {
         Side { x: 0, y: 0, memory: 1, host: address, device: 0, array: 0, pitch }
     }
-    pub(super) const fn device(address: u64, pitch: usize) -> Side {
+    pub(crate) const fn device(address: u64, pitch: usize) -> Side {
         Side { x: 0, y: 0, memory: 2, host: 0, device: address, array: 0, pitch }
     }
 }
@@ -108,19 +115,22 @@ impl Side {
 /// `CUDA_MEMCPY2D`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Copy2D {
-    pub(super) from: Side,
-    pub(super) to: Side,
-    pub(super) width: usize,
-    pub(super) height: usize,
+pub(crate) struct Copy2D {
+    pub(crate) from: Side,
+    pub(crate) to: Side,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
 }
 
 /// Rows of memory: where the first begins, how far apart they are, how long and how many they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rows {
-    pub(crate) pitch: u64,
-    pub(crate) width: u64,
-    pub(crate) height: u64,
+pub struct Rows {
+    /// Bytes from the beginning of one row to that of the next.
+    pub pitch: u64,
+    /// Bytes of a row.
+    pub width: u64,
+    /// Rows.
+    pub height: u64,
 }
 
 macro_rules! same_size {

@@ -1,17 +1,18 @@
-//! The calls the worker makes, one method each.
+//! The calls that are made, one method each.
 //!
 //! Handles come from this driver and are forgotten before they are destroyed (the session's tables see to it); addresses
-//! come as [`Device`] and [`Host`] ranges, which only the session's address map makes. The driver checks the rest.
+//! come as [`Device`] and [`Host`] ranges, which are made where addresses are checked. The driver checks the rest.
 
 #![expect(unsafe_code, reason = "calls the driver's C functions")]
+#![expect(clippy::missing_errors_doc, reason = "every method fails with the driver's own code")]
 
-use super::{
-    Code, Driver, Handle, LaunchAttribute, Rows,
-    abi::{Access, AllocationProperties, Copy2D, LaunchConfig, Side},
+use crate::{
+    Code, Device, Driver, Handle, Host, LaunchAttribute, Rows,
+    abi::{Access, AllocationProperties, Copy2D, LaunchConfig, POSIX_FILE_DESCRIPTOR, Side},
     code,
 };
-use crate::address::{Device, Host};
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use rustix::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ffi::{CStr, CString};
 
 /// Calls an entry point if the driver has it.
@@ -31,11 +32,15 @@ macro_rules! call {
 
 /// What a launch is made of, apart from its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Launch {
-    pub(crate) function: Handle,
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    pub(crate) shared: u32,
+pub struct Launch {
+    /// The function or kernel.
+    pub function: Handle,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory of a block.
+    pub shared: u32,
 }
 
 type Result<T> = core::result::Result<T, Code>;
@@ -58,49 +63,57 @@ fn input<T>(value: &T) -> *const c_void {
 
 // Start-up and devices.
 impl Driver {
-    pub(crate) fn init(&self) -> Result<()> {
+    /// `cuInit`.
+    pub fn init(&self) -> Result<()> {
         call!(self.cuInit(0))
     }
 
-    pub(crate) fn version(&self) -> Result<u32> {
+    /// `cuDriverGetVersion`.
+    pub fn version(&self) -> Result<u32> {
         let mut version = 0;
         call!(self.cuDriverGetVersion(&raw mut version))?;
         u32::try_from(version).map_err(|_| code::UNKNOWN)
     }
 
-    pub(crate) fn device_count(&self) -> Result<u32> {
+    /// `cuDeviceGetCount`.
+    pub fn device_count(&self) -> Result<u32> {
         let mut count = 0;
         call!(self.cuDeviceGetCount(&raw mut count))?;
         u32::try_from(count).map_err(|_| code::UNKNOWN)
     }
 
-    pub(crate) fn device(&self, ordinal: u32) -> Result<c_int> {
+    /// `cuDeviceGet`.
+    pub fn device(&self, ordinal: u32) -> Result<c_int> {
         let ordinal = c_int::try_from(ordinal).map_err(|_| code::INVALID_DEVICE)?;
         let mut device = 0;
         call!(self.cuDeviceGet(&raw mut device, ordinal))?;
         Ok(device)
     }
 
-    pub(crate) fn device_name(&self, device: c_int) -> Result<[u8; 128]> {
+    /// `cuDeviceGetName`.
+    pub fn device_name(&self, device: c_int) -> Result<[u8; 128]> {
         let mut name = [0_u8; 128];
         // The length leaves the last byte alone, so the name ends with a NUL whatever the driver does.
         call!(self.cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), 127, device))?;
         Ok(name)
     }
 
-    pub(crate) fn device_uuid(&self, device: c_int) -> Result<[u8; 16]> {
+    /// `cuDeviceGetUuid_v2`.
+    pub fn device_uuid(&self, device: c_int) -> Result<[u8; 16]> {
         let mut uuid = [0_u8; 16];
         call!(self.cuDeviceGetUuid_v2(out(&mut uuid), device))?;
         Ok(uuid)
     }
 
-    pub(crate) fn device_memory(&self, device: c_int) -> Result<u64> {
+    /// `cuDeviceTotalMem_v2`.
+    pub fn device_memory(&self, device: c_int) -> Result<u64> {
         let mut bytes = 0_usize;
         call!(self.cuDeviceTotalMem_v2(&raw mut bytes, device))?;
         Ok(bytes as u64)
     }
 
-    pub(crate) fn device_attribute(&self, attribute: u32, device: c_int) -> Result<i32> {
+    /// `cuDeviceGetAttribute`.
+    pub fn device_attribute(&self, attribute: u32, device: c_int) -> Result<i32> {
         let mut value = 0;
         call!(self.cuDeviceGetAttribute(&raw mut value, attribute, device))?;
         Ok(value)
@@ -109,7 +122,8 @@ impl Driver {
 
 // Contexts.
 impl Driver {
-    pub(crate) fn primary_retain(&self, device: c_int, flags: u32) -> Result<Handle> {
+    /// `cuDevicePrimaryCtxSetFlags_v2`.
+    pub fn primary_retain(&self, device: c_int, flags: u32) -> Result<Handle> {
         // The flags of an inactive primary context are set before it comes to life; an active one keeps its own.
         if flags != 0 {
             call!(self.cuDevicePrimaryCtxSetFlags_v2(device, flags))?;
@@ -119,11 +133,13 @@ impl Driver {
         Ok(context)
     }
 
-    pub(crate) fn primary_release(&self, device: c_int) -> Result<()> {
+    /// `cuDevicePrimaryCtxRelease_v2`.
+    pub fn primary_release(&self, device: c_int) -> Result<()> {
         call!(self.cuDevicePrimaryCtxRelease_v2(device))
     }
 
-    pub(crate) fn context_create(&self, device: c_int, flags: u32) -> Result<Handle> {
+    /// `cuCtxCreate_v2`.
+    pub fn context_create(&self, device: c_int, flags: u32) -> Result<Handle> {
         let mut context = 0;
         match call!(self.cuCtxCreate_v2(&raw mut context, flags, device)) {
             Err(code::NOT_SUPPORTED) => {
@@ -134,26 +150,31 @@ impl Driver {
         Ok(context)
     }
 
-    pub(crate) fn context_destroy(&self, context: Handle) -> Result<()> {
+    /// `cuCtxDestroy_v2`.
+    pub fn context_destroy(&self, context: Handle) -> Result<()> {
         call!(self.cuCtxDestroy_v2(context))
     }
 
-    pub(crate) fn set_current(&self, context: Handle) -> Result<()> {
+    /// `cuCtxSetCurrent`.
+    pub fn set_current(&self, context: Handle) -> Result<()> {
         call!(self.cuCtxSetCurrent(context))
     }
 
-    pub(crate) fn limit(&self, limit: u32) -> Result<u64> {
+    /// `cuCtxGetLimit`.
+    pub fn limit(&self, limit: u32) -> Result<u64> {
         let mut value = 0_usize;
         call!(self.cuCtxGetLimit(&raw mut value, limit))?;
         Ok(value as u64)
     }
 
-    pub(crate) fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
+    /// `cuCtxSetLimit`.
+    pub fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
         let value = size(value)?;
         call!(self.cuCtxSetLimit(limit, value))
     }
 
-    pub(crate) fn priorities(&self) -> Result<(i32, i32)> {
+    /// `cuCtxGetStreamPriorityRange`.
+    pub fn priorities(&self) -> Result<(i32, i32)> {
         let (mut least, mut greatest) = (0, 0);
         call!(self.cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest))?;
         Ok((least, greatest))
@@ -162,14 +183,16 @@ impl Driver {
 
 // Device memory, only ever through the virtual-memory API.
 impl Driver {
-    pub(crate) fn granularity(&self, device: c_int) -> Result<u64> {
+    /// `cuMemGetAllocationGranularity`.
+    pub fn granularity(&self, device: c_int) -> Result<u64> {
         let mut bytes = 0_usize;
         let properties = AllocationProperties::device(device);
         call!(self.cuMemGetAllocationGranularity(&raw mut bytes, input(&properties), 0))?;
         Ok(bytes as u64)
     }
 
-    pub(crate) fn chunk_create(&self, bytes: u64, device: c_int) -> Result<Handle> {
+    /// `cuMemCreate`.
+    pub fn chunk_create(&self, bytes: u64, device: c_int) -> Result<Handle> {
         let mut handle = 0;
         let properties = AllocationProperties::device(device);
         let bytes = size(bytes)?;
@@ -177,47 +200,75 @@ impl Driver {
         Ok(handle)
     }
 
-    pub(crate) fn chunk_release(&self, handle: Handle) -> Result<()> {
+    /// `cuMemRelease`.
+    pub fn chunk_release(&self, handle: Handle) -> Result<()> {
         call!(self.cuMemRelease(handle))
     }
 
+    /// `cuMemExportToShareableHandle`: a descriptor by which another process imports the chunk. The chunk lives as long as
+    /// the descriptor does, or a process that imported it.
+    pub fn chunk_export(&self, handle: Handle) -> Result<OwnedFd> {
+        let mut descriptor: c_int = -1;
+        call!(self.cuMemExportToShareableHandle(out(&mut descriptor), handle, POSIX_FILE_DESCRIPTOR, 0))?;
+        if descriptor < 0 {
+            return Err(code::UNKNOWN);
+        }
+        // SAFETY: the driver made the descriptor for its caller.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    /// `cuMemImportFromShareableHandle`: a handle of this process for a chunk of another.
+    pub fn chunk_import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle> {
+        let mut handle = 0;
+        // The descriptor travels in the place of a pointer.
+        let descriptor = usize::try_from(descriptor.as_raw_fd()).map_err(|_| code::INVALID_VALUE)?;
+        let descriptor = core::ptr::without_provenance_mut::<c_void>(descriptor);
+        call!(self.cuMemImportFromShareableHandle(&raw mut handle, descriptor, POSIX_FILE_DESCRIPTOR))?;
+        Ok(handle)
+    }
+
     /// Reserves addresses near `base`; the answer may be elsewhere.
-    pub(crate) fn address_reserve(&self, base: u64, bytes: u64) -> Result<u64> {
+    pub fn address_reserve(&self, base: u64, bytes: u64) -> Result<u64> {
         let mut got = 0;
         let bytes = size(bytes)?;
         call!(self.cuMemAddressReserve(&raw mut got, bytes, 0, base, 0))?;
         Ok(got)
     }
 
-    pub(crate) fn address_free(&self, base: u64, bytes: u64) -> Result<()> {
+    /// `cuMemAddressFree`.
+    pub fn address_free(&self, base: u64, bytes: u64) -> Result<()> {
         let bytes = size(bytes)?;
         call!(self.cuMemAddressFree(base, bytes))
     }
 
-    pub(crate) fn map(&self, at: u64, bytes: u64, chunk: Handle) -> Result<()> {
+    /// `cuMemMap`.
+    pub fn map(&self, at: u64, bytes: u64, chunk: Handle) -> Result<()> {
         let bytes = size(bytes)?;
         call!(self.cuMemMap(at, bytes, 0, chunk, 0))
     }
 
-    pub(crate) fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+    /// `cuMemUnmap`.
+    pub fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         let bytes = size(bytes)?;
         call!(self.cuMemUnmap(at, bytes))
     }
 
-    pub(crate) fn allow(&self, at: u64, bytes: u64, device: c_int) -> Result<()> {
+    /// `cuMemSetAccess`.
+    pub fn allow(&self, at: u64, bytes: u64, device: c_int) -> Result<()> {
         let access = Access::read_write(device);
         let bytes = size(bytes)?;
         call!(self.cuMemSetAccess(at, bytes, input(&access), 1))
     }
 
     /// Pins host pages for every context, at device addresses equal to theirs.
-    pub(crate) fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
+    pub fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
         const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
         let (address, bytes) = (pointer(address)?, size(bytes)?);
         call!(self.cuMemHostRegister_v2(address, bytes, PORTABLE_AND_MAPPED))
     }
 
-    pub(crate) fn host_unregister(&self, address: u64) -> Result<()> {
+    /// `cuMemHostUnregister`.
+    pub fn host_unregister(&self, address: u64) -> Result<()> {
         let address = pointer(address)?;
         call!(self.cuMemHostUnregister(address))
     }
@@ -225,22 +276,26 @@ impl Driver {
 
 // Copies and fills, all asynchronous.
 impl Driver {
-    pub(crate) fn copy_to_device(&self, to: Device, from: Host, stream: Handle) -> Result<()> {
+    /// `cuMemcpyHtoDAsync_v2`.
+    pub fn copy_to_device(&self, to: Device, from: Host, stream: Handle) -> Result<()> {
         let (source, bytes) = (pointer::<c_void>(from.address())?, size(to.bytes().min(from.bytes()))?);
         call!(self.cuMemcpyHtoDAsync_v2(to.address(), source.cast_const(), bytes, stream))
     }
 
-    pub(crate) fn copy_from_device(&self, to: Host, from: Device, stream: Handle) -> Result<()> {
+    /// `cuMemcpyDtoHAsync_v2`.
+    pub fn copy_from_device(&self, to: Host, from: Device, stream: Handle) -> Result<()> {
         let (target, bytes) = (pointer::<c_void>(to.address())?, size(to.bytes().min(from.bytes()))?);
         call!(self.cuMemcpyDtoHAsync_v2(target, from.address(), bytes, stream))
     }
 
-    pub(crate) fn copy_on_device(&self, to: Device, from: Device, stream: Handle) -> Result<()> {
+    /// `cuMemcpyDtoDAsync_v2`.
+    pub fn copy_on_device(&self, to: Device, from: Device, stream: Handle) -> Result<()> {
         let bytes = size(to.bytes().min(from.bytes()))?;
         call!(self.cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes, stream))
     }
 
-    pub(crate) fn copy_rows_to_device(
+    /// `cuMemcpy2DAsync_v2`.
+    pub fn copy_rows_to_device(
         &self,
         to: (Device, u64),
         from: (Host, u64),
@@ -252,7 +307,8 @@ impl Driver {
         self.copy_2d(to, from, rows, stream)
     }
 
-    pub(crate) fn copy_rows_from_device(
+    /// `cuMemcpy2DAsync_v2`.
+    pub fn copy_rows_from_device(
         &self,
         to: (Host, u64),
         from: (Device, u64),
@@ -264,7 +320,8 @@ impl Driver {
         self.copy_2d(to, from, rows, stream)
     }
 
-    pub(crate) fn copy_rows_on_device(
+    /// `cuMemcpy2DAsync_v2`.
+    pub fn copy_rows_on_device(
         &self,
         to: (Device, u64),
         from: (Device, u64),
@@ -283,14 +340,7 @@ impl Driver {
 
     /// Fills rows of `width` elements of `element` bytes.
     #[expect(clippy::cast_possible_truncation, reason = "the low bytes of the value are the element")]
-    pub(crate) fn fill(
-        &self,
-        to: Device,
-        element: u32,
-        value: u32,
-        rows: Rows,
-        stream: Handle,
-    ) -> Result<()> {
+    pub fn fill(&self, to: Device, element: u32, value: u32, rows: Rows, stream: Handle) -> Result<()> {
         let (at, pitch) = (to.address(), size(rows.pitch)?);
         let (width, height) = (size(rows.width)?, size(rows.height)?);
         match (element, height) {
@@ -308,7 +358,7 @@ impl Driver {
 // Modules, libraries, functions, kernels.
 impl Driver {
     /// Loads an image as a module; the JIT's messages go to `log`. Returns how many bytes of it are used beside the result.
-    pub(crate) fn module_load(&self, image: &[u8], log: &mut [u8]) -> (Result<Handle>, usize) {
+    pub fn module_load(&self, image: &[u8], log: &mut [u8]) -> (Result<Handle>, usize) {
         const INFO_LOG: c_uint = 3;
         const INFO_LOG_BYTES: c_uint = 4;
         const ERROR_LOG: c_uint = 5;
@@ -352,7 +402,8 @@ impl Driver {
         (done.map(|()| module), used)
     }
 
-    pub(crate) fn library_load(&self, image: &[u8]) -> Result<Handle> {
+    /// `cuLibraryLoadData`.
+    pub fn library_load(&self, image: &[u8]) -> Result<Handle> {
         let mut library = 0;
         let none = core::ptr::null_mut::<c_uint>();
         let no_values = core::ptr::null_mut::<*mut c_void>();
@@ -369,91 +420,105 @@ impl Driver {
         Ok(library)
     }
 
-    pub(crate) fn module_unload(&self, module: Handle) -> Result<()> {
+    /// `cuModuleUnload`.
+    pub fn module_unload(&self, module: Handle) -> Result<()> {
         call!(self.cuModuleUnload(module))
     }
 
-    pub(crate) fn library_unload(&self, library: Handle) -> Result<()> {
+    /// `cuLibraryUnload`.
+    pub fn library_unload(&self, library: Handle) -> Result<()> {
         call!(self.cuLibraryUnload(library))
     }
 
-    pub(crate) fn module_function(&self, module: Handle, name: &CStr) -> Result<Handle> {
+    /// `cuModuleGetFunction`.
+    pub fn module_function(&self, module: Handle, name: &CStr) -> Result<Handle> {
         let mut function = 0;
         call!(self.cuModuleGetFunction(&raw mut function, module, name.as_ptr()))?;
         Ok(function)
     }
 
-    pub(crate) fn library_kernel(&self, library: Handle, name: &CStr) -> Result<Handle> {
+    /// `cuLibraryGetKernel`.
+    pub fn library_kernel(&self, library: Handle, name: &CStr) -> Result<Handle> {
         let mut kernel = 0;
         call!(self.cuLibraryGetKernel(&raw mut kernel, library, name.as_ptr()))?;
         Ok(kernel)
     }
 
-    pub(crate) fn module_global(&self, module: Handle, name: &CStr) -> Result<(u64, u64)> {
+    /// `cuModuleGetGlobal_v2`.
+    pub fn module_global(&self, module: Handle, name: &CStr) -> Result<(u64, u64)> {
         let (mut address, mut bytes) = (0, 0_usize);
         call!(self.cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name.as_ptr()))?;
         Ok((address, bytes as u64))
     }
 
-    pub(crate) fn library_global(&self, library: Handle, name: &CStr) -> Result<(u64, u64)> {
+    /// `cuLibraryGetGlobal`.
+    pub fn library_global(&self, library: Handle, name: &CStr) -> Result<(u64, u64)> {
         let (mut address, mut bytes) = (0, 0_usize);
         call!(self.cuLibraryGetGlobal(&raw mut address, &raw mut bytes, library, name.as_ptr()))?;
         Ok((address, bytes as u64))
     }
 
-    pub(crate) fn module_function_count(&self, module: Handle) -> Result<u32> {
+    /// `cuModuleGetFunctionCount`.
+    pub fn module_function_count(&self, module: Handle) -> Result<u32> {
         let mut count = 0;
         call!(self.cuModuleGetFunctionCount(&raw mut count, module))?;
         Ok(count)
     }
 
-    pub(crate) fn library_kernel_count(&self, library: Handle) -> Result<u32> {
+    /// `cuLibraryGetKernelCount`.
+    pub fn library_kernel_count(&self, library: Handle) -> Result<u32> {
         let mut count = 0;
         call!(self.cuLibraryGetKernelCount(&raw mut count, library))?;
         Ok(count)
     }
 
     /// The first functions of a module, as many as `into` has room for.
-    pub(crate) fn module_functions(&self, module: Handle, into: &mut [Handle]) -> Result<()> {
+    pub fn module_functions(&self, module: Handle, into: &mut [Handle]) -> Result<()> {
         let count = c_uint::try_from(into.len()).map_err(|_| code::INVALID_VALUE)?;
         call!(self.cuModuleEnumerateFunctions(into.as_mut_ptr(), count, module))
     }
 
     /// The first kernels of a library, as many as `into` has room for.
-    pub(crate) fn library_kernels(&self, library: Handle, into: &mut [Handle]) -> Result<()> {
+    pub fn library_kernels(&self, library: Handle, into: &mut [Handle]) -> Result<()> {
         let count = c_uint::try_from(into.len()).map_err(|_| code::INVALID_VALUE)?;
         call!(self.cuLibraryEnumerateKernels(into.as_mut_ptr(), count, library))
     }
 
-    pub(crate) fn function_name(&self, function: Handle) -> Result<CString> {
+    /// `cuFuncGetName`.
+    pub fn function_name(&self, function: Handle) -> Result<CString> {
         let mut name = core::ptr::null();
         call!(self.cuFuncGetName(&raw mut name, function))?;
         owned(name)
     }
 
-    pub(crate) fn kernel_name(&self, kernel: Handle) -> Result<CString> {
+    /// `cuKernelGetName`.
+    pub fn kernel_name(&self, kernel: Handle) -> Result<CString> {
         let mut name = core::ptr::null();
         call!(self.cuKernelGetName(&raw mut name, kernel))?;
         owned(name)
     }
 
-    pub(crate) fn function_attribute(&self, attribute: u32, function: Handle) -> Result<i32> {
+    /// `cuFuncGetAttribute`.
+    pub fn function_attribute(&self, attribute: u32, function: Handle) -> Result<i32> {
         let mut value = 0;
         call!(self.cuFuncGetAttribute(&raw mut value, attribute, function))?;
         Ok(value)
     }
 
-    pub(crate) fn kernel_attribute(&self, attribute: u32, kernel: Handle, device: c_int) -> Result<i32> {
+    /// `cuKernelGetAttribute`.
+    pub fn kernel_attribute(&self, attribute: u32, kernel: Handle, device: c_int) -> Result<i32> {
         let mut value = 0;
         call!(self.cuKernelGetAttribute(&raw mut value, attribute, kernel, device))?;
         Ok(value)
     }
 
-    pub(crate) fn set_function_attribute(&self, attribute: u32, value: i32, function: Handle) -> Result<()> {
+    /// `cuFuncSetAttribute`.
+    pub fn set_function_attribute(&self, attribute: u32, value: i32, function: Handle) -> Result<()> {
         call!(self.cuFuncSetAttribute(function, attribute, value))
     }
 
-    pub(crate) fn set_kernel_attribute(
+    /// `cuKernelSetAttribute`.
+    pub fn set_kernel_attribute(
         &self,
         attribute: u32,
         value: i32,
@@ -463,25 +528,22 @@ impl Driver {
         call!(self.cuKernelSetAttribute(attribute, value, kernel, device))
     }
 
-    pub(crate) fn function_parameter(&self, function: Handle, index: usize) -> Result<(usize, usize)> {
+    /// `cuFuncGetParamInfo`.
+    pub fn function_parameter(&self, function: Handle, index: usize) -> Result<(usize, usize)> {
         let (mut offset, mut bytes) = (0, 0);
         call!(self.cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut bytes))?;
         Ok((offset, bytes))
     }
 
-    pub(crate) fn kernel_parameter(&self, kernel: Handle, index: usize) -> Result<(usize, usize)> {
+    /// `cuKernelGetParamInfo`.
+    pub fn kernel_parameter(&self, kernel: Handle, index: usize) -> Result<(usize, usize)> {
         let (mut offset, mut bytes) = (0, 0);
         call!(self.cuKernelGetParamInfo(kernel, index, &raw mut offset, &raw mut bytes))?;
         Ok((offset, bytes))
     }
 
-    pub(crate) fn occupancy_blocks(
-        &self,
-        function: Handle,
-        block: i32,
-        shared: u64,
-        flags: u32,
-    ) -> Result<i32> {
+    /// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`.
+    pub fn occupancy_blocks(&self, function: Handle, block: i32, shared: u64, flags: u32) -> Result<i32> {
         let (mut blocks, shared) = (0, size(shared)?);
         call!(self.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
             &raw mut blocks,
@@ -493,7 +555,8 @@ impl Driver {
         Ok(blocks)
     }
 
-    pub(crate) fn occupancy_block_size(
+    /// `cuOccupancyMaxPotentialBlockSizeWithFlags`.
+    pub fn occupancy_block_size(
         &self,
         function: Handle,
         shared: u64,
@@ -513,14 +576,15 @@ impl Driver {
         Ok((grid, block))
     }
 
-    pub(crate) fn occupancy_shared(&self, function: Handle, blocks: i32, block: i32) -> Result<u64> {
+    /// `cuOccupancyAvailableDynamicSMemPerBlock`.
+    pub fn occupancy_shared(&self, function: Handle, blocks: i32, block: i32) -> Result<u64> {
         let mut bytes = 0_usize;
         call!(self.cuOccupancyAvailableDynamicSMemPerBlock(&raw mut bytes, function, blocks, block))?;
         Ok(bytes as u64)
     }
 
     /// The largest cluster that fits (`potential`), or how many of the configured clusters run at once.
-    pub(crate) fn occupancy_clusters(
+    pub fn occupancy_clusters(
         &self,
         potential: bool,
         launch: &Launch,
@@ -537,7 +601,7 @@ impl Driver {
     }
 
     /// Launches with `parameters` packed as the function's layout says.
-    pub(crate) fn launch(
+    pub fn launch(
         &self,
         launch: &Launch,
         attributes: &[LaunchAttribute],
@@ -595,31 +659,37 @@ fn owned(name: *const c_char) -> Result<CString> {
 
 // Streams and events.
 impl Driver {
-    pub(crate) fn stream_create(&self, flags: u32, priority: i32) -> Result<Handle> {
+    /// `cuStreamCreateWithPriority`.
+    pub fn stream_create(&self, flags: u32, priority: i32) -> Result<Handle> {
         let mut stream = 0;
         call!(self.cuStreamCreateWithPriority(&raw mut stream, flags, priority))?;
         Ok(stream)
     }
 
-    pub(crate) fn stream_destroy(&self, stream: Handle) -> Result<()> {
+    /// `cuStreamDestroy_v2`.
+    pub fn stream_destroy(&self, stream: Handle) -> Result<()> {
         call!(self.cuStreamDestroy_v2(stream))
     }
 
-    pub(crate) fn stream_wait(&self, stream: Handle, event: Handle, flags: u32) -> Result<()> {
+    /// `cuStreamWaitEvent`.
+    pub fn stream_wait(&self, stream: Handle, event: Handle, flags: u32) -> Result<()> {
         call!(self.cuStreamWaitEvent(stream, event, flags))
     }
 
-    pub(crate) fn event_create(&self, flags: u32) -> Result<Handle> {
+    /// `cuEventCreate`.
+    pub fn event_create(&self, flags: u32) -> Result<Handle> {
         let mut event = 0;
         call!(self.cuEventCreate(&raw mut event, flags))?;
         Ok(event)
     }
 
-    pub(crate) fn event_destroy(&self, event: Handle) -> Result<()> {
+    /// `cuEventDestroy_v2`.
+    pub fn event_destroy(&self, event: Handle) -> Result<()> {
         call!(self.cuEventDestroy_v2(event))
     }
 
-    pub(crate) fn event_record(&self, event: Handle, flags: u32, stream: Handle) -> Result<()> {
+    /// `cuEventRecord`.
+    pub fn event_record(&self, event: Handle, flags: u32, stream: Handle) -> Result<()> {
         if flags == 0 {
             call!(self.cuEventRecord(event, stream))
         } else {
@@ -628,7 +698,7 @@ impl Driver {
     }
 
     /// Whether everything before the event's last recording is done.
-    pub(crate) fn event_done(&self, event: Handle) -> Result<bool> {
+    pub fn event_done(&self, event: Handle) -> Result<bool> {
         match call!(self.cuEventQuery(event)) {
             Ok(()) => Ok(true),
             Err(code::NOT_READY) => Ok(false),
@@ -636,7 +706,8 @@ impl Driver {
         }
     }
 
-    pub(crate) fn event_elapsed(&self, start: Handle, end: Handle) -> Result<f32> {
+    /// `cuEventElapsedTime_v2`.
+    pub fn event_elapsed(&self, start: Handle, end: Handle) -> Result<f32> {
         let mut milliseconds = 0.0;
         match call!(self.cuEventElapsedTime_v2(&raw mut milliseconds, start, end)) {
             Err(code::NOT_SUPPORTED) => call!(self.cuEventElapsedTime(&raw mut milliseconds, start, end))?,

@@ -1,15 +1,17 @@
 //! The driver: one library, loaded by absolute path, one table of optional entry points.
 //!
-//! The only room of the worker from which the driver is called ([`calls`]). An entry point that the library does not
-//! have answers `CUDA_ERROR_NOT_SUPPORTED`; nothing here panics because a driver is older than our table.
+//! The only room from which worker and arbiter call the driver ([`Driver`]'s methods, one per call). An entry point that the
+//! library does not have answers `CUDA_ERROR_NOT_SUPPORTED`; nothing here panics because a driver is older than our table.
 
 #![expect(unsafe_code, reason = "loads a C library and takes its entry points at their declared signatures")]
 
 mod abi;
 mod calls;
+mod range;
 
-pub(crate) use abi::{LaunchAttribute, Rows};
-pub(crate) use calls::Launch;
+pub use abi::{LaunchAttribute, Rows};
+pub use calls::Launch;
+pub use range::{Device, Host};
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -17,22 +19,22 @@ use sluice_cuda_abi::sys::CUresult;
 use std::path::{Path, PathBuf};
 
 /// A handle of the driver: a pointer for it, a number for us.
-pub(crate) type Handle = u64;
-/// A C callback; the worker never passes one.
-pub(crate) type Callback = unsafe extern "C" fn();
-/// Block size to dynamic shared bytes; the worker never passes one.
-pub(crate) type BlockToShared = unsafe extern "C" fn(c_int) -> usize;
+pub type Handle = u64;
+/// A C callback; none is ever passed.
+pub type Callback = unsafe extern "C" fn();
+/// Block size to dynamic shared bytes; none is ever passed.
+pub type BlockToShared = unsafe extern "C" fn(c_int) -> usize;
 
 /// A CUresult that is not success.
-pub(crate) type Code = u32;
+pub type Code = u32;
 
-/// The codes the worker gives itself.
-pub(crate) mod code {
+/// The codes that workers and arbiters give themselves.
+pub mod code {
     use super::{CUresult, Code};
 
     macro_rules! codes {
         ($($name:ident = $of:ident;)+) => {
-            $(pub(crate) const $name: Code = CUresult::$of as Code;)+
+            $(#[doc = concat!("`", stringify!($of), "`.")] pub const $name: Code = CUresult::$of as Code;)+
         };
     }
     codes! {
@@ -76,7 +78,7 @@ macro_rules! entries {
 sluice_protocol::for_each_c_call!(entries);
 
 /// A loaded driver.
-pub(crate) struct Driver {
+pub struct Driver {
     entries: Entries,
     /// Keeps the code of `entries` mapped.
     _library: Library,
@@ -98,7 +100,7 @@ pub enum DriverError {
 
 impl Driver {
     /// Loads the library at `path` and finds its entry points; calls nothing of it yet.
-    pub(crate) fn load(path: &Path) -> Result<Driver, DriverError> {
+    pub fn load(path: &Path) -> Result<Driver, DriverError> {
         if !path.is_absolute() {
             return Err(DriverError::Relative(path.to_path_buf()));
         }
