@@ -105,6 +105,47 @@ pub enum Use {
     Chunk,
     /// A process's own heap.
     Heap,
+    /// The driver's: contexts, code and variables of modules, stacks of kernels.
+    Driver,
+}
+
+/// The part of a record's flags that says what it is for.
+const PURPOSE: u32 = 3;
+
+impl Use {
+    fn to_flags(self) -> u32 {
+        match self {
+            Use::Chunk => 0,
+            Use::Heap => 1,
+            Use::Driver => 2,
+        }
+    }
+    fn from_flags(flags: u32) -> Use {
+        match flags & PURPOSE {
+            0 => Use::Chunk,
+            1 => Use::Heap,
+            _ => Use::Driver,
+        }
+    }
+}
+
+/// Bytes that a process holds, by what they are for. What several processes hold counts for each of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Held {
+    /// Made by the virtual-memory API, or imported: held by a handle or mapped.
+    pub chunks: u64,
+    /// The heap of the process.
+    pub heap: u64,
+    /// What the driver takes for itself.
+    pub driver: u64,
+}
+
+impl Held {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.chunks + self.heap + self.driver
+    }
 }
 
 /// No memory, for one reason or the other.
@@ -243,7 +284,11 @@ impl Device {
     /// Takes an empty record for an owner, which is its first holder.
     fn claim(&self, owner: usize, pages: u64, purpose: Use) -> Option<(u32, u32)> {
         let water = &self.header.identity().high_water;
-        for (index, record) in self.header.records().iter().enumerate() {
+        let hint = self.record_hint.load(Relaxed);
+        let (before, behind) = self.header.records().split_at(hint.min(RECORDS));
+        // From the lowest that may be empty on; what others gave back below it is found last.
+        let order = behind.iter().zip(hint..).chain(before.iter().zip(0..));
+        for (record, index) in order {
             let old = State(record.state.load(Acquire));
             if old.kind() != EMPTY {
                 continue;
@@ -255,11 +300,12 @@ impl Device {
                 continue;
             }
             record.pages.store(pages, Relaxed);
-            record.flags.store(u32::from(purpose == Use::Heap), Relaxed);
+            record.flags.store(purpose.to_flags(), Relaxed);
             record.instance.store(0, Relaxed);
             record.holders[owner / 64].fetch_or(1 << (owner % 64), SeqCst);
             // Only this process may leave CLAIMING while it lives.
             record.state.store(State::new(generation, 0, LIVE).0, SeqCst);
+            self.record_hint.store(index + 1, Relaxed);
             return Some((u32::try_from(index).ok()?, generation));
         }
         None
@@ -274,11 +320,23 @@ impl Device {
         state.kind() == EMPTY || state.generation() != entry.generation()
     }
 
-    /// Bytes that an allocation could have now.
+    /// Bytes that an allocation could have now, as far as is known: see [`Device::collect`].
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         let pages = self.header.pages().iter();
         pages.filter(|entry| self.is_free(PageEntry(entry.load(Acquire)))).count() as u64 * PAGE_BYTES
+    }
+
+    /// Bytes that somebody holds.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.total_bytes() - self.free_bytes()
+    }
+
+    /// Gives back what dead processes held, so that the numbers are those of the living. Opens no file, unless this
+    /// process exports.
+    pub fn collect(&self) {
+        self.reap(Files::Keep);
     }
 
     /// The smallest run of free pages that suffices, else the largest ones.
@@ -318,6 +376,9 @@ impl Device {
     }
 
     fn free_run(&self, wanted: u64) -> Option<Run> {
+        if wanted == 1 {
+            return self.free_page();
+        }
         let mut fitting: Option<Run> = None;
         let mut largest: Option<Run> = None;
         let mut run = Run { first: 0, count: 0 };
@@ -339,6 +400,18 @@ impl Device {
             run.count = 0;
         }
         fitting.or(largest)
+    }
+
+    /// The lowest free page: from the lowest that may be free on, and what others gave back below it last.
+    fn free_page(&self) -> Option<Run> {
+        let entries = self.header.pages();
+        let hint = self.page_hint.load(Relaxed).min(entries.len());
+        let free = |range: std::ops::Range<usize>| {
+            range.into_iter().find(|page| self.is_free(PageEntry(entries[*page].load(Acquire))))
+        };
+        let page = free(hint..entries.len()).or_else(|| free(0..hint))?;
+        self.page_hint.store(page, Relaxed);
+        Some(Run { first: page as u64, count: 1 })
     }
 
     /// Becomes a holder of a live allocation and finds its pages.
@@ -426,6 +499,7 @@ impl Device {
             }
             if !keep {
                 self.sweep(record, closing.generation());
+                self.record_hint.fetch_min(record as usize, Relaxed);
                 return;
             }
             if !held() {
@@ -436,10 +510,12 @@ impl Device {
 
     /// Tidies the entries of an ended allocation. They are free already; this only keeps old generations from piling up.
     fn sweep(&self, record: u32, generation: u32) {
-        for word in self.header.pages() {
+        for (page, word) in self.header.pages().iter().enumerate() {
             let entry = PageEntry(word.load(Relaxed));
             if entry.is_owned() && entry.record() == record as usize && entry.generation() == generation {
+                // Somebody may have taken the page already.
                 let _ = word.compare_exchange(entry.0, entry.freed(), AcqRel, Relaxed);
+                self.page_hint.fetch_min(page, Relaxed);
             }
         }
     }
@@ -470,13 +546,21 @@ impl Device {
         }
     }
 
-    /// Pages of the allocations that an owner holds.
-    pub(crate) fn pages_held_by(&self, owner: usize) -> u64 {
-        let records = self.used_records().iter();
-        records
-            .filter(|words| words.holders[owner / 64].load(Relaxed) >> (owner % 64) & 1 == 1)
-            .map(|words| words.pages.load(Relaxed))
-            .sum()
+    /// What an owner holds.
+    pub(crate) fn held_by(&self, owner: usize) -> Held {
+        let mut held = Held::default();
+        for words in self.used_records() {
+            if words.holders[owner / 64].load(Relaxed) >> (owner % 64) & 1 == 0 {
+                continue;
+            }
+            let bytes = words.pages.load(Relaxed) * PAGE_BYTES;
+            match Use::from_flags(words.flags.load(Relaxed)) {
+                Use::Chunk => held.chunks += bytes,
+                Use::Heap => held.heap += bytes,
+                Use::Driver => held.driver += bytes,
+            }
+        }
+        held
     }
 }
 

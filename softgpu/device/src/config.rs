@@ -37,6 +37,8 @@ pub struct Config {
     pub fill: Option<u8>,
     /// How exact accesses are checked.
     pub memory: MemoryPolicy,
+    /// Device memory that each context takes for itself, exactly; `None` for what a real driver takes, scaled.
+    pub context_bytes: Option<u64>,
 }
 
 /// The configuration cannot be used.
@@ -90,6 +92,7 @@ struct FileDevice {
     threads: Option<usize>,
     fill: Option<toml::Value>,
     memory: Option<String>,
+    context_bytes: Option<u64>,
     mig: Option<bool>,
 }
 
@@ -160,7 +163,9 @@ impl Config {
             return Err(invalid("devices", &devices.to_string(), "at most 16"));
         }
         let threads = number("threads", text("SLUICE_SOFTGPU_THREADS"), file.device.threads)?.unwrap_or(0);
-        Ok(Config { state, private, devices, model, scale, threads, fill, memory })
+        let context_bytes =
+            number("context_bytes", text("SLUICE_SOFTGPU_CONTEXT_BYTES"), file.device.context_bytes)?;
+        Ok(Config { state, private, devices, model, scale, threads, fill, memory, context_bytes })
     }
 }
 
@@ -224,6 +229,13 @@ mod tests {
         assert_eq!(config.model.unwrap().key, "A100-40");
         assert_eq!(config.scale, Some(16));
         assert_eq!(config.fill, Some(0xA5));
+    }
+
+    #[test]
+    fn what_a_context_takes_is_what_was_asked_for() {
+        assert_eq!(with(&[]).unwrap().context_bytes, None);
+        assert_eq!(with(&[("SLUICE_SOFTGPU_CONTEXT_BYTES", "0")]).unwrap().context_bytes, Some(0));
+        assert!(with(&[("SLUICE_SOFTGPU_CONTEXT_BYTES", "much")]).is_err());
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use crate::PAGE_BYTES;
 use crate::config::{Config, ConfigError, DEFAULT_SCALE};
@@ -73,6 +73,11 @@ pub struct Device {
     pub(crate) exporter: AtomicBool,
     /// The slots of this process, and the right to reap: locks of one open file do not conflict with each other.
     pub(crate) own_slots: Mutex<Vec<usize>>,
+    /// The file system that the device is on.
+    pub(crate) file_system: u64,
+    /// Where to look first for an empty record and a free page: below, there was none when this process last looked.
+    pub(crate) record_hint: AtomicUsize,
+    pub(crate) page_hint: AtomicUsize,
 }
 
 impl std::fmt::Debug for Device {
@@ -149,6 +154,7 @@ impl Device {
         };
         let pages = usize::try_from(identity.pages).unwrap_or(usize::MAX);
         let header = Header::map(&header_file, pages).map_err(failed(&directory))?;
+        let file_system = hbm.metadata().map_err(failed(&directory))?.dev();
         drop(guard);
         Ok(Device {
             identity,
@@ -160,6 +166,9 @@ impl Device {
             namespace: owners::namespace(),
             exporter: AtomicBool::new(false),
             own_slots: Mutex::default(),
+            file_system,
+            record_hint: AtomicUsize::new(0),
+            page_hint: AtomicUsize::new(0),
         })
     }
 

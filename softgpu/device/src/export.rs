@@ -4,7 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -70,8 +70,7 @@ impl Owner {
             return Err(ImportError::Foreign);
         }
         // Another device's export lives in another directory, but on the same file system.
-        let same_system = file.metadata().ok().zip(self.device.hbm.metadata().ok());
-        if same_system.is_none_or(|(file, hbm)| file.dev() != hbm.dev()) {
+        if sys::file_system(&file).map_err(|_| ImportError::Foreign)? != self.device.file_system {
             return Err(ImportError::Foreign);
         }
         let (record, generation) =

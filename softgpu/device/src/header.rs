@@ -54,6 +54,8 @@ pub(crate) struct OwnerSlot {
     pub(crate) instance: AtomicU64,
     pub(crate) busy_nanoseconds: AtomicU64,
     pub(crate) launches: AtomicU64,
+    /// Living contexts.
+    pub(crate) contexts: AtomicU64,
 }
 
 /// One allocation: see `allocations` for the meaning of `state`.

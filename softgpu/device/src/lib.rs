@@ -21,13 +21,13 @@ mod model;
 mod owners;
 mod sys;
 
-pub use allocations::{Allocation, AllocationError, Run, Use};
+pub use allocations::{Allocation, AllocationError, Held, Run, Use};
 pub use config::{Config, ConfigError, MemoryPolicy};
 pub use device::{Device, Identity, OpenError};
 pub use export::ImportError;
 pub use mapping::{Reservation, map_pages, page_size, unmap_pages};
 pub use model::{MODELS, Model};
-pub use owners::{AttachError, Client, Owner};
+pub use owners::{AttachError, Client, Owner, Process};
 pub use sys::anonymous;
 
 /// The unit in which device memory is owned and mapped.

@@ -9,8 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::PAGE_BYTES;
-use crate::allocations::Allocation;
+use crate::allocations::{Allocation, Held};
 use crate::device::Device;
 use crate::header::{OWNERS, owner_byte};
 use crate::sys;
@@ -22,6 +21,25 @@ pub enum Client {
     Cuda,
     /// It only looks.
     Nvml,
+}
+
+/// A process that uses the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process {
+    /// Its number, in the PID namespace that it attached from.
+    pub pid: u32,
+    /// Whether that is the namespace of the process that asks: else the number means nothing to it.
+    pub same_namespace: bool,
+    /// The interface it uses. A process that uses both is there twice.
+    pub client: Client,
+    /// Its living contexts.
+    pub contexts: u64,
+    /// What it holds.
+    pub held: Held,
+    /// The time that its kernels have run.
+    pub busy_nanoseconds: u64,
+    /// Its launches that are over.
+    pub launches: u64,
 }
 
 /// Whether files may be opened: at start-up yes, later only by processes that export.
@@ -74,6 +92,7 @@ impl Device {
             words.instance.store(0, Relaxed);
             words.busy_nanoseconds.store(0, Relaxed);
             words.launches.store(0, Relaxed);
+            words.contexts.store(0, Relaxed);
             words.pid.store(u64::from(std::process::id()), Release);
             own_slots.push(slot);
             return Ok(Arc::new(Owner { device: Arc::clone(self), slot, held: Mutex::default() }));
@@ -123,16 +142,23 @@ impl Device {
             || files == Files::MayOpen && since != 0 && start_time(pid).is_some_and(|now| now != since)
     }
 
-    /// Processes that use the device, with the bytes each holds.
+    /// The living processes that use the device. Opens files.
     #[must_use]
-    pub fn processes(&self) -> Vec<(u32, Client, u64)> {
+    pub fn processes(&self) -> Vec<Process> {
         self.reap(Files::MayOpen);
         let owners = self.header.owners().iter().enumerate();
         owners
             .filter_map(|(slot, words)| {
                 let pid = u32::try_from(words.pid.load(Acquire)).ok().filter(|pid| *pid != 0)?;
-                let client = if words.client.load(Relaxed) == 1 { Client::Cuda } else { Client::Nvml };
-                Some((pid, client, self.pages_held_by(slot) * PAGE_BYTES))
+                Some(Process {
+                    pid,
+                    same_namespace: self.namespace == Some(words.namespace.load(Relaxed)),
+                    client: if words.client.load(Relaxed) == 1 { Client::Cuda } else { Client::Nvml },
+                    contexts: words.contexts.load(Relaxed),
+                    held: self.held_by(slot),
+                    busy_nanoseconds: words.busy_nanoseconds.load(Relaxed),
+                    launches: words.launches.load(Relaxed),
+                })
             })
             .collect()
     }
@@ -150,6 +176,16 @@ impl Owner {
         let words = &self.device.header.owners()[self.slot];
         words.busy_nanoseconds.fetch_add(nanoseconds, Relaxed);
         words.launches.fetch_add(1, Relaxed);
+    }
+
+    /// Accounts for a context that comes to life.
+    pub fn context_began(&self) {
+        self.device.header.owners()[self.slot].contexts.fetch_add(1, Relaxed);
+    }
+
+    /// Accounts for the end of one that began.
+    pub fn context_ended(&self) {
+        self.device.header.owners()[self.slot].contexts.fetch_sub(1, Relaxed);
     }
 
     /// The descriptor whose lock says that this process lives: a forked child must close it.

@@ -29,6 +29,16 @@ pub(crate) fn process_exists(pid: u32) -> bool {
     sent || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
+/// The file system that an open file is on. The plain call of the kernel: the standard library asks with calls that can
+/// look for files by name, which a confined process may not make.
+pub(crate) fn file_system(file: &File) -> io::Result<u64> {
+    // SAFETY: the structure is plain data, all zeroes are a valid value.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, and the structure is the kernel's on 64-bit systems.
+    let result = unsafe { libc::syscall(libc::SYS_fstat, file.as_raw_fd(), &raw mut status) };
+    if result == 0 { Ok(status.st_dev) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Random bytes from the kernel.
 pub(crate) fn random(bytes: &mut [u8]) -> io::Result<()> {
     // SAFETY: the pointer and the length describe `bytes`.

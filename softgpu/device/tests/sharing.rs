@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use softgpu_device::{Client, Config, Device, Owner, PAGE_BYTES, Run, Use};
+use softgpu_device::{Client, Config, Device, Held, Owner, PAGE_BYTES, Run, Use};
 
 fn open(state: &Path) -> Arc<Device> {
     let state = state.to_owned();
@@ -109,6 +109,43 @@ fn a_descriptor_of_something_that_is_gone_names_nothing() {
     std::fs::write(&path, copy).unwrap();
     let forged = std::fs::File::open(&path).unwrap();
     assert!(maker.import(&forged).is_err());
+}
+
+#[test]
+fn what_a_process_holds_is_told_by_purpose() {
+    let state = state();
+    let (one, other) = (attach(state.path()), attach(state.path()));
+    let device = one.device();
+    let chunk = one.allocate(3 * PAGE_BYTES, Use::Chunk).unwrap();
+    let _heap = one.allocate(2 * PAGE_BYTES, Use::Heap).unwrap();
+    let driver = other.allocate(PAGE_BYTES, Use::Driver).unwrap();
+    let shared = other.import(chunk.export().unwrap()).unwrap();
+    one.context_began();
+    one.launched(1234);
+    let held = |device: &Device| -> Vec<Held> {
+        let processes = device.processes();
+        assert!(processes.iter().all(|one| one.pid == std::process::id() && one.same_namespace));
+        processes.iter().map(|process| process.held).collect()
+    };
+    let page = PAGE_BYTES;
+    assert_eq!(
+        held(device),
+        [
+            Held { chunks: 3 * page, heap: 2 * page, driver: 0 },
+            Held { chunks: 3 * page, heap: 0, driver: page }
+        ]
+    );
+    // What two hold is used once.
+    assert_eq!(device.used_bytes(), 6 * page);
+    assert_eq!(device.free_bytes(), device.total_bytes() - 6 * page);
+    let first = device.processes()[0];
+    assert_eq!((first.contexts, first.launches, first.busy_nanoseconds), (1, 1, 1234));
+    drop((chunk, driver));
+    assert_eq!(held(device)[1], Held { chunks: 3 * page, heap: 0, driver: 0 });
+    drop(shared);
+    one.context_ended();
+    assert_eq!(device.processes()[0].contexts, 0);
+    assert_eq!(device.used_bytes(), 2 * page);
 }
 
 #[test]
