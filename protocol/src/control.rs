@@ -21,8 +21,8 @@ macro_rules! messages {
         impl $enum {
             /// The message's bytes.
             #[must_use]
-            pub fn encode(&self) -> [u8; BYTES] {
-                let mut bytes = [0; BYTES];
+            pub fn encode(&self) -> [u8; $crate::control::BYTES] {
+                let mut bytes = [0; $crate::control::BYTES];
                 let mut writer = Writer::new(&mut bytes);
                 let written = match self {
                     $($enum::$name { $($field),* } => {
@@ -38,7 +38,7 @@ macro_rules! messages {
             /// # Errors
             /// [`FieldError`] when the bytes are none of these.
             pub fn decode(bytes: &[u8]) -> Result<$enum, FieldError> {
-                if bytes.len() != BYTES {
+                if bytes.len() != $crate::control::BYTES {
                     return Err(FieldError::Short);
                 }
                 let mut reader = Reader::new(bytes);
@@ -58,6 +58,7 @@ macro_rules! messages {
         }
     )+};
 }
+pub(crate) use messages;
 
 messages! {
     /// From the device to a worker.
@@ -75,6 +76,8 @@ messages! {
         } fds 2,
         /// Unmap what is attached in a slot, then say so.
         3 Detach { /** Entry of the attach table. */ slot: u32 } fds 0,
+        /// From `sluiced`, before the session begins: who lends the memory of a device. Descriptor: a socket to its arbiter.
+        4 Custody { /** Ordinal of the device. */ device: u32 } fds 1,
     }
     /// From a worker to the device.
     enum FromWorker {
@@ -103,6 +106,112 @@ messages! {
         1 StartWorker { /** The VM. */ vm: u32, /** The session. */ session: u32 } fds 0,
         /// Start the device of a VM.
         2 StartDevice { /** The VM. */ vm: u32 } fds 0,
+        /// Start the arbiter of a placement unit.
+        3 StartArbiter { /** The unit. */ unit: u32 } fds 0,
+        /// Start the inventory.
+        4 StartInventory {} fds 0,
+    }
+    /// From `sluiced` to an arbiter, after its [`ArbiterSetup`].
+    enum ToArbiter {
+        /// A VM may have memory of the unit; or what it may have changes. A VM of an older epoch is another one.
+        1 Vm {
+            /** The VM. */ vm: u32,
+            /** Its epoch; grows with every re-admission. */ epoch: u64,
+            /** Bytes of chunks it may have; 0 for all of the unit. */ limit: u64,
+            /** Of these, bytes that are kept for it; the rest it has while nobody else does. */ guaranteed: u64,
+            /** Bytes the driver may take for itself for this VM; 0 for no limit. */ headroom: u64,
+            /** Bytes of guest memory it may have pinned; 0 for no limit. */ pinned: u64,
+            /** Its project in the low half, its organisation in the high half; 0 for none. */ ancestors: u64
+        } fds 0,
+        /// A worker of a VM. Descriptors: the arbiter's end of its custody socket, its pidfd.
+        2 Worker {
+            /** The VM. */ vm: u32,
+            /** The epoch it was started in; an old one is dropped and counted. */ epoch: u64,
+            /** Its process id, as the inventory lists it. */ process: u32,
+            /** Its session, for logs. */ session: u32
+        } fds 2,
+        /// What an ancestor may have on this unit from now on. Never taken below what is lent: then it holds as soon as it can.
+        3 Escrow { /** The project or organisation. */ ancestor: u32, /** Bytes in all. */ bytes: u64 } fds 0,
+        /// The VM gets nothing any more: leases are refused, permits are closed.
+        4 Fence { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64 } fds 0,
+        /// The VM is gone: its memory goes back to the unit once it is clean, then it is forgotten.
+        5 Forget { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64 } fds 0,
+        /// Answered by `Vm`.
+        6 DescribeVm { /** The VM. */ vm: u32 } fds 0,
+        /// Answered by `Unit`.
+        7 DescribeUnit {} fds 0,
+        /// Who lists the driver's processes. Descriptor: a socket to the inventory; it replaces one that was there.
+        8 Inventory {} fds 1,
+    }
+    /// From an arbiter to `sluiced`.
+    enum FromArbiter {
+        /// The unit's memory is taken and lending begins.
+        1 Ready {
+            /** Bytes that can be lent. */ bytes: u64,
+            /** Bytes of the unit that a context takes for itself, as measured. */ context: u64
+        } fds 0,
+        /// What a VM has.
+        2 Vm {
+            /** The VM. */ vm: u32,
+            /** Its epoch. */ epoch: u64,
+            /** Bytes lent to it. */ lent: u64,
+            /** Bytes the driver has taken for it, when last looked at. */ headroom: u64,
+            /** Bytes that it gave back and that are not clean yet. */ dirty: u64,
+            /** Its workers that are not known to be gone from the driver. */ holders: u32
+        } fds 0,
+        /// What a unit has.
+        3 Unit {
+            /** Bytes in custody. */ total: u64,
+            /** Of these, lent. */ lent: u64,
+            /** Of these, clean. */ clean: u64,
+            /** Of these, waiting to be scrubbed. */ dirty: u64,
+            /** Of these, released for the driver to grow into. */ headroom: u64,
+            /** Of these, not proven clean after all tries, and never lent again. */ suspect: u64
+        } fds 0,
+        /// An ancestor's escrow does not suffice.
+        4 WantEscrow { /** The project or organisation. */ ancestor: u32, /** Bytes in all that would. */ bytes: u64 } fds 0,
+        /// Something an operator should know of.
+        5 Event {
+            /** An [`ArbiterEvent`]. */ kind: u32,
+            /** The VM it is about; 0 for none. */ vm: u32,
+            /** The process it is about; 0 for none. */ process: u32,
+            /** Bytes it is about. */ bytes: u64
+        } fds 0,
+    }
+    /// From `sluiced` or an arbiter to the inventory.
+    enum ToInventory {
+        /// How many devices there are. Answered by `Units`.
+        1 Units { /** Comes back in the answer. */ serial: u64 } fds 0,
+        /// A device's memory. Answered by `Memory`.
+        2 Memory { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32 } fds 0,
+        /// Whether the driver lists a process on a device. Answered by `Process`.
+        3 Process {
+            /** Comes back in the answer. */ serial: u64,
+            /** Ordinal of the device. */ unit: u32,
+            /** The process. */ process: u32
+        } fds 0,
+        /// The `index`-th process that the driver lists on a device. Answered by `Process`, behind the last one with process 0.
+        4 Nth { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** From 0. */ index: u32 } fds 0,
+        /// Another client. Descriptor: its socket. From `sluiced` only.
+        5 Client {} fds 1,
+    }
+    /// From the inventory.
+    enum FromInventory {
+        /// How many devices there are.
+        1 Units { /** That of the request. */ serial: u64, /** Devices. */ count: u32 } fds 0,
+        /// A device's memory in bytes, as its driver counts it.
+        2 Memory { /** That of the request. */ serial: u64, /** All. */ total: u64, /** Used. */ used: u64, /** Free. */ free: u64 } fds 0,
+        /// A process on a device.
+        3 Process {
+            /** That of the request. */ serial: u64,
+            /** The process. */ process: u32,
+            /** Whether the driver lists it. */ present: bool,
+            /** Bytes the driver books to it, imported chunks not counted where the driver can tell. */ bytes: u64
+        } fds 0,
+        /// The driver's management library does not answer this.
+        4 Failed { /** That of the request. */ serial: u64, /** An nvmlReturn_t. */ error: u32 } fds 0,
+        /// The driver reports an error of a device. To `sluiced` only.
+        5 Xid { /** Ordinal of the device. */ unit: u32, /** The Xid. */ xid: u32, /** The process, if known; else 0. */ process: u32 } fds 0,
     }
     /// From the launcher to `sluiced`.
     enum FromLauncher {
@@ -150,8 +259,78 @@ pub struct WorkerSetup {
     pub session: u32,
     /// Absolute path of the driver library to load.
     pub driver: String,
-    /// Bytes of device memory the session may use; 0 for all there is.
+    /// Bytes of device memory the session may use while it makes its chunks itself; 0 for all there is.
     pub memory: u64,
+    /// How many [`ToWorker::Custody`] messages follow: devices, in order of their ordinals.
+    pub devices: u32,
+    /// Whether memory is also cleared each time a guest's allocation is freed, before anything else gets it.
+    pub scrub_every_free: bool,
+}
+
+/// What an arbiter is told before anything else, by `sluiced`.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct ArbiterSetup {
+    /// The placement unit, for logs.
+    pub unit: u32,
+    /// Absolute path of the driver library to load.
+    pub driver: String,
+    /// Ordinal of the device.
+    pub device: u32,
+    /// How much of what is scrubbed is read back.
+    pub verify: Verify,
+    /// Whether memory is scrubbed at all. Without it remnants reach other tenants: for the positive control of tests only.
+    pub scrub: bool,
+    /// Bytes left to the driver beside what contexts take.
+    pub reserve: u64,
+}
+
+/// How much of what is scrubbed is read back before it counts as clean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Verify {
+    /// Samples of each chunk.
+    Sampled,
+    /// Every byte.
+    All,
+}
+
+/// What an arbiter reports: kinds of [`FromArbiter::Event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ArbiterEvent {
+    /// A worker broke the custody protocol and was ended.
+    Abuse = 1,
+    /// The ledger's sums or states contradict each other.
+    LedgerBroken = 2,
+    /// The inventory and the ledger differ by more than is normal.
+    Drift = 3,
+    /// A chunk was lent to nobody who lives; it was taken back.
+    Leak = 4,
+    /// A chunk was not clean after scrubbing.
+    ScrubFailed = 5,
+    /// A process uses the device that is no worker.
+    Stranger = 6,
+    /// A worker's driver took more than the VM's limit for it.
+    Headroom = 7,
+    /// A worker was killed and the driver still lists it after a long time.
+    Stuck = 8,
+}
+
+impl ArbiterEvent {
+    /// The event with this number.
+    #[must_use]
+    pub const fn from_number(number: u32) -> Option<ArbiterEvent> {
+        Some(match number {
+            1 => ArbiterEvent::Abuse,
+            2 => ArbiterEvent::LedgerBroken,
+            3 => ArbiterEvent::Drift,
+            4 => ArbiterEvent::Leak,
+            5 => ArbiterEvent::ScrubFailed,
+            6 => ArbiterEvent::Stranger,
+            7 => ArbiterEvent::Headroom,
+            8 => ArbiterEvent::Stuck,
+            _ => return None,
+        })
+    }
 }
 
 /// The one place where bincode is used: messages that go down between processes of the same build.

@@ -4,7 +4,7 @@
 //! here: the call table ([`calls`]), the records that carry calls ([`record`]), the ring they travel in ([`ring`]), the
 //! session page around it ([`session`]), how both sides sleep without losing a wake-up ([`park`]), the virtio-gpu
 //! commands ([`gpu`]), the doorbell payloads inside them ([`doorbell`]), the messages between backend processes
-//! ([`control`]) and every bound on what a guest may ask for ([`limits`]).
+//! ([`control`]), how memory is lent to workers ([`custody`]) and every bound on what a guest may ask for ([`limits`]).
 //!
 //! This crate decodes hostile bytes. It contains no unsafe code, never indexes without a check, and allocates nothing
 //! whose size a guest chooses.
@@ -20,6 +20,7 @@
 
 pub mod calls;
 pub mod control;
+pub mod custody;
 pub mod doorbell;
 pub mod field;
 pub mod gpu;

@@ -75,3 +75,13 @@ pub const WINDOW_BOUNDS: core::ops::Range<u64> = 0x7e00_0000_0000..0x7f00_0000_0
 pub const JIT_LOG_BYTES: u64 = 64 << 10;
 /// Bytes of one message between backend processes.
 pub const CONTROL_BYTES: usize = 64 << 10;
+/// Leases one worker may hold: a full H200 in the smallest chunks.
+pub const LEASES: usize = 1 << 17;
+/// Chunks in one share: an allocation that another process of the VM may open.
+pub const SHARE_CHUNKS: usize = 4096;
+/// Shares of one VM.
+pub const SHARES: usize = 4096;
+/// Requests of one worker that its arbiter takes on before it answers; more wait in the socket.
+pub const CUSTODY_REQUESTS: usize = 64;
+/// Milliseconds for which a worker's driver may keep a grant to grow; a worker that takes longer is ended.
+pub const GROW_MILLISECONDS: u64 = 30_000;

@@ -3,8 +3,10 @@
 use proptest::prelude::*;
 use sluice_protocol::{
     control::{
-        self, FromDevice, FromLauncher, FromWorker, Run, ToDevice, ToLauncher, ToWorker, WorkerSetup, codec,
+        self, ArbiterEvent, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker, Run, ToArbiter,
+        ToDevice, ToInventory, ToLauncher, ToWorker, WorkerSetup, codec,
     },
+    custody::{Answer, Growth, Request},
     doorbell::{self, Capset, Doorbell},
     field::FieldError,
     gpu::{self, Command, GpuError, answer, command},
@@ -282,7 +284,7 @@ proptest! {
     }
 
     #[test]
-    fn any_control_bytes_are_refused_or_mean_something(mut bytes in prop::array::uniform32(any::<u8>()), tag in 0..5u64) {
+    fn any_control_bytes_are_refused_or_mean_something(mut bytes in prop::array::uniform32(any::<u8>()), tag in 0..13u64) {
         bytes[..8].copy_from_slice(&tag.to_le_bytes());
         let mut message = [0; control::BYTES];
         message[..32].copy_from_slice(&bytes);
@@ -297,6 +299,24 @@ proptest! {
         }
         if let Ok(read) = FromLauncher::decode(&message) {
             prop_assert_eq!(FromLauncher::decode(&read.encode()), Ok(read));
+        }
+        if let Ok(read) = Request::decode(&message) {
+            prop_assert_eq!(Request::decode(&read.encode()), Ok(read));
+        }
+        if let Ok(read) = Answer::decode(&message) {
+            prop_assert_eq!(Answer::decode(&read.encode()), Ok(read));
+        }
+        if let Ok(read) = ToArbiter::decode(&message) {
+            prop_assert_eq!(ToArbiter::decode(&read.encode()), Ok(read));
+        }
+        if let Ok(read) = FromArbiter::decode(&message) {
+            prop_assert_eq!(FromArbiter::decode(&read.encode()), Ok(read));
+        }
+        if let Ok(read) = ToInventory::decode(&message) {
+            prop_assert_eq!(ToInventory::decode(&read.encode()), Ok(read));
+        }
+        if let Ok(read) = FromInventory::decode(&message) {
+            prop_assert_eq!(FromInventory::decode(&read.encode()), Ok(read));
         }
     }
 
@@ -361,7 +381,7 @@ macro_rules! golden {
             }
         )+
         // Types that do not exist.
-        for tag in [0u64, 4, u64::MAX] {
+        for tag in [0u64, 99, u64::MAX] {
             let mut bytes = [0; control::BYTES];
             bytes[..8].copy_from_slice(&tag.to_le_bytes());
             assert_eq!($ty::decode(&bytes), Err(FieldError::Range), "type {tag}");
@@ -377,6 +397,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         ToWorker::Attach { slot: 3, address: 0x7e00_0000_0000, bytes: 0x3000, runs: 2, more: true }
             => [2, 3, 0x7e00_0000_0000, 0x3000, 2, 1], fds 2;
         ToWorker::Detach { slot: 3 } => [3, 3], fds 0;
+        ToWorker::Custody { device: 2 } => [4, 2], fds 1;
     }
     golden! { FromWorker:
         FromWorker::Attached { slot: 3, error: 2 } => [1, 3, 2], fds 0;
@@ -393,10 +414,67 @@ fn control_messages_are_these_bytes_and_have_one_length() {
     golden! { ToLauncher:
         ToLauncher::StartWorker { vm: 1, session: 5 } => [1, 1, 5], fds 0;
         ToLauncher::StartDevice { vm: 1 } => [2, 1], fds 0;
+        ToLauncher::StartArbiter { unit: 3 } => [3, 3], fds 0;
+        ToLauncher::StartInventory {} => [4], fds 0;
     }
     golden! { FromLauncher:
         FromLauncher::Started { process: 4711 } => [1, 4711], fds 2;
         FromLauncher::Failed { error: 12 } => [2, 12], fds 0;
+    }
+    golden! { Request:
+        Request::Hello { process: 9 } => [1, 9], fds 0;
+        Request::Take { serial: 7, bytes: 2 << 20 } => [2, 7, 2 << 20], fds 0;
+        Request::Give { lease: 5 } => [3, 5], fds 0;
+        Request::Idle { bytes: 6 } => [4, 6], fds 0;
+        Request::Grow { serial: 7, reason: Growth::Limit as u32, bytes: 6 } => [5, 7, 2, 6], fds 0;
+        Request::Grown { serial: 7 } => [6, 7], fds 0;
+        Request::Share { serial: 7, share: 8, lease: 5 } => [7, 7, 8, 5], fds 0;
+        Request::Unshare { share: 8 } => [8, 8], fds 0;
+        Request::Open { serial: 7, share: 8 } => [9, 7, 8], fds 0;
+        Request::Pin { serial: 7, bytes: 6 } => [10, 7, 6], fds 0;
+        Request::Unpin { bytes: 6 } => [11, 6], fds 0;
+        Request::Process { serial: 7, index: 1 } => [12, 7, 1], fds 0;
+    }
+    golden! { Answer:
+        Answer::Welcome { unit: 1, epoch: 2, limit: 6 } => [1, 1, 2, 6], fds 1;
+        Answer::Lent { serial: 7, lease: 5, bytes: 6, more: true } => [2, 7, 5, 6, 1], fds 1;
+        Answer::Granted { serial: 7, value: 8 } => [3, 7, 8], fds 0;
+        Answer::Refused { serial: 7, error: 2 } => [4, 7, 2], fds 0;
+        Answer::Recall { bytes: 6 } => [5, 6], fds 0;
+        Answer::Process { serial: 7, process: 9, bytes: 6 } => [6, 7, 9, 6], fds 0;
+    }
+    golden! { ToArbiter:
+        ToArbiter::Vm { vm: 1, epoch: 2, limit: 6, guaranteed: 5, headroom: 4, pinned: 3, ancestors: 0 }
+            => [1, 1, 2, 6, 5, 4, 3, 0], fds 0;
+        ToArbiter::Worker { vm: 1, epoch: 2, process: 9, session: 3 } => [2, 1, 2, 9, 3], fds 2;
+        ToArbiter::Escrow { ancestor: 1, bytes: 6 } => [3, 1, 6], fds 0;
+        ToArbiter::Fence { vm: 1, epoch: 2 } => [4, 1, 2], fds 0;
+        ToArbiter::Forget { vm: 1, epoch: 2 } => [5, 1, 2], fds 0;
+        ToArbiter::DescribeVm { vm: 1 } => [6, 1], fds 0;
+        ToArbiter::DescribeUnit {} => [7], fds 0;
+        ToArbiter::Inventory {} => [8], fds 1;
+    }
+    golden! { FromArbiter:
+        FromArbiter::Ready { bytes: 6, context: 5 } => [1, 6, 5], fds 0;
+        FromArbiter::Vm { vm: 1, epoch: 2, lent: 6, headroom: 5, dirty: 4, holders: 3 } => [2, 1, 2, 6, 5, 4, 3], fds 0;
+        FromArbiter::Unit { total: 6, lent: 5, clean: 4, dirty: 3, headroom: 2, suspect: 1 }
+            => [3, 6, 5, 4, 3, 2, 1], fds 0;
+        FromArbiter::WantEscrow { ancestor: 1, bytes: 6 } => [4, 1, 6], fds 0;
+        FromArbiter::Event { kind: ArbiterEvent::Leak as u32, vm: 1, process: 9, bytes: 6 } => [5, 4, 1, 9, 6], fds 0;
+    }
+    golden! { ToInventory:
+        ToInventory::Units { serial: 7 } => [1, 7], fds 0;
+        ToInventory::Memory { serial: 7, unit: 1 } => [2, 7, 1], fds 0;
+        ToInventory::Process { serial: 7, unit: 1, process: 9 } => [3, 7, 1, 9], fds 0;
+        ToInventory::Nth { serial: 7, unit: 1, index: 2 } => [4, 7, 1, 2], fds 0;
+        ToInventory::Client {} => [5], fds 1;
+    }
+    golden! { FromInventory:
+        FromInventory::Units { serial: 7, count: 1 } => [1, 7, 1], fds 0;
+        FromInventory::Memory { serial: 7, total: 6, used: 4, free: 2 } => [2, 7, 6, 4, 2], fds 0;
+        FromInventory::Process { serial: 7, process: 9, present: true, bytes: 6 } => [3, 7, 9, 1, 6], fds 0;
+        FromInventory::Failed { serial: 7, error: 15 } => [4, 7, 15], fds 0;
+        FromInventory::Xid { unit: 1, xid: 31, process: 9 } => [5, 1, 31, 9], fds 0;
     }
     // Fields have their own ranges.
     let mut wide = ToWorker::Begin { session: 5 }.encode();
@@ -405,14 +483,25 @@ fn control_messages_are_these_bytes_and_have_one_length() {
 }
 
 fn setup() -> WorkerSetup {
-    WorkerSetup { vm: 1, session: 2, driver: "/d.so".to_owned(), memory: 1 << 32 }
+    WorkerSetup {
+        vm: 1,
+        session: 2,
+        driver: "/d.so".to_owned(),
+        memory: 1 << 32,
+        devices: 0,
+        scrub_every_free: false,
+    }
 }
 
 // Promise: V6
 #[test]
 fn worker_setup_is_these_bytes_and_nothing_more() {
-    let golden =
-        [&[1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..], b"/d.so", &[0, 0, 0, 0, 1, 0, 0, 0]].concat();
+    let golden = [
+        &[1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..],
+        b"/d.so",
+        &[0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+    ]
+    .concat();
     assert_eq!(codec::encode(&setup()).unwrap(), golden);
     assert_eq!(codec::decode::<WorkerSetup>(&golden).unwrap(), setup());
     for cut in 0..golden.len() {

@@ -237,6 +237,7 @@ impl Launcher {
         let started = match request {
             Some(ToLauncher::StartDevice { vm }) => self.start(Role::Device, vm),
             Some(ToLauncher::StartWorker { vm, session: _ }) => self.start(Role::Worker, vm),
+            Some(ToLauncher::StartArbiter { .. } | ToLauncher::StartInventory {}) => Err(Errno::NOSYS.into()),
             None => {
                 tracing::error!("sluiced sent a message that is none");
                 Err(Errno::BADMSG.into())

@@ -325,6 +325,8 @@ impl Vm {
             session,
             driver: self.configuration.driver.clone(),
             memory: self.configuration.memory,
+            devices: 0,
+            scrub_every_free: false,
         };
         let setup = codec::encode(&setup).map_err(|error| error.to_string())?;
         // The first message in an empty socket: it cannot block.

@@ -93,7 +93,14 @@ impl Launcher {
 impl Started {
     /// Has a stand-in worker describe itself.
     fn describe(&self) -> serde_json::Value {
-        let setup = WorkerSetup { vm: 1, session: 9, driver: "/d".into(), memory: 0 };
+        let setup = WorkerSetup {
+            vm: 1,
+            session: 9,
+            driver: "/d".into(),
+            memory: 0,
+            devices: 0,
+            scrub_every_free: false,
+        };
         socket::send(&self.socket, &codec::encode(&setup).expect("coded"), &[]).expect("a worker");
         let mut bytes = vec![0; 4096];
         let (found, _) = socket::receive(&self.socket, &mut bytes).expect("an answer").expect("a worker");

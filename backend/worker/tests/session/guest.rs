@@ -144,6 +144,8 @@ impl Guest {
             session: 1,
             driver: driver.into_os_string().into_string().expect("UTF-8"),
             memory,
+            devices: 0,
+            scrub_every_free: false,
         };
         socket::send(&ours, &codec::encode(&setup).expect("encodes"), &[]).expect("setup");
         let (doorbell, wake) = (

@@ -1,0 +1,144 @@
+//! Custody: how device memory is lent to workers.
+//!
+//! The arbiter of a placement unit owns all memory of the unit in *chunks* and lends them to workers as descriptors. A
+//! worker says [`Request`]s on a socket of its own and gets [`Answer`]s; each lending is a *lease* with a number that is
+//! never used again. What the arbiter grants a VM stands in the *custody page*, one per worker, which the worker can only
+//! read.
+//!
+//! A request that carries a `serial` is answered by a message that carries it too. A worker that breaks the protocol is
+//! ended. Nothing a worker says is believed about memory: a lease is over for the VM's quota when the worker gives it back,
+//! and its memory serves another VM only when every process that ever imported it is gone.
+
+use crate::{
+    control::messages,
+    field::{Field, FieldError, Reader, Writer},
+    shared::Shared,
+};
+use core::sync::atomic::Ordering;
+
+const MIB: u64 = 1 << 20;
+
+/// Sizes of chunks in bytes, largest first. The last one is the unit of quotas and of addresses: every driver's allocation
+/// granularity seen divides it.
+pub const CLASSES: [u64; 3] = [512 * MIB, 32 * MIB, UNIT];
+/// The unit of quotas and of addresses.
+pub const UNIT: u64 = 2 * MIB;
+
+/// What makes a driver take device memory for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Growth {
+    /// A context.
+    Context = 0,
+    /// An image: code and variables.
+    Module = 1,
+    /// A limit of a context: stack, heap, printf buffer.
+    Limit = 2,
+    /// Local memory at the first launch of a function.
+    Launch = 3,
+}
+
+impl Growth {
+    /// The value with this number.
+    #[must_use]
+    pub const fn from_number(number: u32) -> Option<Growth> {
+        match number {
+            0 => Some(Growth::Context),
+            1 => Some(Growth::Module),
+            2 => Some(Growth::Limit),
+            3 => Some(Growth::Launch),
+            _ => None,
+        }
+    }
+}
+
+messages! {
+    /// From a worker to the arbiter that lends it memory.
+    enum Request {
+        /// The guest's own number of its process, for lists that only its VM sees.
+        1 Hello { /** A process number of the guest. */ process: u32 } fds 0,
+        /// Lend a chunk. Answered by `Lent` or `Refused`.
+        2 Take { /** Comes back in the answer. */ serial: u64, /** One of [`CLASSES`]. */ bytes: u64 } fds 0,
+        /// The lease is over: the worker says that it has unmapped the chunk and released its handle.
+        3 Give { /** The lease. */ lease: u64 } fds 0,
+        /// Bytes of leased chunks that nothing is allocated in: they count as free for the guest, and can be recalled.
+        4 Idle { /** Bytes in all. */ bytes: u64 } fds 0,
+        /// The driver is about to take memory for itself. Answered by `Granted` when there is room for it, by `Refused` when the
+        /// VM's limit for it is reached.
+        5 Grow {
+            /** Comes back in the answer. */ serial: u64,
+            /** A [`Growth`]. */ reason: u32,
+            /** What it will take at least, if known; 0 if not. */ bytes: u64
+        } fds 0,
+        /// The driver has taken what it wanted; the grant is over.
+        6 Grown { /** That of the `Grow`. */ serial: u64 } fds 0,
+        /// Adds a leased chunk to a share, which other workers of the same VM may open. `share` 0 makes a new one. Answered
+        /// by `Granted` with its number.
+        7 Share { /** Comes back in the answer. */ serial: u64, /** The share. */ share: u64, /** The lease. */ lease: u64 } fds 0,
+        /// Ends a share of this worker. What others have opened stays theirs.
+        8 Unshare { /** The share. */ share: u64 } fds 0,
+        /// Lends the chunks of a share of the same VM, in order: `Lent` for each, or `Refused`. They are charged once.
+        9 Open { /** Comes back in the answers. */ serial: u64, /** The share. */ share: u64 } fds 0,
+        /// Counts guest memory that the driver is about to pin. Answered by `Granted` or `Refused`.
+        10 Pin { /** Comes back in the answer. */ serial: u64, /** Bytes. */ bytes: u64 } fds 0,
+        /// Guest memory is no longer pinned.
+        11 Unpin { /** Bytes. */ bytes: u64 } fds 0,
+        /// The `index`-th worker of the VM. Answered by `Process`, or by `Refused` behind the last one.
+        12 Process { /** Comes back in the answer. */ serial: u64, /** From 0. */ index: u32 } fds 0,
+    }
+    /// From an arbiter to a worker.
+    enum Answer {
+        /// First of all. Descriptor: the custody page, which cannot be written through it.
+        1 Welcome {
+            /** The placement unit. */ unit: u32,
+            /** Epoch of the VM. */ epoch: u64,
+            /** What the VM may have, in bytes. */ limit: u64
+        } fds 1,
+        /// A chunk. Descriptor: what the driver imports it by.
+        2 Lent {
+            /** That of the request. */ serial: u64,
+            /** The lease. */ lease: u64,
+            /** Bytes of the chunk. */ bytes: u64,
+            /** Whether more chunks of the same share follow. */ more: bool
+        } fds 1,
+        /// Yes.
+        3 Granted { /** That of the request. */ serial: u64, /** What the request says it is. */ value: u64 } fds 0,
+        /// No.
+        4 Refused { /** That of the request. */ serial: u64, /** A CUresult. */ error: u32 } fds 0,
+        /// Give back idle chunks, up to so many bytes; another worker of the VM wants them.
+        5 Recall { /** Bytes. */ bytes: u64 } fds 0,
+        /// A worker of the same VM.
+        6 Process {
+            /** That of the request. */ serial: u64,
+            /** The guest's number of its process; 0 if it did not say. */ process: u32,
+            /** Bytes lent to it that are not idle. */ bytes: u64
+        } fds 0,
+    }
+}
+
+/// The custody page: what a worker reads without asking.
+pub mod page {
+    use super::{Ordering, Shared};
+
+    /// Bytes of the page.
+    pub const BYTES: usize = 4096;
+    /// What [`MAGIC_AT`] holds: `sluicecu`.
+    pub const MAGIC: u64 = u64::from_le_bytes(*b"sluicecu");
+    /// The magic number, written last.
+    pub const MAGIC_AT: usize = 0;
+    /// Epoch of the VM.
+    pub const EPOCH: usize = 8;
+    /// What the VM may have, in bytes; a multiple of [`super::UNIT`].
+    pub const LIMIT: usize = 16;
+    /// Bytes lent to all workers of the VM, those they call idle not counted.
+    pub const USED: usize = 24;
+    /// 1 while the VM's work may be submitted, else 0. A futex: whoever waits for it is woken when it changes.
+    pub const PERMIT: usize = 32;
+
+    /// Free and total bytes of the VM on this unit, as its guest sees them.
+    pub fn memory(page: &impl Shared) -> (u64, u64) {
+        let limit = page.load_u64(LIMIT, Ordering::Acquire);
+        let used = page.load_u64(USED, Ordering::Acquire);
+        (limit.saturating_sub(used), limit)
+    }
+}
