@@ -44,7 +44,7 @@ calls! {
 
     fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu(device)?.identity.uuid) }
 
-    fn cuDeviceTotalMem_v2(bytes: Out<u64>, device: i32) { bytes.set(gpu(device)?.space.information().1) }
+    fn cuDeviceTotalMem_v2(bytes: Out<u64>, device: i32) { bytes.set(gpu(device)?.space.total()) }
 
     fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) {
         value.set(attributes::attribute(gpu(device)?, attribute)?)

@@ -235,10 +235,16 @@ impl Space {
         blocks
     }
 
-    /// Free and total bytes of the device.
+    /// Free and total bytes of the device, as the living leave it.
     pub(crate) fn information(&self) -> (u64, u64) {
         let device = self.owner.device();
+        device.collect();
         (device.free_bytes(), device.total_bytes())
+    }
+
+    /// Bytes of the device.
+    pub(crate) fn total(&self) -> u64 {
+        self.owner.device().total_bytes()
     }
 
     /// The owner of this process's memory.

@@ -1,5 +1,8 @@
 //! What the tests share: the driver's C interface, a device of their own, kernels.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test file uses a part of it")]
+
+pub(crate) mod confine;
+pub(crate) mod peer;
 
 use std::ffi::{CString, c_char, c_void};
 use std::path::PathBuf;
@@ -30,6 +33,9 @@ pub(crate) mod sys {
         pub(crate) fn cuCtxSetCurrent(context: u64) -> u32;
         pub(crate) fn cuCtxGetCurrent(context: *mut u64) -> u32;
         pub(crate) fn cuCtxSynchronize() -> u32;
+        pub(crate) fn cuCtxSetLimit(limit: i32, value: u64) -> u32;
+        pub(crate) fn cuDevicePrimaryCtxRetain(context: *mut u64, device: i32) -> u32;
+        pub(crate) fn cuDevicePrimaryCtxRelease_v2(device: i32) -> u32;
         pub(crate) fn cuModuleLoadData(module: *mut u64, image: *const c_void) -> u32;
         pub(crate) fn cuModuleLoadDataEx(
             module: *mut u64,
@@ -144,6 +150,8 @@ pub(crate) mod sys {
         pub(crate) fn cuMemMap(address: u64, bytes: u64, offset: u64, handle: u64, flags: u64) -> u32;
         pub(crate) fn cuMemUnmap(address: u64, bytes: u64) -> u32;
         pub(crate) fn cuMemSetAccess(address: u64, bytes: u64, access: *const [u32; 3], count: usize) -> u32;
+        pub(crate) fn cuMemGetAccess(flags: *mut u64, location: *const [u32; 2], address: u64) -> u32;
+        pub(crate) fn cuMemGetAllocationPropertiesFromHandle(properties: *mut u32, handle: u64) -> u32;
         pub(crate) fn cuMemRetainAllocationHandle(handle: *mut u64, address: u64) -> u32;
         pub(crate) fn cuMemExportToShareableHandle(
             place: *mut i32,

@@ -1,0 +1,241 @@
+//! The virtual-memory API between processes: memory goes from one to another as a descriptor, and ends with the last
+//! that holds it.
+#![allow(unsafe_code, reason = "calls the C interface")]
+
+mod support;
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use support::peer::{Peer, serve};
+use support::*;
+
+#[test]
+#[ignore = "a process of the tests here"]
+fn peer() {
+    serve();
+}
+
+fn start(state: &Path) -> Peer {
+    let peer = Peer::start("peer", state);
+    peer.ask("context").unwrap();
+    peer
+}
+
+/// Waits until the device has as much free memory as it should, as one of its users sees it.
+fn wait_for_free(peer: &Peer, bytes: u64) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while peer.ask("free") != Ok(bytes) {
+        assert!(Instant::now() < end, "{:?} free, not {bytes}", peer.ask("free"));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn two_processes_see_one_memory() {
+    let state = new_state();
+    let (maker, taker) = (start(state.path()), start(state.path()));
+    let free = maker.ask("free").unwrap();
+    maker.ask("create 0 3 1").unwrap();
+    maker.ask("map 0").unwrap();
+    maker.ask("put 0 40 1111").unwrap();
+    let descriptor = maker.ask_for("export 0");
+    taker.ask_with("import 0 3", descriptor.as_fd()).unwrap();
+    taker.ask("map 0").unwrap();
+    assert_eq!(taker.ask("get 0 40"), Ok(1111));
+    taker.ask("put 0 4194304 2222").unwrap();
+    assert_eq!(maker.ask("get 0 4194304"), Ok(2222));
+    assert_eq!(maker.ask("free"), Ok(free - 3 * PAGE), "shared memory is taken once");
+    assert_eq!(taker.ask("free"), Ok(free - 3 * PAGE));
+    // What an importer is told about it is what the exporter is told.
+    for peer in [&maker, &taker] {
+        assert_eq!(peer.ask("shareable 0"), Ok(1));
+        assert_eq!(peer.ask("access 0"), Ok(3));
+        assert_eq!(peer.ask("retain 0"), Ok(1));
+    }
+    // A handle of an import may be given on.
+    let third = start(state.path());
+    let again = taker.ask_for("export 0");
+    third.ask_with("import 5 3", again.as_fd()).unwrap();
+    third.ask("map 5").unwrap();
+    assert_eq!(third.ask("get 5 4194304"), Ok(2222));
+}
+
+#[test]
+fn memory_that_was_not_made_for_sharing_cannot_be_exported() {
+    let state = new_state();
+    let maker = start(state.path());
+    maker.ask("create 0 1 0").unwrap();
+    assert_eq!(maker.ask("shareable 0"), Ok(0));
+    assert_eq!(maker.ask("export 0"), Err(INVALID_VALUE));
+}
+
+#[test]
+fn memory_ends_with_the_last_handle_and_mapping_in_every_order() {
+    let state = new_state();
+    let (maker, taker) = (start(state.path()), start(state.path()));
+    let free = maker.ask("free").unwrap();
+    let steps = [(&maker, "release 0"), (&maker, "unmap 0"), (&taker, "release 0"), (&taker, "unmap 0")];
+    for order in permutations(steps.len()) {
+        maker.ask("create 0 2 1").unwrap();
+        maker.ask("map 0").unwrap();
+        let descriptor = maker.ask_for("export 0");
+        taker.ask_with("import 0 2", descriptor.as_fd()).unwrap();
+        taker.ask("map 0").unwrap();
+        drop(descriptor);
+        for (done, index) in order.iter().enumerate() {
+            assert_eq!(maker.ask("free"), Ok(free - 2 * PAGE), "{order:?} after {done}");
+            let (peer, words) = steps[*index];
+            peer.ask(words).unwrap();
+        }
+        assert_eq!(maker.ask("free"), Ok(free), "{order:?}");
+    }
+}
+
+fn permutations(count: usize) -> Vec<Vec<usize>> {
+    if count == 0 {
+        return vec![Vec::new()];
+    }
+    let mut all = Vec::new();
+    for shorter in permutations(count - 1) {
+        for at in 0..=shorter.len() {
+            let mut longer = shorter.clone();
+            longer.insert(at, count - 1);
+            all.push(longer);
+        }
+    }
+    all
+}
+
+#[test]
+fn a_descriptor_on_its_way_outlives_its_maker() {
+    let state = new_state();
+    let (maker, taker) = (start(state.path()), start(state.path()));
+    let free = taker.ask("free").unwrap();
+    maker.ask("create 0 2 1").unwrap();
+    maker.ask("map 0").unwrap();
+    maker.ask("put 0 8 77").unwrap();
+    let descriptor = maker.ask_for("export 0");
+    maker.kill();
+    // Only the descriptor holds it now; whoever wants memory asks.
+    let next = start(state.path());
+    next.ask("create 9 1 1").unwrap();
+    drop(next.ask_for("export 9"));
+    assert!(taker.ask("free").unwrap() <= free - 2 * PAGE);
+    taker.ask_with("import 0 2", descriptor.as_fd()).unwrap();
+    drop(descriptor);
+    taker.ask("map 0").unwrap();
+    assert_eq!(taker.ask("get 0 8"), Ok(77));
+    let before = next.ask("free").unwrap();
+    taker.ask("release 0").unwrap();
+    assert_eq!(next.ask("free"), Ok(before), "still mapped");
+    taker.ask("unmap 0").unwrap();
+    wait_for_free(&next, before + 2 * PAGE);
+}
+
+#[test]
+fn what_a_killed_process_held_is_held_no_more() {
+    let state = new_state();
+    let (maker, taker) = (start(state.path()), start(state.path()));
+    let watched = maker.ask("free").unwrap();
+    for words in ["release 0", "unmap 0", "get 0 0"] {
+        let third = start(state.path());
+        let free = maker.ask("free").unwrap();
+        maker.ask("create 0 4 1").unwrap();
+        let descriptor = maker.ask_for("export 0");
+        third.ask_with("import 0 4", descriptor.as_fd()).unwrap();
+        third.ask("map 0").unwrap();
+        drop(descriptor);
+        maker.ask("release 0").unwrap();
+        assert_eq!(maker.ask("free"), Ok(free - 4 * PAGE));
+        // Killed with a mapping, with a handle, and with both.
+        third.ask(words).unwrap();
+        third.kill();
+        wait_for_free(&maker, watched);
+    }
+    drop(taker);
+}
+
+#[test]
+fn an_importer_goes_on_when_the_exporter_is_killed() {
+    let state = new_state();
+    let (maker, taker) = (start(state.path()), start(state.path()));
+    maker.ask("create 0 2 1").unwrap();
+    maker.ask("map 0").unwrap();
+    maker.ask("put 0 0 5").unwrap();
+    let descriptor = maker.ask_for("export 0");
+    taker.ask_with("import 0 2", descriptor.as_fd()).unwrap();
+    drop(descriptor);
+    taker.ask("map 0").unwrap();
+    maker.kill();
+    let next = start(state.path());
+    let free = next.ask("free").unwrap();
+    // All that is left goes to somebody else; the importer's memory is not among it.
+    next.ask(&format!("allocate 1 {free}")).unwrap();
+    next.ask("fill 1 99").unwrap();
+    assert_eq!(taker.ask("get 0 0"), Ok(5));
+    taker.ask("put 0 0 6").unwrap();
+    assert_eq!(next.ask(&format!("count 1 {}", 6)), Ok(0));
+    assert_eq!(next.ask("free"), Ok(0));
+}
+
+/// The filter ends the process at the first attempt to open a file, or to look for one.
+#[test]
+fn a_process_that_may_open_nothing_imports_and_maps() {
+    let state = new_state();
+    let (maker, taker) = (start(state.path()), start(state.path()));
+    taker.ask("confine").unwrap();
+    let free = maker.ask("free").unwrap();
+    for round in 0..3 {
+        maker.ask("create 0 2 1").unwrap();
+        maker.ask("map 0").unwrap();
+        maker.ask(&format!("put 0 16 {round}")).unwrap();
+        let descriptor = maker.ask_for("export 0");
+        taker.ask_with("import 0 2", descriptor.as_fd()).unwrap();
+        drop(descriptor);
+        taker.ask("map 0").unwrap();
+        assert_eq!(taker.ask("get 0 16"), Ok(round));
+        maker.ask("unmap 0").unwrap();
+        maker.ask("release 0").unwrap();
+        taker.ask("free").unwrap();
+        taker.ask("unmap 0").unwrap();
+        taker.ask("release 0").unwrap();
+        // It cannot know whether a descriptor is still open somewhere; who may open files can.
+        wait_for_free(&maker, free);
+    }
+}
+
+#[test]
+fn an_exporter_needs_no_descriptor_for_what_it_has_sent() {
+    const PIECES: u64 = 12;
+    let state = new_state();
+    let (maker, taker) = (start(state.path()), start(state.path()));
+    let free = maker.ask("free").unwrap();
+    maker.ask("descriptors 64").unwrap();
+    taker.ask("descriptors 64").unwrap();
+    for piece in 0..PIECES {
+        maker.ask(&format!("create {piece} 1 1")).unwrap();
+        maker.ask(&format!("export-often {piece} 2000")).unwrap();
+    }
+    for round in 0..20 {
+        for piece in 0..PIECES {
+            let descriptor = maker.ask_for(&format!("export {piece}"));
+            taker.ask_with(&format!("import {piece} 1"), descriptor.as_fd()).unwrap();
+            taker.ask(&format!("map {piece}")).unwrap();
+            taker.ask(&format!("put {piece} 8 {}", round * 100 + piece)).unwrap();
+        }
+        for piece in 0..PIECES {
+            assert_eq!(taker.ask(&format!("get {piece} 8")), Ok(round * 100 + piece));
+            taker.ask(&format!("unmap {piece}")).unwrap();
+            taker.ask(&format!("release {piece}")).unwrap();
+        }
+        assert_eq!(maker.ask("free"), Ok(free - PIECES * PAGE));
+    }
+    for piece in 0..PIECES {
+        maker.ask(&format!("release {piece}")).unwrap();
+    }
+    assert_eq!(maker.ask("free"), Ok(free));
+    let left = std::fs::read_dir(state.path().join("gpu0/exports")).unwrap().count();
+    assert_eq!(left, 0, "no file is left of what is gone");
+}

@@ -1,0 +1,293 @@
+//! Processes that a test talks to: each is a user of the device of its own and does what it is told over a socket, which
+//! carries descriptors as well.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+
+/// A process that serves; it dies with this value.
+pub(crate) struct Peer {
+    child: Child,
+    socket: OwnedFd,
+}
+
+impl Peer {
+    /// Starts a process that runs `test`, which calls [`serve`].
+    pub(crate) fn start(test: &str, state: &Path) -> Peer {
+        Peer::start_as(command(test, state, "peer"))
+    }
+
+    /// As [`Peer::start`], prepared by the caller.
+    pub(crate) fn start_as(mut command: Command) -> Peer {
+        let mut ends = [-1; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        // SAFETY: two descriptors are written.
+        assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) }, 0);
+        // SAFETY: both were just made and belong to nobody.
+        let [here, there] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+        let child = command.stdin(Stdio::from(there)).spawn().unwrap();
+        Peer { child, socket: here }
+    }
+
+    /// Has something done; the number that comes of it, or the driver's error.
+    pub(crate) fn ask(&self, words: &str) -> Result<u64, u32> {
+        self.talk(words, None).0
+    }
+
+    /// The same, with a descriptor.
+    pub(crate) fn ask_with(&self, words: &str, descriptor: BorrowedFd<'_>) -> Result<u64, u32> {
+        self.talk(words, Some(descriptor.as_raw_fd())).0
+    }
+
+    /// The same, for a descriptor.
+    pub(crate) fn ask_for(&self, words: &str) -> OwnedFd {
+        let (result, descriptor) = self.talk(words, None);
+        assert_eq!(result, Ok(0), "{words}");
+        descriptor.unwrap()
+    }
+
+    fn talk(&self, words: &str, descriptor: Option<RawFd>) -> (Result<u64, u32>, Option<OwnedFd>) {
+        send(self.socket.as_raw_fd(), words, descriptor).unwrap();
+        let (answer, descriptor) = receive(self.socket.as_raw_fd()).unwrap();
+        let (kind, number) = answer.split_once(' ').unwrap_or_else(|| panic!("{words}: {answer}"));
+        let result = match kind {
+            "ok" => Ok(number.parse().unwrap()),
+            "error" => Err(number.parse().unwrap()),
+            _ => panic!("{words}: {answer}"),
+        };
+        (result, descriptor)
+    }
+
+    /// Has something begun, which is waited for by [`Peer::finish`].
+    pub(crate) fn begin(&self, words: &str) {
+        send(self.socket.as_raw_fd(), words, None).unwrap();
+    }
+
+    /// Waits for what was begun.
+    pub(crate) fn finish(&self) -> u64 {
+        let (answer, _) = receive(self.socket.as_raw_fd()).unwrap();
+        answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{answer}")).parse().unwrap()
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it as it stands.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A control message with one descriptor: its length, level and type, and the number.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+fn send(socket: RawFd, words: &str, descriptor: Option<RawFd>) -> io::Result<()> {
+    let mut part = libc::iovec { iov_base: words.as_ptr().cast_mut().cast(), iov_len: words.len() };
+    let mut control = Control([0; 64]);
+    // SAFETY: plain data, all zeroes are a valid value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    if let Some(descriptor) = descriptor {
+        control.0[..8].copy_from_slice(&20u64.to_ne_bytes());
+        control.0[8..12].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
+        control.0[12..16].copy_from_slice(&libc::SCM_RIGHTS.to_ne_bytes());
+        control.0[16..20].copy_from_slice(&descriptor.to_ne_bytes());
+        (message.msg_control, message.msg_controllen) = (control.0.as_mut_ptr().cast(), 24);
+    }
+    // SAFETY: everything that the message names lives through the call.
+    let sent = unsafe { libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn receive(socket: RawFd) -> Option<(String, Option<OwnedFd>)> {
+    let mut bytes = vec![0u8; 4096];
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut control = Control([0; 64]);
+    // SAFETY: plain data, all zeroes are a valid value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    (message.msg_control, message.msg_controllen) = (control.0.as_mut_ptr().cast(), 64);
+    // SAFETY: everything that the message names lives through the call.
+    let got = unsafe { libc::recvmsg(socket, &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    let got = usize::try_from(got).ok().filter(|got| *got > 0)?;
+    let descriptor = (message.msg_controllen > 0).then(|| {
+        let [a, b, c, d] = control.0[16..20] else { unreachable!() };
+        // SAFETY: the only control message that is sent here is one descriptor, which is this process's now.
+        unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes([a, b, c, d])) }
+    });
+    Some((String::from_utf8(bytes[..got].to_vec()).unwrap(), descriptor))
+}
+
+/// Memory of a peer.
+#[derive(Default)]
+struct Piece {
+    handle: u64,
+    range: u64,
+    bytes: u64,
+}
+
+/// The life of a peer: does what it is told until its test is gone.
+pub(crate) fn serve() {
+    // SAFETY: asks the kernel to end this process with its parent, should the test fail.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    init();
+    let mut pieces: BTreeMap<u64, Piece> = BTreeMap::new();
+    while let Some((words, descriptor)) = receive(0) {
+        let mut out = None;
+        let answer = match obey(&words, descriptor, &mut pieces, &mut out) {
+            Ok(number) => format!("ok {number}"),
+            Err(code) => format!("error {code}"),
+        };
+        send(0, &answer, out.as_ref().map(AsRawFd::as_raw_fd)).unwrap();
+    }
+}
+
+fn checked(code: u32) -> Result<(), u32> {
+    if code == 0 { Ok(()) } else { Err(code) }
+}
+
+fn obey(
+    words: &str,
+    descriptor: Option<OwnedFd>,
+    pieces: &mut BTreeMap<u64, Piece>,
+    out: &mut Option<OwnedFd>,
+) -> Result<u64, u32> {
+    let mut words = words.split(' ');
+    let verb = words.next().unwrap();
+    let numbers: Vec<u64> = words.map(|word| word.parse().unwrap()).collect();
+    let number = |index: usize| numbers[index];
+    let piece = |pieces: &mut BTreeMap<u64, Piece>| -> *mut Piece { pieces.entry(number(0)).or_default() };
+    match verb {
+        "context" => {
+            let mut context = 0;
+            checked(cu!(cuCtxCreate_v2(&raw mut context, 0, 0)))?;
+            return Ok(context);
+        }
+        "destroy" => checked(cu!(cuCtxDestroy_v2(number(0))))?,
+        "retain-primary" => {
+            let mut context = 0;
+            checked(cu!(cuDevicePrimaryCtxRetain(&raw mut context, 0)))?;
+            checked(cu!(cuCtxSetCurrent(context)))?;
+        }
+        "release-primary" => checked(cu!(cuDevicePrimaryCtxRelease_v2(0)))?,
+        "limit" => checked(cu!(cuCtxSetLimit(i32::try_from(number(0)).unwrap(), number(1))))?,
+        "free" => return Ok(free_bytes()),
+        "total" => {
+            let (mut free, mut total) = (0, 0);
+            checked(cu!(cuMemGetInfo_v2(&raw mut free, &raw mut total)))?;
+            return Ok(total);
+        }
+        "confine" => confine::confine(),
+        "descriptors" => {
+            let limit = libc::rlimit { rlim_cur: number(0), rlim_max: number(0) };
+            // SAFETY: the structure lives through the call.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        }
+        // create PIECE PAGES SHAREABLE
+        "create" => {
+            let properties = [1, u32::try_from(number(2)).unwrap(), 1, 0, 0, 0, 0, 0];
+            let mut handle = 0;
+            checked(cu!(cuMemCreate(&raw mut handle, number(1) * PAGE, &raw const properties, 0)))?;
+            pieces.insert(number(0), Piece { handle, range: 0, bytes: number(1) * PAGE });
+        }
+        "export" => {
+            let mut made = -1;
+            checked(cu!(cuMemExportToShareableHandle(&raw mut made, pieces[&number(0)].handle, 1, 0)))?;
+            // SAFETY: the driver gives the descriptor away. It is sent, and closed here.
+            *out = Some(unsafe { OwnedFd::from_raw_fd(made) });
+        }
+        // export-often PIECE COUNT
+        "export-often" => {
+            for _ in 0..number(1) {
+                let mut made = -1;
+                checked(cu!(cuMemExportToShareableHandle(&raw mut made, pieces[&number(0)].handle, 1, 0)))?;
+                // SAFETY: as above.
+                drop(unsafe { OwnedFd::from_raw_fd(made) });
+            }
+        }
+        // import PIECE PAGES
+        "import" => {
+            let mut handle = 0;
+            let shared = descriptor.unwrap();
+            let number_of_it = i64::from(shared.as_raw_fd());
+            checked(cu!(cuMemImportFromShareableHandle(&raw mut handle, number_of_it, 1)))?;
+            drop(shared);
+            pieces.insert(number(0), Piece { handle, range: 0, bytes: number(1) * PAGE });
+        }
+        "map" => {
+            let piece = piece(pieces);
+            // SAFETY: nobody else has the piece.
+            let piece = unsafe { &mut *piece };
+            let access = [1, 0, 3];
+            checked(cu!(cuMemAddressReserve(&raw mut piece.range, piece.bytes, 0, 0, 0)))?;
+            checked(cu!(cuMemMap(piece.range, piece.bytes, 0, piece.handle, 0)))?;
+            checked(cu!(cuMemSetAccess(piece.range, piece.bytes, &raw const access, 1)))?;
+        }
+        "unmap" => {
+            let piece = &pieces[&number(0)];
+            checked(cu!(cuMemUnmap(piece.range, piece.bytes)))?;
+            checked(cu!(cuMemAddressFree(piece.range, piece.bytes)))?;
+        }
+        "release" => checked(cu!(cuMemRelease(pieces[&number(0)].handle)))?,
+        // Another handle of what is mapped, which is released again: whether it is the one that is known.
+        "retain" => {
+            let (piece, mut handle) = (&pieces[&number(0)], 0);
+            checked(cu!(cuMemRetainAllocationHandle(&raw mut handle, piece.range)))?;
+            checked(cu!(cuMemRelease(handle)))?;
+            return Ok(u64::from(handle == piece.handle));
+        }
+        "shareable" => {
+            let mut properties = [0u32; 8];
+            let handle = pieces[&number(0)].handle;
+            checked(cu!(cuMemGetAllocationPropertiesFromHandle(properties.as_mut_ptr(), handle)))?;
+            assert_eq!((properties[0], properties[2], properties[3]), (1, 1, 0), "pinned on device 0");
+            return Ok(u64::from(properties[1]));
+        }
+        "access" => {
+            let (mut flags, location) = (0, [1, 0]);
+            let range = pieces[&number(0)].range;
+            checked(cu!(cuMemGetAccess(&raw mut flags, &raw const location, range)))?;
+            return Ok(flags);
+        }
+        // allocate PIECE BYTES
+        "allocate" => {
+            let mut range = 0;
+            checked(cu!(cuMemAlloc_v2(&raw mut range, number(1))))?;
+            pieces.insert(number(0), Piece { handle: 0, range, bytes: number(1) });
+        }
+        "deallocate" => checked(cu!(cuMemFree_v2(pieces[&number(0)].range)))?,
+        // put PIECE OFFSET VALUE
+        "put" => write(pieces[&number(0)].range + number(1), &[number(2)]),
+        "get" => return Ok(read::<u64>(pieces[&number(0)].range + number(1), 1)[0]),
+        // count PIECE VALUE: words that are the value
+        "count" => {
+            let piece = &pieces[&number(0)];
+            let words = read::<u64>(piece.range, usize::try_from(piece.bytes / 8).unwrap());
+            return Ok(words.iter().filter(|word| **word == number(1)).count() as u64);
+        }
+        // fill PIECE VALUE
+        "fill" => {
+            let piece = &pieces[&number(0)];
+            let words = vec![number(1); usize::try_from(piece.bytes / 8).unwrap()];
+            write(piece.range, &words);
+        }
+        other => panic!("{other}"),
+    }
+    Ok(0)
+}
