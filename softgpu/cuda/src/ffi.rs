@@ -156,6 +156,13 @@ impl In<u8> {
         Ok(bytes)
     }
 
+    /// Whether so many bytes from an offset on lie in more than one page of the host.
+    pub(crate) fn crosses_page(self, offset: u64, count: u64) -> bool {
+        const PAGE: u64 = 4096;
+        let start = (self.0.addr() as u64).wrapping_add(offset);
+        count > PAGE - start % PAGE
+    }
+
     /// Copies into a buffer, from an offset.
     pub(crate) fn read(self, offset: u64, buffer: &mut [u8]) {
         let start = self.0.wrapping_add(usize::try_from(offset).unwrap_or(usize::MAX));

@@ -167,7 +167,19 @@ pub(crate) fn parse(address: In<u8>) -> std::result::Result<Arc<Image>, Refusal>
             address = In::from_address(wrapper.data);
         }
     }
+    // A text says nowhere how long it is, and behind its end there may be no memory: it is read up to the end of a page
+    // at a time. Only its first bytes, which tell what it is, may be asked for across one.
+    let mut first = [0; 2];
+    address.read(0, &mut first[..1]);
+    if first[0] != 0 {
+        address.read(1, &mut first[1..]);
+    }
+    let is_text = !matches!(first, [0x50, 0xed] | [0x7f, b'E']);
     let mut read = |offset: u64, buffer: &mut [u8]| {
+        let (kind, count) = (offset == 0 && buffer.len() <= 4, buffer.len() as u64);
+        if is_text && !kind && address.crosses_page(offset, count) {
+            return false;
+        }
         address.read(offset, buffer);
         true
     };
