@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::handles::{Kind, Registry};
-use crate::memory::DeviceHeap;
+use crate::memory::{BlockKind, DeviceHeap, Overhead};
 use crate::process;
 use crate::schedule::{Key, Order, Scheduler};
 
@@ -52,6 +52,10 @@ impl Health {
 
 /// What kernels may be given, as `cuCtxSetLimit` numbers it.
 const LIMITS: usize = 11;
+pub(crate) const LIMIT_STACK: usize = 0;
+pub(crate) const LIMIT_PRINTF: usize = 1;
+pub(crate) const LIMIT_HEAP: usize = 2;
+const DEFAULT_LIMITS: [u64; LIMITS] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0, 0, 0];
 
 /// A living context.
 pub(crate) struct Core {
@@ -72,10 +76,14 @@ pub(crate) struct Core {
     pub(crate) events: Mutex<Vec<u64>>,
     pub(crate) modules: Mutex<Vec<u64>>,
     pub(crate) limits: Mutex<[u64; LIMITS]>,
+    /// The largest values that limits had: what they take stays taken.
+    largest: Mutex<[u64; LIMITS]>,
     /// What kernels printed since the last synchronisation.
     printed: Mutex<Vec<u8>>,
     /// Memory for `malloc` in kernels.
     pub(crate) heap: Mutex<Option<DeviceHeap>>,
+    /// Device memory that the context takes for itself.
+    pub(crate) overhead: Overhead,
     /// Workspaces of cooperative launches that are over.
     pub(crate) workspaces: Mutex<Vec<u64>>,
 }
@@ -110,8 +118,11 @@ impl Context {
         Ok(CONTEXTS.insert_with(make)?.1)
     }
 
-    /// Brings it to life.
-    pub(crate) fn activate(&self) -> Arc<Core> {
+    /// Brings it to life, if the device has memory for it.
+    pub(crate) fn activate(&self) -> Result<Arc<Core>> {
+        let owner = self.gpu.space.owner();
+        let overhead = Overhead::of_context(owner, &self.gpu.rates)?;
+        owner.context_began();
         let scheduler = process::scheduler();
         let health = Arc::new(Health::default());
         let core = Arc::new(Core {
@@ -125,13 +136,15 @@ impl Context {
             streams: Mutex::default(),
             events: Mutex::default(),
             modules: Mutex::default(),
-            limits: Mutex::new([1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0, 0, 0]),
+            limits: Mutex::new(DEFAULT_LIMITS),
+            largest: Mutex::new(DEFAULT_LIMITS),
             printed: Mutex::default(),
             heap: Mutex::new(None),
+            overhead,
             workspaces: Mutex::default(),
         });
         *self.core.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&core));
-        core
+        Ok(core)
     }
 
     /// What it holds, if it is alive.
@@ -213,7 +226,7 @@ impl Core {
 
     /// Takes what a kernel printed; like the device's buffer, it holds so much and then drops the oldest.
     pub(crate) fn print(&self, text: &[u8]) {
-        let room = usize::try_from(lock(&self.limits)[1]).unwrap_or(usize::MAX);
+        let room = usize::try_from(lock(&self.limits)[LIMIT_PRINTF]).unwrap_or(usize::MAX);
         let mut printed = lock(&self.printed);
         printed.extend_from_slice(text);
         if printed.len() > room {
@@ -234,6 +247,48 @@ impl Core {
     pub(crate) fn limit(&self, number: i32) -> Result<u64> {
         let index = usize::try_from(number).map_err(|_| Error::UNSUPPORTED_LIMIT)?;
         lock(&self.limits).get(index).copied().ok_or(Error::UNSUPPORTED_LIMIT)
+    }
+
+    /// Sets a limit of `cuCtxSetLimit`; what it takes beyond the largest so far comes out of the device's memory.
+    pub(crate) fn set_limit(&self, index: usize, value: u64) -> Result {
+        if index == LIMIT_HEAP {
+            self.resize_heap(value)?;
+        }
+        let mut limits = lock(&self.limits);
+        let mut largest = lock(&self.largest);
+        let rates = &self.gpu.rates;
+        let more = match index {
+            LIMIT_STACK => rates.stacks(largest[index], value),
+            LIMIT_PRINTF => rates.buffer(largest[index], value),
+            _ => 0,
+        };
+        self.overhead.take(self.gpu.space.owner(), more)?;
+        largest[index] = largest[index].max(value);
+        limits[index] = value;
+        Ok(())
+    }
+
+    /// Memory for `malloc` in kernels: taken when it is first asked for, or when it shall be larger than usual.
+    fn resize_heap(&self, bytes: u64) -> Result {
+        let space = &self.gpu.space;
+        let new = if bytes > DEFAULT_LIMITS[LIMIT_HEAP] {
+            Some(DeviceHeap::new(space.allocate(self, bytes, BlockKind::Internal)?, bytes))
+        } else {
+            None
+        };
+        let (outcome, unneeded) = {
+            let mut heap = lock(&self.heap);
+            if heap.as_ref().is_some_and(DeviceHeap::is_used) {
+                (Err(Error::INVALID_VALUE), new)
+            } else {
+                (Ok(()), std::mem::replace(&mut *heap, new))
+            }
+        };
+        // No kernel knows its addresses. Kernels that run are waited for, and may want the lock.
+        if let Some(unneeded) = unneeded {
+            space.release(&space.withdraw(unneeded.base(), BlockKind::Internal)?);
+        }
+        outcome
     }
 
     fn end(&self) {
@@ -261,6 +316,8 @@ impl Core {
         }
         *lock(&self.heap) = None;
         self.gpu.free_all_of(self.id);
+        self.overhead.give_back();
+        self.gpu.space.owner().context_ended();
     }
 }
 

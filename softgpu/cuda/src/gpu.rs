@@ -7,7 +7,7 @@ use softgpu_device::Identity;
 
 use crate::context::{Context, Core, lock};
 use crate::error::{Error, Result};
-use crate::memory::{Block, BlockKind, Space};
+use crate::memory::{Block, BlockKind, Rates, Space};
 use crate::process;
 
 /// The compute capability that every model reports, times 10: what is executed is PTX for it.
@@ -29,6 +29,8 @@ pub(crate) struct Gpu {
     pub(crate) ordinal: i32,
     pub(crate) identity: Identity,
     pub(crate) space: Space,
+    /// How much device memory its contexts take.
+    pub(crate) rates: Rates,
     primary: OnceLock<Arc<Context>>,
     /// Flags that the primary context gets when it comes to life.
     pub(crate) primary_flags: AtomicU32,
@@ -37,11 +39,12 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    pub(crate) fn new(ordinal: i32, identity: Identity, space: Space) -> Gpu {
+    pub(crate) fn new(ordinal: i32, identity: Identity, space: Space, rates: Rates) -> Gpu {
         Gpu {
             ordinal,
             identity,
             space,
+            rates,
             primary: OnceLock::new(),
             primary_flags: AtomicU32::new(0),
             cores: Mutex::default(),
@@ -131,15 +134,15 @@ impl Gpu {
     }
 
     /// Retains the primary context; the first retain brings it to life.
-    pub(crate) fn retain_primary(&self) -> Arc<Context> {
+    pub(crate) fn retain_primary(&self) -> Result<Arc<Context>> {
         let context = self.primary();
         let mut retained = lock(&context.retained);
-        *retained += 1;
         if !context.is_active() {
+            self.adopt(context.activate()?);
             context.flags.store(self.primary_flags.load(Ordering::Relaxed), Ordering::Relaxed);
-            self.adopt(context.activate());
         }
-        Arc::clone(context)
+        *retained += 1;
+        Ok(Arc::clone(context))
     }
 
     /// Releases the primary context; the last release ends it.

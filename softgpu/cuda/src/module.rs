@@ -30,6 +30,8 @@ const IMAGE_LIMIT: u64 = 1 << 30;
 
 /// PTX, parsed.
 pub(crate) struct Image {
+    /// The text: it stands in device memory of each context, as the code of a module does.
+    text: Vec<u8>,
     parsed: Arc<softgpu_engine::Module>,
     /// Names of kernels as C callers get them, valid as long as the process lives.
     names: Vec<OnceLock<&'static CStr>>,
@@ -56,6 +58,8 @@ pub(crate) struct Module {
     pub(crate) core: Arc<Core>,
     pub(crate) image: Arc<Image>,
     pub(crate) linked: Linked,
+    /// Where its code stands.
+    code: Option<u64>,
     /// One for each kernel; a library's modules share theirs.
     settings: Vec<Arc<Settings>>,
     /// Handles of functions that were asked for, by kernel.
@@ -205,7 +209,7 @@ pub(crate) fn parse_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, Refus
     })?;
     let parsed = softgpu_engine::Module::load(&ptx, CAPABILITY)?;
     let names = parsed.kernels().iter().map(|_| OnceLock::new()).collect();
-    Ok(Arc::new(Image { parsed: Arc::new(parsed), names }))
+    Ok(Arc::new(Image { text: ptx, parsed: Arc::new(parsed), names }))
 }
 
 impl Image {
@@ -240,10 +244,13 @@ fn instantiate(
         return Err(Error::NOT_SUPPORTED);
     }
     let mut addresses: Vec<u64> = Vec::new();
-    let placed = globals.iter().try_for_each(|global| {
-        addresses.push(core.gpu.space.allocate(core, global.size.max(1), BlockKind::Internal)?);
+    let mut place = |bytes: u64| {
+        let address = core.gpu.space.allocate(core, bytes.max(1), BlockKind::Internal)?;
+        addresses.push(address);
         Ok(())
-    });
+    };
+    let placed = globals.iter().try_for_each(|global| place(global.size));
+    let placed = placed.and_then(|()| place(image.text.len() as u64));
     let filled = placed.and_then(|()| {
         for (index, global) in globals.iter().enumerate() {
             if global.initialised {
@@ -253,22 +260,24 @@ fn instantiate(
                 copy::clear(core.gpu, addresses[index], global.size)?;
             }
         }
-        Ok(())
+        // Behind the variables stands the code.
+        copy::write_bytes(core.gpu, addresses[globals.len()], &image.text)
     });
     if let Err(error) = filled {
-        release_globals(core, &addresses);
+        release_blocks(core, &addresses);
         return Err(error);
     }
+    let code = addresses.pop();
     let linked = image.parsed.link(addresses);
     let functions = Mutex::default();
     let (core, image) = (Arc::clone(core), Arc::clone(image));
-    let module = Module { core, image, linked, settings, functions, library };
+    let module = Module { core, image, linked, code, settings, functions, library };
     let (handle, module) = MODULES.insert_with(|_| module)?;
     lock(&module.core.modules).push(handle);
     Ok((handle, module))
 }
 
-fn release_globals(core: &Core, addresses: &[u64]) {
+fn release_blocks(core: &Core, addresses: &[u64]) {
     for address in addresses {
         if let Ok(block) = core.gpu.space.withdraw(*address, BlockKind::Internal) {
             core.gpu.space.release(&block);
@@ -303,7 +312,8 @@ fn end(handle: u64) -> Result {
         // Nobody else removes functions.
         let _ = FUNCTIONS.remove(function);
     }
-    release_globals(&module.core, module.linked.addresses());
+    release_blocks(&module.core, module.linked.addresses());
+    release_blocks(&module.core, module.code.as_slice());
     Ok(())
 }
 

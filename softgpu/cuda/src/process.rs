@@ -18,7 +18,7 @@ use crate::context::lock;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::log::log;
-use crate::memory::Space;
+use crate::memory::{Rates, Space};
 use crate::schedule::Scheduler;
 
 /// The driver after `cuInit`.
@@ -124,7 +124,8 @@ pub(crate) fn start(flags: u32) -> Result {
         let identity = *device.identity();
         let space = Space::new(owner, window, config.memory);
         let ordinal = i32::try_from(ordinal).map_err(|_| Error::UNKNOWN)?;
-        let gpu: &'static Gpu = Box::leak(Box::new(Gpu::new(ordinal, identity, space)));
+        let rates = Rates::new(config.context_bytes, identity.scale, identity.model.multiprocessors);
+        let gpu: &'static Gpu = Box::leak(Box::new(Gpu::new(ordinal, identity, space, rates)));
         gpu.prepare()?;
         identities.push(DeviceIdentity {
             uuid: identity.uuid,

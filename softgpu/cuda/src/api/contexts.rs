@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::devices::valid_context_flags;
-use crate::context::{self, CONTEXTS, Context, current_core, lock};
+use crate::context::{self, CONTEXTS, Context, current_core};
 use crate::error::{Error, Result};
 use crate::ffi::Out;
 use crate::process::driver;
@@ -15,7 +15,13 @@ fn create(place: Out<u64>, flags: u32, device: i32, version: u32) -> Result {
     place.required()?;
     let gpu = driver()?.gpu(device)?;
     let context = Context::register(gpu, valid_context_flags(flags)?, version)?;
-    gpu.adopt(context.activate());
+    match context.activate() {
+        Ok(core) => gpu.adopt(core),
+        Err(error) => {
+            CONTEXTS.remove(context.handle)?;
+            return Err(error);
+        }
+    }
     place.set(context.handle)?;
     context::push(context)
 }
@@ -117,12 +123,7 @@ calls! {
         if value > bound {
             return Err(Error::INVALID_VALUE);
         }
-        if limit == 2 && lock(&core.heap).is_some() {
-            return Err(Error::INVALID_VALUE); // The heap is in use.
-        }
-        let index = usize::try_from(limit).map_err(|_| Error::UNSUPPORTED_LIMIT)?;
-        lock(&core.limits)[index] = value;
-        Ok(())
+        core.set_limit(usize::try_from(limit).map_err(|_| Error::UNSUPPORTED_LIMIT)?, value)
     }
 
     // A preference between caches that this device does not have.

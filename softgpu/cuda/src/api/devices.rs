@@ -107,7 +107,7 @@ calls! {
 
     fn cuDevicePrimaryCtxRetain(context: Out<u64>, device: i32) {
         context.required()?;
-        context.set(gpu(device)?.retain_primary().handle)
+        context.set(gpu(device)?.retain_primary()?.handle)
     }
 
     fn cuDevicePrimaryCtxRelease(device: i32) { gpu(device)?.release_primary() }

@@ -53,16 +53,28 @@ pub(crate) struct DeviceHeap {
     base: u64,
     arena: Arena,
     taken: BTreeMap<u64, u64>,
+    used: bool,
 }
 
 impl DeviceHeap {
     /// A heap in a block of device memory.
     pub(crate) fn new(base: u64, bytes: u64) -> DeviceHeap {
-        DeviceHeap { base, arena: Arena::new(bytes), taken: BTreeMap::new() }
+        DeviceHeap { base, arena: Arena::new(bytes), taken: BTreeMap::new(), used: false }
+    }
+
+    /// Its first address.
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Whether a kernel ever asked for memory.
+    pub(crate) fn is_used(&self) -> bool {
+        self.used
     }
 
     /// A block of 16-byte alignment; 0 when there is none.
     pub(crate) fn malloc(&mut self, bytes: u64) -> u64 {
+        self.used = true;
         let Some(bytes) = bytes.max(1).checked_next_multiple_of(16) else { return 0 };
         match self.arena.take(bytes) {
             Some(offset) => {

@@ -2,11 +2,12 @@
 //!
 //! [`Table`] is what kernels and copies consult, never the host's page tables: an address that is not in it does not
 //! exist for the device. [`Space`] is the book of a GPU's addresses: blocks of `cuMemAlloc`, reservations, mappings
-//! and pinned host memory. [`Running`] knows what is executing, so that a mapping changes only when nothing uses it.
+//! and pinned host memory. [`Overhead`] is what the driver takes for itself. [`Running`] knows what is executing, so that a mapping changes only when nothing uses it.
 
 mod arena;
 mod block;
 mod host;
+mod overhead;
 mod running;
 mod space;
 mod table;
@@ -15,6 +16,7 @@ mod virtual_memory;
 pub(crate) use arena::DeviceHeap;
 pub(crate) use block::{Block, BlockKind};
 pub(crate) use host::HostFlags;
+pub(crate) use overhead::{Overhead, Rates};
 pub(crate) use running::Running;
 pub(crate) use space::Space;
 pub(crate) use table::{Spans, Table};

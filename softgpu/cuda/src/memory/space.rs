@@ -29,6 +29,8 @@ struct Chunk {
     bytes: u64,
     /// How it is carved; `None` for a block of its own.
     arena: Option<Arena>,
+    /// Blocks of the program and of the driver never share a chunk, so that each can be accounted for.
+    purpose: Use,
 }
 
 /// Reserved addresses of the program.
@@ -88,18 +90,19 @@ impl Space {
             return Err(Error::INVALID_VALUE);
         }
         let rounded = bytes.checked_next_multiple_of(ALIGNMENT).ok_or(Error::OUT_OF_MEMORY)?;
+        let purpose = if kind == BlockKind::Internal { Use::Driver } else { Use::Heap };
         let mut book = lock(&self.book);
         let start = if rounded <= SMALL {
-            match book.take_small(rounded) {
+            match book.take_small(rounded, purpose) {
                 Some(start) => start,
                 None => {
-                    self.add_chunk(&mut book, PAGE_BYTES, true)?;
-                    book.take_small(rounded).ok_or(Error::OUT_OF_MEMORY)?
+                    self.add_chunk(&mut book, PAGE_BYTES, true, purpose)?;
+                    book.take_small(rounded, purpose).ok_or(Error::OUT_OF_MEMORY)?
                 }
             }
         } else {
             let pages = rounded.checked_next_multiple_of(PAGE_BYTES).ok_or(Error::OUT_OF_MEMORY)?;
-            self.add_chunk(&mut book, pages, false)?
+            self.add_chunk(&mut book, pages, false, purpose)?
         };
         if self.policy == MemoryPolicy::Strict {
             self.table.insert(start..start + bytes, true, true);
@@ -110,14 +113,15 @@ impl Space {
         Ok(start)
     }
 
-    fn add_chunk(&self, book: &mut Book, bytes: u64, shared: bool) -> Result<u64> {
-        let pages = self.owner.allocate(bytes, Use::Heap).map_err(|error| {
+    fn add_chunk(&self, book: &mut Book, bytes: u64, shared: bool, purpose: Use) -> Result<u64> {
+        let pages = self.owner.allocate(bytes, purpose).map_err(|error| {
             log!("{error}");
             Error::OUT_OF_MEMORY
         })?;
         let start = book.free_window(bytes).ok_or(Error::OUT_OF_MEMORY)?;
         map(start, &pages, 0, bytes)?;
-        book.chunks.insert(start, Chunk { _pages: pages, bytes, arena: shared.then(|| Arena::new(bytes)) });
+        let arena = shared.then(|| Arena::new(bytes));
+        book.chunks.insert(start, Chunk { _pages: pages, bytes, arena, purpose });
         if self.policy == MemoryPolicy::Mmu {
             self.table.insert(start..start + bytes, true, true);
         }
@@ -174,7 +178,8 @@ impl Space {
         }
         // Nobody can be given these addresses while they are still in the window's way.
         let bytes = chunk.bytes;
-        book.chunks.insert(start, Chunk { _pages: Arc::clone(&chunk._pages), bytes, arena: None });
+        let ending = Chunk { _pages: Arc::clone(&chunk._pages), bytes, arena: None, purpose: chunk.purpose };
+        book.chunks.insert(start, ending);
         drop(book);
         self.running.wait();
         unmap(start, bytes);
@@ -254,8 +259,9 @@ impl Space {
 }
 
 impl Book {
-    fn take_small(&mut self, bytes: u64) -> Option<u64> {
-        self.chunks.iter_mut().find_map(|(start, chunk)| Some(start + chunk.arena.as_mut()?.take(bytes)?))
+    fn take_small(&mut self, bytes: u64, purpose: Use) -> Option<u64> {
+        let mut chunks = self.chunks.iter_mut().filter(|(_, chunk)| chunk.purpose == purpose);
+        chunks.find_map(|(start, chunk)| Some(start + chunk.arena.as_mut()?.take(bytes)?))
     }
 
     /// Free addresses in the window, upwards from the last ones.

@@ -224,6 +224,8 @@ pub(crate) fn init() {
             unsafe { std::env::set_var(STATE, state.path()) };
             // SAFETY: as above.
             unsafe { std::env::set_var("SLUICE_SOFTGPU_SCALE", "1024") };
+            // SAFETY: as above. Tests count pages: a context takes none here.
+            unsafe { std::env::set_var("SLUICE_SOFTGPU_CONTEXT_BYTES", "0") };
             *OWN_STATE.lock().unwrap() = Some(state);
             // SAFETY: the handler only drops what is set here.
             unsafe { libc::atexit(remove_state) };
@@ -434,6 +436,7 @@ pub(crate) fn command(test: &str, state: &std::path::Path, role: &str) -> Comman
         .args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"])
         .env(STATE, state)
         .env("SLUICE_SOFTGPU_SCALE", "4096")
+        .env("SLUICE_SOFTGPU_CONTEXT_BYTES", "0")
         .env("SOFTGPU_TEST_ROLE", role)
         .stdout(Stdio::piped());
     command

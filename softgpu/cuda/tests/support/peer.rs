@@ -30,7 +30,10 @@ impl Peer {
         // SAFETY: both were just made and belong to nobody.
         let [here, there] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
         let child = command.stdin(Stdio::from(there)).spawn().unwrap();
-        Peer { child, socket: here }
+        let peer = Peer { child, socket: here };
+        // From now on there is a device.
+        peer.ask("nothing").unwrap();
+        peer
     }
 
     /// Has something done; the number that comes of it, or the driver's error.
@@ -174,6 +177,7 @@ fn obey(
     let number = |index: usize| numbers[index];
     let piece = |pieces: &mut BTreeMap<u64, Piece>| -> *mut Piece { pieces.entry(number(0)).or_default() };
     match verb {
+        "nothing" => {}
         "context" => {
             let mut context = 0;
             checked(cu!(cuCtxCreate_v2(&raw mut context, 0, 0)))?;
@@ -272,6 +276,14 @@ fn obey(
             pieces.insert(number(0), Piece { handle: 0, range, bytes: number(1) });
         }
         "deallocate" => checked(cu!(cuMemFree_v2(pieces[&number(0)].range)))?,
+        // module BYTES: with a variable of that size; its handle
+        "module" => {
+            let source = ptx(&format!(".visible .global .align 4 .b8 variable[{}];", number(0)));
+            let mut module = 0;
+            checked(cu!(cuModuleLoadData(&raw mut module, source.as_ptr().cast())))?;
+            return Ok(module);
+        }
+        "unload" => checked(cu!(cuModuleUnload(number(0))))?,
         // put PIECE OFFSET VALUE
         "put" => write(pieces[&number(0)].range + number(1), &[number(2)]),
         "get" => return Ok(read::<u64>(pieces[&number(0)].range + number(1), 1)[0]),

@@ -1,0 +1,170 @@
+//! What the driver takes of the device for itself: per context, for limits that grow, for modules.
+#![allow(unsafe_code, reason = "calls the C interface")]
+
+mod support;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use softgpu_device::{Config, Device, Held, Process};
+use support::peer::{Peer, serve};
+use support::*;
+
+#[test]
+#[ignore = "a process of the tests here"]
+fn peer() {
+    serve();
+}
+
+/// A process on a device of 70 pages, each of whose contexts takes what `context_bytes` says.
+fn start(state: &Path, context_bytes: Option<u64>) -> Peer {
+    let mut command = command("peer", state, "peer");
+    command.env("SLUICE_SOFTGPU_SCALE", "1024").env_remove("SLUICE_SOFTGPU_CONTEXT_BYTES");
+    if let Some(bytes) = context_bytes {
+        command.env("SLUICE_SOFTGPU_CONTEXT_BYTES", bytes.to_string());
+    }
+    Peer::start_as(command)
+}
+
+fn device(state: &Path) -> Arc<Device> {
+    let state = state.to_owned();
+    let config =
+        Config::from_variables(&|name| (name == STATE).then(|| state.clone().into_os_string())).unwrap();
+    Arc::new(Device::open(&config, 0).unwrap())
+}
+
+fn process(device: &Device, peer: &Peer) -> Process {
+    device.processes().into_iter().find(|process| process.pid == peer.pid()).unwrap()
+}
+
+#[test]
+fn a_context_takes_memory_and_gives_it_back() {
+    let state = new_state();
+    let peer = start(state.path(), Some(3 * PAGE - 5));
+    let device = device(state.path());
+    assert_eq!(device.used_bytes(), 0, "a process without a context takes nothing");
+    let first = peer.ask("context").unwrap();
+    assert_eq!(device.used_bytes(), 3 * PAGE);
+    let second = peer.ask("context").unwrap();
+    let total = device.total_bytes();
+    assert_eq!(peer.ask("free"), Ok(total - 6 * PAGE));
+    assert_eq!(peer.ask("total"), Ok(total));
+    let told = process(&device, &peer);
+    assert_eq!((told.contexts, told.held), (2, Held { driver: 6 * PAGE, ..Held::default() }));
+    peer.ask(&format!("destroy {second}")).unwrap();
+    assert_eq!(device.used_bytes(), 3 * PAGE);
+    peer.ask(&format!("destroy {first}")).unwrap();
+    assert_eq!((device.used_bytes(), process(&device, &peer).contexts), (0, 0));
+    // The primary context lives from its first retain to its last release.
+    for _ in 0..2 {
+        peer.ask("retain-primary").unwrap();
+        assert_eq!(device.used_bytes(), 3 * PAGE);
+    }
+    peer.ask("release-primary").unwrap();
+    assert_eq!(device.used_bytes(), 3 * PAGE);
+    peer.ask("release-primary").unwrap();
+    assert_eq!(device.used_bytes(), 0);
+}
+
+#[test]
+fn a_context_that_nobody_configured_takes_a_page_of_a_small_device() {
+    let state = new_state();
+    let peer = start(state.path(), None);
+    peer.ask("context").unwrap();
+    assert_eq!(device(state.path()).used_bytes(), PAGE);
+}
+
+#[test]
+fn a_killed_process_gives_up_what_its_contexts_took() {
+    let state = new_state();
+    let (one, other) = (start(state.path(), Some(2 * PAGE)), start(state.path(), Some(PAGE)));
+    one.ask("context").unwrap();
+    one.ask("module 100").unwrap();
+    other.ask("context").unwrap();
+    let free = other.ask("free").unwrap();
+    one.kill();
+    assert_eq!(other.ask("free"), Ok(free + 3 * PAGE));
+}
+
+#[test]
+fn without_a_free_page_there_is_no_context_and_no_module() {
+    let state = new_state();
+    let (holder, other) = (start(state.path(), Some(0)), start(state.path(), Some(2 * PAGE)));
+    holder.ask("context").unwrap();
+    let free = holder.ask("free").unwrap();
+    holder.ask(&format!("create 0 {} 0", free / PAGE - 1)).unwrap();
+    let device = device(state.path());
+    for words in ["context", "retain-primary"] {
+        assert_eq!(other.ask(words), Err(OUT_OF_MEMORY), "{words}");
+        assert_eq!(device.free_bytes(), PAGE, "nothing was taken");
+        assert_eq!(process(&device, &other).contexts, 0);
+    }
+    assert_eq!(holder.ask("module 3000000"), Err(OUT_OF_MEMORY));
+    assert_eq!(device.free_bytes(), PAGE);
+    // Code and variables of small modules share a page.
+    let modules: Vec<u64> = (0..10).map(|_| holder.ask("module 1000").unwrap()).collect();
+    assert_eq!(device.free_bytes(), 0);
+    for module in modules {
+        holder.ask(&format!("unload {module}")).unwrap();
+    }
+    assert_eq!(device.free_bytes(), PAGE);
+    holder.ask("release 0").unwrap();
+    other.ask("context").unwrap();
+    other.ask("retain-primary").unwrap();
+}
+
+#[test]
+fn limits_that_grow_take_memory() {
+    const STACK: u64 = 0;
+    const PRINTF: u64 = 1;
+    const HEAP: u64 = 2;
+    let state = new_state();
+    let peer = start(state.path(), Some(0));
+    let device = device(state.path());
+    let context = peer.ask("context").unwrap();
+    let limit = |number: u64, value: u64| peer.ask(&format!("limit {number} {value}"));
+    // Smaller than usual, and as usual: nothing.
+    for (number, value) in [(STACK, 512), (STACK, 1024), (PRINTF, 4096), (PRINTF, 1 << 20), (HEAP, 8 << 20)] {
+        limit(number, value).unwrap();
+        assert_eq!(device.used_bytes(), 0, "{number} {value}");
+    }
+    // 132 multiprocessors of 2048 threads with 16 KiB more each, divided by the scale: 4.1 MiB.
+    limit(STACK, 17 << 10).unwrap();
+    assert_eq!(device.used_bytes(), 3 * PAGE);
+    limit(STACK, 1024).unwrap();
+    limit(STACK, 17 << 10).unwrap();
+    assert_eq!(device.used_bytes(), 3 * PAGE, "what was taken is not taken again");
+    limit(PRINTF, (1 << 20) + (4 << 30 >> 2)).unwrap_err(); // Beyond what the driver accepts.
+    limit(PRINTF, 1 << 30).unwrap();
+    assert_eq!(device.used_bytes(), 4 * PAGE);
+    // The heap of kernels is memory that kernels get, and not scaled.
+    limit(HEAP, 10 << 20).unwrap();
+    assert_eq!(device.used_bytes(), 9 * PAGE);
+    limit(HEAP, 12 << 20).unwrap();
+    assert_eq!(device.used_bytes(), 10 * PAGE);
+    assert_eq!(limit(STACK, 512 << 10), Err(OUT_OF_MEMORY));
+    assert_eq!(limit(HEAP, 1 << 35), Err(OUT_OF_MEMORY));
+    assert_eq!(device.used_bytes(), 10 * PAGE);
+    assert_eq!(process(&device, &peer).held, Held { driver: 10 * PAGE, ..Held::default() });
+    peer.ask(&format!("destroy {context}")).unwrap();
+    assert_eq!(device.used_bytes(), 0);
+}
+
+#[test]
+fn chunks_heap_and_driver_are_told_apart() {
+    let state = new_state();
+    let peer = start(state.path(), Some(PAGE));
+    let device = device(state.path());
+    peer.ask("context").unwrap();
+    peer.ask("module 100").unwrap();
+    peer.ask("allocate 0 1000").unwrap();
+    peer.ask("create 1 4 1").unwrap();
+    let expected = Held { chunks: 4 * PAGE, heap: PAGE, driver: 2 * PAGE };
+    assert_eq!(process(&device, &peer).held, expected);
+    peer.ask("map 1").unwrap();
+    peer.ask("release 1").unwrap();
+    assert_eq!(process(&device, &peer).held, expected, "mapped memory is held");
+    peer.ask("unmap 1").unwrap();
+    peer.ask("deallocate 0").unwrap();
+    assert_eq!(process(&device, &peer).held, Held { driver: 2 * PAGE, ..Held::default() });
+}
