@@ -260,7 +260,7 @@ fn an_image_may_end_where_memory_ends() {
     // SAFETY: a new mapping of three pages, the last of which is taken away.
     let start = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        libc::mmap(std::ptr::null_mut(), 3 << 12, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        libc::mmap(ptr::null_mut(), 3 << 12, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
     };
     assert_ne!(start, libc::MAP_FAILED);
     let end = start.cast::<u8>().wrapping_add(2 << 12);
@@ -269,7 +269,7 @@ fn an_image_may_end_where_memory_ends() {
     for behind in [0, 1, 7, 100, 4090] {
         let place = end.wrapping_sub(text.len() + behind);
         // SAFETY: the place lies in the two pages that are left, and has room for the text.
-        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), place, text.len()) };
+        unsafe { ptr::copy_nonoverlapping(text.as_ptr(), place, text.len()) };
         let mut module = 0;
         ok!(cuModuleLoadData(&raw mut module, place.cast_const().cast()));
         ok!(cuModuleUnload(module));
