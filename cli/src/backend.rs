@@ -47,6 +47,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) ephemeral: bool,
     /// Variables of this process's environment that are not for the backend.
     pub(crate) without: &'a [&'a str],
+    /// Runs of guest pages that workers map one by one, if not as many as usual.
+    pub(crate) mapped_runs: Option<u32>,
     /// What its processes say, if not what the environment says.
     pub(crate) log: Option<&'a str>,
 }
@@ -77,6 +79,9 @@ impl Backend {
         command.arg("--libexec").arg(program.parent().context("sluiced has no directory")?);
         if wanted.ephemeral {
             command.arg("--ephemeral");
+        }
+        if let Some(runs) = wanted.mapped_runs {
+            command.arg("--mapped-runs").arg(runs.to_string());
         }
         for name in wanted.without {
             command.env_remove(name);

@@ -39,6 +39,7 @@ pub(crate) fn host(arguments: Arguments) -> Result<()> {
         vm: &format!("{VM},scanouts={}", arguments.scanouts),
         ephemeral: false,
         without: &[],
+        mapped_runs: arguments.options.mapped_runs,
         log: arguments.options.log.as_deref(),
     };
     let Start::Ready(backend) = Backend::start(&wanted, &signals)? else { return Ok(()) };

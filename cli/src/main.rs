@@ -60,6 +60,9 @@ struct BackendOptions {
     /// What Sluice's own processes say on standard error: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
+    /// Runs of guest pages that each worker maps one by one; what goes beyond is copied. 0 to copy all
+    #[arg(long, value_name = "N")]
+    mapped_runs: Option<u32>,
 }
 
 fn main() -> ExitCode {

@@ -69,6 +69,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
         ephemeral: true,
         // The program's own: its shim applies it to what the worker offers, so a worker that did so too would apply it twice.
         without: &["CUDA_VISIBLE_DEVICES"],
+        mapped_runs: arguments.options.mapped_runs,
         log: arguments.options.log.as_deref(),
     };
     let backend = match Backend::start(&wanted, &signals)? {

@@ -2,20 +2,24 @@
 //!
 //! The arena grows by resources laid side by side into one reservation; allocations never move. Staging memory is freed
 //! when the work that reads it is complete, which its stream's sequence tells.
+//!
+//! Where the worker cannot map guest pages side by side (huge pages, or too many pieces) it gathers them. Such memory is
+//! as good as any for staging, but the device does not reach it, so it cannot be pinned memory of the program.
 
 use crate::{
     error::{Error, Result},
     log,
     process::Process,
+    session::Reach,
     streams::Stream,
 };
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 use offset_allocator::{Allocation, Allocator};
 use sluice_protocol::limits;
 use sluice_shared_memory::Reservation;
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, OnceLock},
+    sync::{Mutex, MutexGuard, Once, OnceLock},
 };
 
 /// Granule of allocations: a cache line, so that neighbours do not share one.
@@ -31,6 +35,8 @@ pub(crate) struct Arena {
     /// Bytes of the reservation in use. Locked while the arena grows, which takes the host a while; what fits into the blocks
     /// there are needs only `state`.
     used: Mutex<u64>,
+    /// Set once the worker gathered what was to be more memory: it would gather any more, too.
+    gathers: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -46,6 +52,7 @@ struct State {
 struct Block {
     base: u64,
     bytes: u64,
+    reach: Reach,
     allocator: Allocator<u32>,
 }
 
@@ -85,7 +92,12 @@ impl Room {
 impl Arena {
     /// An arena without memory: it shares nothing until something is needed.
     pub(crate) fn new() -> Result<Arena> {
-        Ok(Arena { reservation: OnceLock::new(), used: Mutex::default(), state: Mutex::default() })
+        Ok(Arena {
+            reservation: OnceLock::new(),
+            used: Mutex::default(),
+            gathers: AtomicBool::new(false),
+            state: Mutex::default(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -112,19 +124,27 @@ impl Arena {
         Err(Error::OUT_OF_MEMORY)
     }
 
-    /// Allocates `bytes` of shared host memory.
+    /// Allocates `bytes` of shared host memory for copies.
     pub(crate) fn allocate(&self, process: &Process, bytes: u64) -> Result<Room> {
+        self.allocate_for(process, bytes, Reach::Gathered)
+    }
+
+    /// Allocates shared host memory that the device reaches at least so.
+    fn allocate_for(&self, process: &Process, bytes: u64, reach: Reach) -> Result<Room> {
         {
             let mut state = self.lock();
             state.reclaim(process);
-            if let Some(room) = state.allocate(bytes) {
+            if let Some(room) = state.allocate(bytes, reach) {
                 return Ok(room);
             }
         }
         let mut used = self.used.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // Somebody else may have made room while we waited.
-        if let Some(room) = self.lock().allocate(bytes) {
+        if let Some(room) = self.lock().allocate(bytes, reach) {
             return Ok(room);
+        }
+        if reach == Reach::InPlace && (process.session.gathers() || self.gathers.load(Ordering::Relaxed)) {
+            return Err(Arena::refuse_pinned());
         }
         let reservation = self.reservation()?;
         let growth = growth(bytes, *used).ok_or(Error::OUT_OF_MEMORY)?;
@@ -133,11 +153,19 @@ impl Arena {
         }
         // A resource is limited, so a large block is stitched from several.
         let base = reservation.base() + *used;
-        let (mut attached, mut result) = (0, Ok(()));
+        let (mut attached, mut result, mut reached) = (0, Ok(()), Reach::InPlace);
         while attached < growth && result.is_ok() {
             let part = (growth - attached).min(limits::RESOURCE_BYTES);
             match process.session.attach(reservation, base + attached, part) {
-                Ok(()) => attached += part,
+                Ok(Reach::InPlace) => attached += part,
+                Ok(Reach::Gathered) => {
+                    attached += part;
+                    reached = Reach::Gathered;
+                    self.gathers.store(true, Ordering::Relaxed);
+                    if reach == Reach::InPlace {
+                        result = Err(Arena::refuse_pinned());
+                    }
+                }
                 Err(error) => result = Err(error),
             }
         }
@@ -145,10 +173,22 @@ impl Arena {
         *used += attached;
         let mut state = self.lock();
         if attached > 0 {
-            state.blocks.push(Block::new(base, attached)?);
+            state.blocks.push(Block::new(base, attached, reached)?);
         }
         result?;
-        state.allocate(bytes).ok_or(Error::OUT_OF_MEMORY)
+        state.allocate(bytes, reach).ok_or(Error::OUT_OF_MEMORY)
+    }
+
+    /// What a driver answers that cannot lock pages.
+    fn refuse_pinned() -> Error {
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            log::warn(format_args!(
+                "no pinned host memory: this machine's memory is made of huge pages or lies in too many pieces, so the \
+                 device cannot reach it in place; copies of other memory work"
+            ));
+        });
+        Error::OUT_OF_MEMORY
     }
 
     /// Frees an allocation nobody uses.
@@ -189,7 +229,7 @@ impl Arena {
         if bytes == 0 {
             return Err(Error::INVALID_VALUE);
         }
-        let room = self.allocate(process, bytes)?;
+        let room = self.allocate_for(process, bytes, Reach::InPlace)?;
         let address = room.address;
         let identity = crate::memory::identity();
         self.lock().pinned.insert(address, Pinned { room, bytes, identity, flags, context });
@@ -243,17 +283,17 @@ fn growth(bytes: u64, used: u64) -> Option<u64> {
 }
 
 impl Block {
-    fn new(base: u64, bytes: u64) -> Result<Block> {
+    fn new(base: u64, bytes: u64, reach: Reach) -> Result<Block> {
         let units = u32::try_from(bytes / UNIT).map_err(|_| Error::OUT_OF_MEMORY)?;
-        Ok(Block { base, bytes, allocator: Allocator::with_max_allocs(units, 64 << 10) })
+        Ok(Block { base, bytes, reach, allocator: Allocator::with_max_allocs(units, 64 << 10) })
     }
 }
 
 impl State {
-    fn allocate(&mut self, bytes: u64) -> Option<Room> {
+    fn allocate(&mut self, bytes: u64, reach: Reach) -> Option<Room> {
         let units = u32::try_from(bytes.div_ceil(UNIT).max(1)).ok()?;
         self.blocks.iter_mut().enumerate().find_map(|(block, of)| {
-            if bytes > of.bytes {
+            if bytes > of.bytes || (reach == Reach::InPlace && of.reach != reach) {
                 return None;
             }
             let allocation = of.allocator.allocate(units)?;
@@ -294,7 +334,7 @@ mod tests {
             [1, 4096, GROWTH, GROWTH + 1, 544 << 20, 600 << 20, 700 << 20, (1 << 30) + 1, 3 << 30, 47 << 30]
         {
             let growth = growth(bytes, 0).unwrap();
-            let mut block = Block::new(0, growth).unwrap();
+            let mut block = Block::new(0, growth, Reach::InPlace).unwrap();
             let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap();
             assert!(block.allocator.allocate(units).is_some(), "{bytes} in {growth}");
         }

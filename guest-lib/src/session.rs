@@ -66,6 +66,15 @@ pub(crate) struct Target<'a> {
     pub(crate) generation: u32,
 }
 
+/// How the device reaches memory that is shared with the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// By itself, at the same addresses.
+    InPlace,
+    /// Only as source and destination of copies, which the worker carries.
+    Gathered,
+}
+
 /// How long to wait for a worker; beyond that the host's control plane is gone.
 const OPEN_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -353,8 +362,13 @@ impl Session {
         ticket
     }
 
-    /// Creates shared memory at `at` in a reservation and has the worker map it at the same address.
-    pub(crate) fn attach(&self, reservation: &Reservation, at: u64, bytes: u64) -> Result {
+    /// Whether the worker gathers even the control resource: then it would any other.
+    pub(crate) fn gathers(&self) -> bool {
+        matches!(layout::attachment(self.words(), 0), Attachment::Gathered(_))
+    }
+
+    /// Creates shared memory at `at` in a reservation and has the worker map it at the same address, or gather it.
+    pub(crate) fn attach(&self, reservation: &Reservation, at: u64, bytes: u64) -> Result<Reach> {
         let slot = {
             let mut taken = self.attachments.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             let free = taken.iter().position(|taken| !taken).ok_or(Error::OUT_OF_MEMORY)?;
@@ -370,7 +384,8 @@ impl Session {
         self.transport().submit(doorbell).map_err(|error| failed(&error))?;
         self.waiting.until(Condition::Attachment { slot, was: Attachment::Pending });
         match layout::attachment(self.words(), slot) {
-            Attachment::Adopted(adopted) if adopted == bytes => Ok(()),
+            Attachment::Adopted(adopted) if adopted == bytes => Ok(Reach::InPlace),
+            Attachment::Gathered(gathered) if gathered == bytes => Ok(Reach::Gathered),
             Attachment::Refused(code) => Err(failed(&format_args!("refused with {code}"))),
             _ => {
                 self.alive()?;

@@ -66,12 +66,15 @@ messages! {
         /// The session begins. Descriptors: the reading end of the doorbell pipe (the worker waits on it), wake
         /// eventfd (the worker writes it).
         1 Begin { /** The device's number of the session. */ session: u32 } fds 2,
-        /// Map guest pages. Descriptors: a memfd of [`Run`]s, the memory region they lie in.
+        /// Map guest pages. Descriptors: a memfd of [`Run`]s, the memory file they lie in. The first runs are the parts of
+        /// the file that are the guest's memory, in ascending order; the others are the pages.
         2 Attach {
             /** Entry of the attach table; 0 is the control resource. */ slot: u32,
             /** Where to map; 0 for the control resource, whose place is the worker's choice. */ address: u64,
             /** Bytes in all. */ bytes: u64,
-            /** Number of runs in the memfd. */ runs: u32,
+            /** Number of runs in the memfd that are pages. */ runs: u32,
+            /** Number of runs before them that are parts of the file. */ extents: u32,
+            /** Bytes of the file's own pages: more than 4096 for huge ones. */ granule: u64,
             /** Whether more messages for the same slot follow, with the runs of further regions. */ more: bool
         } fds 2,
         /// Unmap what is attached in a slot, then say so.
@@ -261,6 +264,8 @@ pub struct WorkerSetup {
     pub driver: String,
     /// Bytes of device memory the session may use while it makes its chunks itself; 0 for all there is.
     pub memory: u64,
+    /// Runs of guest pages the worker maps one by one; what goes beyond is gathered.
+    pub mapped_runs: u32,
     /// How many [`ToWorker::Custody`] messages follow: devices, in order of their ordinals.
     pub devices: u32,
     /// Whether memory is also cleared each time a guest's allocation is freed, before anything else gets it.

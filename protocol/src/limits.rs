@@ -39,6 +39,15 @@ pub const RESOURCE_BYTES: u64 = 1 << 30;
 pub const RESOURCE_RUNS: usize = (RESOURCE_BYTES >> 12) as usize;
 /// Bytes of guest memory that one session may have mapped.
 pub const SESSION_BYTES: u64 = 64 << 30;
+/// Parts of memory files that are guest memory: what a worker is told for each file of a resource.
+pub const EXTENTS: usize = 512;
+/// Runs that the worker of one session maps one by one, unless configured. Linux allows a process 65,530 mappings, of which
+/// windows and the driver need some.
+pub const MAPPED_RUNS: u32 = 24 << 10;
+/// Windows through which a worker reaches the pages of one resource that it does not map one by one.
+pub const WINDOWS_PER_RESOURCE: usize = 128;
+/// Bytes of worker memory in which one session's copies from and to such resources are kept.
+pub const BOUNCE_BYTES: u64 = 1 << 30;
 /// Bytes of one virtio-gpu command: the entry list of the largest resource and its header.
 pub const GPU_COMMAND_BYTES: usize = RESOURCE_RUNS * 16 + 64;
 /// Commands answered late (waiters) that one session may hold.

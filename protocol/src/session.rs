@@ -71,6 +71,9 @@ pub enum Attachment {
     Pending,
     /// Mapped by the worker at the address asked for, this many bytes.
     Adopted(u64),
+    /// As many bytes, but not mapped: the worker fetches what is copied from there, and delivers what is copied to there
+    /// before it says that it is done. The device reaches nothing of it by itself.
+    Gathered(u64),
     /// Refused with this CUresult.
     Refused(u32),
     /// Unmapped; the slot may be used again.
@@ -95,6 +98,7 @@ pub fn attachment(memory: &impl Shared, slot: u32) -> Attachment {
         1 => Attachment::Adopted(memory.load_u64(at.wrapping_add(8), Ordering::Relaxed)),
         2 => Attachment::Refused(memory.load_u32(at.wrapping_add(4), Ordering::Relaxed)),
         3 => Attachment::Detached,
+        4 => Attachment::Gathered(memory.load_u64(at.wrapping_add(8), Ordering::Relaxed)),
         _ => Attachment::Pending,
     }
 }
@@ -107,6 +111,7 @@ pub fn set_attachment(memory: &impl Shared, slot: u32, value: Attachment) {
         Attachment::Adopted(bytes) => (1, 0, bytes),
         Attachment::Refused(error) => (2, error, 0),
         Attachment::Detached => (3, 0, 0),
+        Attachment::Gathered(bytes) => (4, 0, bytes),
     };
     memory.store_u32(at.wrapping_add(4), error, Ordering::Relaxed);
     memory.store_u64(at.wrapping_add(8), bytes, Ordering::Relaxed);

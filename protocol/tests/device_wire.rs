@@ -394,8 +394,9 @@ macro_rules! golden {
 fn control_messages_are_these_bytes_and_have_one_length() {
     golden! { ToWorker:
         ToWorker::Begin { session: 5 } => [1, 5], fds 2;
-        ToWorker::Attach { slot: 3, address: 0x7e00_0000_0000, bytes: 0x3000, runs: 2, more: true }
-            => [2, 3, 0x7e00_0000_0000, 0x3000, 2, 1], fds 2;
+        ToWorker::Attach {
+            slot: 3, address: 0x7e00_0000_0000, bytes: 0x3000, runs: 2, extents: 1, granule: 0x20_0000, more: true
+        } => [2, 3, 0x7e00_0000_0000, 0x3000, 2, 1, 0x20_0000, 1], fds 2;
         ToWorker::Detach { slot: 3 } => [3, 3], fds 0;
         ToWorker::Custody { device: 2 } => [4, 2], fds 1;
     }
@@ -488,6 +489,7 @@ fn setup() -> WorkerSetup {
         session: 2,
         driver: "/d.so".to_owned(),
         memory: 1 << 32,
+        mapped_runs: 7,
         devices: 0,
         scrub_every_free: false,
     }
@@ -499,7 +501,7 @@ fn worker_setup_is_these_bytes_and_nothing_more() {
     let golden = [
         &[1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..],
         b"/d.so",
-        &[0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+        &[0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0],
     ]
     .concat();
     assert_eq!(codec::encode(&setup()).unwrap(), golden);

@@ -155,7 +155,13 @@ proptest! {
     fn attachments_round_trip(slot in 0..limits::ATTACHMENTS, bytes: u64, error: u32) {
         let memory = Memory::new();
         prop_assert_eq!(session::attachment(&memory, slot), Attachment::Pending);
-        for value in [Attachment::Adopted(bytes), Attachment::Refused(error), Attachment::Detached, Attachment::Pending] {
+        for value in [
+            Attachment::Adopted(bytes),
+            Attachment::Refused(error),
+            Attachment::Gathered(bytes),
+            Attachment::Detached,
+            Attachment::Pending,
+        ] {
             session::set_attachment(&memory, slot, value);
             prop_assert_eq!(session::attachment(&memory, slot), value);
             prop_assert_eq!(session::attachment(&memory, slot + 1), Attachment::Pending, "its neighbour");

@@ -34,6 +34,17 @@ pub enum MapError {
         /// The kernel's answer.
         error: Errno,
     },
+    /// A piece lies outside what may be mapped of its file.
+    #[error("piece of {bytes:#x} bytes at offset {offset:#x} is not inside what may be mapped")]
+    Outside {
+        /// Offset in the region's file.
+        offset: u64,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// Pieces lie in too many parts of their files.
+    #[error("pieces lie in more than {0} parts of memory")]
+    Windows(usize),
     /// Pieces do not add up to the length, or are not whole pages.
     #[error("the pieces do not make up {0:#x} bytes of whole pages")]
     Layout(u64),
@@ -74,6 +85,29 @@ impl Reservation {
         // SAFETY: advice about our own fresh mapping; it touches no memory.
         unsafe { mm::madvise(got, length, mm::Advice::LinuxDontFork) }.map_err(error)?;
         Ok(reservation)
+    }
+
+    /// Reserves room for `bytes` from the next multiple of `align`, clear of where sessions place their memory.
+    ///
+    /// # Errors
+    /// [`MapError::Reserve`] when there is no such room.
+    pub fn apart(bytes: u64, align: u64) -> Result<Reservation, MapError> {
+        const TEBIBYTE: u64 = 1 << 40;
+        let refused = |error| MapError::Reserve { base: 0, bytes, error };
+        let bytes = bytes.checked_add(align).ok_or(refused(Errno::NOMEM))?;
+        // The kernel places mappings downwards from the stack, and large ones would come to lie in the windows.
+        let bounds = sluice_protocol::limits::WINDOW_BOUNDS;
+        let mut last = refused(Errno::NOMEM);
+        for base in (16 * TEBIBYTE..bounds.start).step_by(4 << 40) {
+            if base.checked_add(bytes).is_none_or(|end| end > bounds.start) {
+                break;
+            }
+            match Reservation::new(base, bytes) {
+                Ok(reservation) => return Ok(reservation),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
     }
 
     /// First address.
@@ -117,6 +151,13 @@ impl Reservation {
         unsafe { mm::mmap_anonymous(pointer, length, ProtFlags::empty(), flags) }.map_err(error)?;
         // SAFETY: as above; advice about the mapping just made.
         unsafe { mm::madvise(pointer, length, mm::Advice::LinuxDontFork) }.map_err(error)
+    }
+
+    /// Access to `bytes` at `address`, which lie inside and where something is laid; elsewhere an access is a fault.
+    pub(crate) fn words(&self, address: usize, bytes: usize) -> Words {
+        let inside = address.checked_sub(self.base).and_then(|at| at.checked_add(bytes));
+        assert!(inside.is_some_and(|end| end <= self.bytes), "{address:#x} is not in this reservation");
+        Words { base: address, bytes }
     }
 
     /// The part as address and length, if it lies inside.
@@ -166,6 +207,23 @@ impl Mapping {
         if at == end { Ok(Mapping { reservation }) } else { Err(MapError::Layout(bytes)) }
     }
 
+    /// Private memory of zeroes, at exactly `base` or anywhere for 0. What is not touched costs nothing.
+    ///
+    /// # Errors
+    /// [`MapError`] when addresses are taken or the kernel refuses.
+    pub fn private(base: u64, bytes: u64) -> Result<Mapping, MapError> {
+        let reservation = Reservation::new(base, bytes)?;
+        let pointer = core::ptr::without_provenance_mut(reservation.base);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let error = |error| MapError::Reserve { base, bytes, error };
+        // SAFETY: exactly the range that was just reserved and nobody knows yet.
+        unsafe { mm::mmap_anonymous(pointer, reservation.bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }
+            .map_err(error)?;
+        // SAFETY: as above; advice about the mapping just made.
+        unsafe { mm::madvise(pointer, reservation.bytes, mm::Advice::LinuxDontFork) }.map_err(error)?;
+        Ok(Mapping { reservation })
+    }
+
     /// First address.
     #[must_use]
     pub const fn base(&self) -> u64 {
@@ -201,6 +259,15 @@ impl Words {
     #[must_use]
     pub const unsafe fn new(base: usize, bytes: usize) -> Words {
         Words { base, bytes }
+    }
+
+    /// Copies bytes to another mapping.
+    pub fn copy_to(&self, at: usize, other: &Words, other_at: usize, bytes: usize) {
+        let from: *const u8 = self.pointer(at, bytes);
+        let into: *mut u8 = other.pointer(other_at, bytes);
+        // SAFETY: both ranges are valid for their length. They may be the same pages, which a guest can bring about; other
+        // parties may write meanwhile, and the bytes are then any mixture.
+        unsafe { core::ptr::copy(from, into, bytes) }
     }
 
     fn pointer<T>(&self, at: usize, bytes: usize) -> *mut T {

@@ -28,9 +28,17 @@ impl Backend {
     /// # Errors
     /// When something is not built or does not start.
     pub fn start(binaries: &Binaries, driver: Option<&Path>) -> Result<Self> {
+        Self::start_with(binaries, driver, &[])
+    }
+
+    /// As [`Backend::start`], with further options of `sluice run`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_with(binaries: &Binaries, driver: Option<&Path>, options: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir().context("a folder for logs")?;
         let mut command = Command::new(binaries.get("sluice")?);
-        command.arg("run");
+        command.arg("run").args(options);
         if let Some(driver) = driver {
             command.arg("--driver").arg(driver);
         }

@@ -52,6 +52,25 @@ fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     backend.stop()
 }
 
+// Promise: V15
+#[test]
+fn programs_compute_where_no_guest_page_is_mapped_in_place() -> Result<()> {
+    let binaries = Binaries::locate()?;
+    let backend = Backend::start_with(&binaries, None, &["--mapped-runs", "0"])?;
+    for name in ["vector_add", "matmul_tiled", "reduction", "histogram", "driver_api", "threads", "errors"] {
+        let path = program(name)?;
+        let native = host::run_native(&binaries, &path, &[], PATIENCE)?;
+        let remoted = backend.run(&path, &[])?;
+        ensure!(native.stdout == remoted.stdout, "{name}\n{}\n{}", remoted.stdout, remoted.stderr);
+        passed(&remoted).context(name)?;
+    }
+    // What the device would have to reach by itself is refused as by a driver that cannot lock pages, and said once.
+    let Finished { stdout, stderr, .. } = backend.run(&program("streams")?, &[])?;
+    ensure!(stdout.contains("2 cudaErrorMemoryAllocation"), "{stdout}\n{stderr}");
+    ensure!(stderr.matches("no pinned host memory").count() == 1, "{stderr}");
+    backend.stop()
+}
+
 // Promise: C4
 #[test]
 fn a_fault_stays_in_its_process() -> Result<()> {

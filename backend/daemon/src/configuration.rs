@@ -36,6 +36,9 @@ pub struct Arguments {
     /// Bytes of device memory each session may use; 0 for all there is
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<u64>,
+    /// Runs of guest pages that each worker maps one by one; what goes beyond is copied. 0 to copy all
+    #[arg(long, value_name = "N")]
+    pub mapped_runs: Option<u32>,
     /// A VM: its number and how its device is started, for instance `1`, `1,scanouts=1`, or `1,direct` for programs of
     /// this host; repeatable
     #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1]")]
@@ -68,6 +71,7 @@ struct File {
     libexec: Option<PathBuf>,
     driver: Option<PathBuf>,
     memory: Option<u64>,
+    mapped_runs: Option<u32>,
     vm: Vec<VmSpec>,
     control: Option<PathBuf>,
     starts_per_second: Option<u32>,
@@ -86,6 +90,8 @@ pub struct Configuration {
     pub driver: String,
     /// Bytes of device memory of a session; 0 for all there is.
     pub memory: u64,
+    /// Runs of guest pages that a worker maps one by one.
+    pub mapped_runs: u32,
     /// The VMs, ids unique.
     pub vms: Vec<VmSpec>,
     /// The control socket.
@@ -150,6 +156,7 @@ impl Configuration {
             libexec,
             driver,
             memory: arguments.memory.or(file.memory).unwrap_or(0),
+            mapped_runs: arguments.mapped_runs.or(file.mapped_runs).unwrap_or(limits::MAPPED_RUNS),
             vms,
             starts_per_second,
             worker_uids,

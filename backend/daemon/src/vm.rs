@@ -325,6 +325,7 @@ impl Vm {
             session,
             driver: self.configuration.driver.clone(),
             memory: self.configuration.memory,
+            mapped_runs: self.configuration.mapped_runs,
             devices: 0,
             scrub_every_free: false,
         };

@@ -98,6 +98,7 @@ impl Started {
             session: 9,
             driver: "/d".into(),
             memory: 0,
+            mapped_runs: 9,
             devices: 0,
             scrub_every_free: false,
         };

@@ -70,6 +70,9 @@ pub enum MemoryError {
     /// The file is shorter than the region.
     #[error("memory region at {0:#x} reaches beyond the end of its file")]
     Short(u64),
+    /// The file's pages are of a size that cannot be.
+    #[error("memory region at {0:#x} is made of pages of {1:#x} bytes")]
+    Granule(u64, u64),
     /// Pages of the region are not pages of its file.
     #[error("memory region at {0:#x} is not page-aligned")]
     Misaligned(u64),
@@ -146,6 +149,10 @@ struct GuestFile {
     file: Arc<File>,
     /// Device and inode: front-ends send one descriptor per region, mostly of one file.
     key: (u64, u64),
+    /// Bytes of its own pages.
+    granule: u64,
+    /// What of it is in the table: in ascending order, apart from each other.
+    extents: Vec<control::Run>,
 }
 
 /// The table.
@@ -162,6 +169,10 @@ pub struct Table {
 pub struct Piece {
     /// The file.
     pub file: Arc<File>,
+    /// Bytes of the file's own pages: more than 4096 for huge ones.
+    pub granule: u64,
+    /// What of the file is guest memory: in ascending order, apart from each other.
+    pub extents: Vec<control::Run>,
     /// Where in it, in the order of the resource.
     pub runs: Vec<control::Run>,
 }
@@ -188,11 +199,15 @@ impl Table {
                 return Err(MemoryError::Misaligned(start));
             }
             left = left.checked_sub(bytes).ok_or(MemoryError::TooMuch(table.budget.bytes))?;
-            let key = check(backing.file(), offset.saturating_add(bytes), policy, start)?;
+            let (key, granule) = check(backing.file(), offset.saturating_add(bytes), policy, start)?;
             let file = table.files.iter().position(|file| file.key == key).unwrap_or_else(|| {
-                table.files.push(GuestFile { file: Arc::clone(backing.arc()), key });
+                let file = Arc::clone(backing.arc());
+                table.files.push(GuestFile { file, key, granule, extents: Vec::new() });
                 table.files.len().saturating_sub(1)
             });
+            if let Some(file) = table.files.get_mut(file) {
+                file.extents.push(control::Run { offset, bytes });
+            }
             let count = bytes / PAGE;
             let words = usize::try_from(count.div_ceil(64)).unwrap_or(usize::MAX);
             table.regions.push(Region {
@@ -204,6 +219,7 @@ impl Table {
             });
         }
         table.regions.sort_by_key(|region| region.first);
+        table.files.iter_mut().for_each(|file| join(&mut file.extents));
         Ok(table)
     }
 
@@ -315,7 +331,10 @@ impl Table {
         }
         Ok(pieces
             .into_iter()
-            .filter_map(|(file, runs)| Some(Piece { file: Arc::clone(&self.files.get(file)?.file), runs }))
+            .filter_map(|(file, runs)| {
+                let GuestFile { file, granule, extents, .. } = self.files.get(file)?;
+                Some(Piece { file: Arc::clone(file), granule: *granule, extents: extents.clone(), runs })
+            })
             .collect())
     }
 
@@ -418,21 +437,43 @@ fn append(runs: &mut Vec<Run>, page: u64, count: u64) -> usize {
     }
 }
 
-/// Checks the file of a region and answers which file it is.
-fn check(file: &File, end: u64, policy: Policy, start: u64) -> Result<(u64, u64), MemoryError> {
+/// Sorts parts of a file and joins those that touch: front-ends may cut one file into many regions.
+fn join(extents: &mut Vec<control::Run>) {
+    let end = |run: &control::Run| run.offset.saturating_add(run.bytes);
+    extents.sort_by_key(|run| run.offset);
+    extents.dedup_by(|next, last| {
+        let touch = next.offset <= end(last);
+        if touch {
+            last.bytes = end(last).max(end(next)).wrapping_sub(last.offset);
+        }
+        touch
+    });
+}
+
+/// Checks the file of a region and answers which file it is, and the size of its pages.
+fn check(file: &File, end: u64, policy: Policy, start: u64) -> Result<((u64, u64), u64), MemoryError> {
     let status = fstat(file).map_err(|_| MemoryError::NoFile(start))?;
     if u64::try_from(status.st_size).unwrap_or(0) < end {
         return Err(MemoryError::Short(start));
     }
     let sealed = || fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-    let huge = || fstatfs(file).is_ok_and(|system| u64::try_from(system.f_type) == Ok(HUGETLBFS_MAGIC));
-    if policy == Policy::Sealed && huge() {
+    let system = fstatfs(file).ok().filter(|system| u64::try_from(system.f_type) == Ok(HUGETLBFS_MAGIC));
+    let huge = system.is_some();
+    if policy == Policy::Sealed && huge {
         return Err(MemoryError::Huge(start));
+    }
+    let granule = system.map_or(PAGE, |system| u64::try_from(system.f_bsize).unwrap_or(0));
+    if !granule.is_power_of_two() || granule < PAGE {
+        return Err(MemoryError::Granule(start, granule));
     }
     let acceptable = match policy {
         Policy::Sealed => sealed(),
-        Policy::Vmm => sealed() || huge(),
+        Policy::Vmm => sealed() || huge,
         Policy::Any => true,
     };
-    if acceptable { Ok((status.st_dev, status.st_ino)) } else { Err(MemoryError::Shrinkable(start)) }
+    if acceptable {
+        Ok(((status.st_dev, status.st_ino), granule))
+    } else {
+        Err(MemoryError::Shrinkable(start))
+    }
 }

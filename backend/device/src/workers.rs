@@ -131,14 +131,17 @@ impl Worker {
         piece: &Piece,
         more: bool,
     ) -> Result<(), Errno> {
-        let mut list = Vec::with_capacity(piece.runs.len().saturating_mul(control::Run::BYTES));
-        for run in &piece.runs {
+        let Piece { file, granule, extents, runs } = piece;
+        let entries = extents.len().saturating_add(runs.len());
+        let mut list = Vec::with_capacity(entries.saturating_mul(control::Run::BYTES));
+        for run in extents.iter().chain(runs) {
             run.push(&mut list);
         }
-        let runs = u32::try_from(piece.runs.len()).map_err(|_| Errno::OVERFLOW)?;
+        let count = |list: &[control::Run]| u32::try_from(list.len()).map_err(|_| Errno::OVERFLOW);
+        let (extents, runs, granule) = (count(extents)?, count(runs)?, *granule);
         let memfd = sealed(&list)?;
-        let message = ToWorker::Attach { slot, address, bytes, runs, more };
-        socket::send(&self.socket, &message.encode(), &[memfd.as_fd(), piece.file.as_fd()])
+        let message = ToWorker::Attach { slot, address, bytes, runs, extents, granule, more };
+        socket::send(&self.socket, &message.encode(), &[memfd.as_fd(), file.as_fd()])
     }
 
     /// Tells the worker to unmap a resource. `AGAIN`: the socket is full.

@@ -82,9 +82,10 @@ impl AddressMap {
                 .next_back()
                 .is_some_and(|(base, (length, _))| inside(address, bytes, *base, *length))
         };
-        (in_allocation() || in_global() || self.host(address, bytes).is_ok())
-            .then_some(())
-            .ok_or(code::INVALID_VALUE)?;
+        // What the device would reach of an arena that is gathered is not the guest's memory.
+        let in_place =
+            || self.holders(address, bytes).is_ok_and(|mut arenas| arenas.all(|arena| arena.is_in_place()));
+        (in_allocation() || in_global() || in_place()).then_some(()).ok_or(code::INVALID_VALUE)?;
         // SAFETY: looked up above; what is found stays until the guest has waited for its users.
         Ok(unsafe { Device::new(address, bytes) })
     }

@@ -1,21 +1,99 @@
 //! Guest memory of the session: mapped at the guest's own addresses, pinned for the driver.
 //!
 //! The control thread maps what the device names; the memory helper pins it. No descriptor outlives its message.
+//!
+//! Pages that cannot be laid side by side (pieces of huge pages, or too many runs) are *gathered*: reached through a few
+//! windows, page by page. Private memory then lies at the arena's address, and that is what the driver knows: it is filled
+//! from the guest's pages before the driver copies from there, and emptied into them after the driver has copied there and
+//! before anybody is told. Nothing else of the device reaches a gathered arena.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
     fs::fstat,
+    io::Errno,
 };
-use sluice_driver::{Code, code};
-use sluice_protocol::{control::Run, limits, shared::Shared};
-use sluice_shared_memory::{
-    Mapping,
-    mapping::{MapError, Words},
-};
+use sluice_driver::{Code, Rows, code};
+use sluice_protocol::{control::Run, limits, session::Attachment, shared::Shared};
+use sluice_shared_memory::{Gathered, Mapping, gathered::Source, mapping::MapError};
 use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
+
+/// The pages of a resource in this process.
+#[derive(Debug)]
+pub(crate) enum Pages {
+    /// Side by side.
+    InPlace(Mapping),
+    /// Apart.
+    Gathered(Gathered),
+}
+
+impl Pages {
+    pub(crate) const fn bytes(&self) -> u64 {
+        match self {
+            Pages::InPlace(mapping) => mapping.bytes(),
+            Pages::Gathered(pages) => pages.bytes(),
+        }
+    }
+
+    /// What the guest is told that became of them.
+    pub(crate) const fn attachment(&self) -> Attachment {
+        match self {
+            Pages::InPlace(mapping) => Attachment::Adopted(mapping.bytes()),
+            Pages::Gathered(pages) => Attachment::Gathered(pages.bytes()),
+        }
+    }
+}
+
+/// Does the same for both kinds of pages.
+macro_rules! either {
+    ($self:ident, $words:ident => $do:expr) => {
+        match $self {
+            Pages::InPlace(mapping) => {
+                let $words = mapping.words();
+                $do
+            }
+            Pages::Gathered($words) => $do,
+        }
+    };
+}
+
+impl Shared for Pages {
+    #[inline]
+    fn load_u32(&self, at: usize, order: Ordering) -> u32 {
+        either!(self, words => words.load_u32(at, order))
+    }
+    #[inline]
+    fn store_u32(&self, at: usize, value: u32, order: Ordering) {
+        either!(self, words => words.store_u32(at, value, order));
+    }
+    #[inline]
+    fn swap_u32(&self, at: usize, value: u32) -> u32 {
+        either!(self, words => words.swap_u32(at, value))
+    }
+    #[inline]
+    fn load_u64(&self, at: usize, order: Ordering) -> u64 {
+        either!(self, words => words.load_u64(at, order))
+    }
+    #[inline]
+    fn store_u64(&self, at: usize, value: u64, order: Ordering) {
+        either!(self, words => words.store_u64(at, value, order));
+    }
+    #[inline]
+    fn read(&self, at: usize, into: &mut [u8]) {
+        either!(self, words => words.read(at, into));
+    }
+    #[inline]
+    fn write(&self, at: usize, from: &[u8]) {
+        either!(self, words => words.write(at, from));
+    }
+    #[inline]
+    fn fence(&self) {
+        core::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
 
 /// One attached resource.
 #[derive(Debug)]
@@ -24,17 +102,53 @@ pub(crate) struct Arena {
     base: u64,
     bytes: u64,
     /// `None` only in unit tests of the address map.
-    mapping: Option<Mapping>,
+    pages: Option<Pages>,
+    /// Private memory at the arena's address; for gathered pages only.
+    bounce: Option<Mapping>,
+}
+
+/// A resource as the control thread maps it.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    base: u64,
+    pages: Pages,
+    bounce: Option<Mapping>,
+    /// Mappings it takes, to be counted.
+    runs: usize,
+}
+
+impl Mapped {
+    /// A resource that lies side by side.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn in_place(mapping: Mapping) -> Mapped {
+        Mapped { base: mapping.base(), pages: Pages::InPlace(mapping), bounce: None, runs: 1 }
+    }
+
+    /// The pages alone, for the control resource.
+    pub(crate) fn into_pages(self) -> Pages {
+        self.pages
+    }
+
+    pub(crate) const fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// What it takes of the session's limits.
+    pub(crate) fn extent(&self) -> Extent {
+        let bounce = self.bounce.as_ref().map_or(0, Mapping::bytes);
+        Extent { bytes: self.pages.bytes(), runs: self.runs, bounce }
+    }
 }
 
 impl Arena {
-    pub(crate) fn new(slot: u32, mapping: Mapping) -> Arena {
-        Arena { slot, base: mapping.base(), bytes: mapping.bytes(), mapping: Some(mapping) }
+    pub(crate) fn new(slot: u32, mapped: Mapped) -> Arena {
+        let Mapped { base, pages, bounce, runs: _ } = mapped;
+        Arena { slot, base, bytes: pages.bytes(), pages: Some(pages), bounce }
     }
 
     #[cfg(test)]
     pub(crate) fn for_test(slot: u32, base: u64, bytes: u64) -> Arena {
-        Arena { slot, base, bytes, mapping: None }
+        Arena { slot, base, bytes, pages: None, bounce: None }
     }
 
     pub(crate) const fn slot(&self) -> u32 {
@@ -49,46 +163,147 @@ impl Arena {
         self.bytes
     }
 
-    fn words(&self) -> Option<Words> {
-        self.mapping.as_ref().map(Mapping::words)
+    /// Whether the device reaches the guest's pages by itself.
+    pub(crate) const fn is_in_place(&self) -> bool {
+        self.bounce.is_none()
+    }
+
+    /// What the guest is told that became of it.
+    pub(crate) fn attachment(&self) -> Attachment {
+        self.pages.as_ref().map_or(Attachment::Detached, Pages::attachment)
     }
 
     pub(crate) fn read(&self, at: usize, into: &mut [u8]) {
-        if let Some(words) = self.words() {
-            words.read(at, into);
+        if let Some(pages) = &self.pages {
+            pages.read(at, into);
         }
     }
 
     pub(crate) fn write(&self, at: usize, from: &[u8]) {
-        if let Some(words) = self.words() {
-            words.write(at, from);
+        if let Some(pages) = &self.pages {
+            pages.write(at, from);
+        }
+    }
+
+    /// Brings the private memory up to date with the guest's pages, or the pages with it.
+    fn bounce(&self, way: Way, at: usize, bytes: usize) {
+        let (Some(Pages::Gathered(pages)), Some(bounce)) = (&self.pages, &self.bounce) else { return };
+        match way {
+            Way::Fetch => pages.copy_to(at, &bounce.words(), at, bytes),
+            Way::Deliver => pages.copy_from(at, &bounce.words(), at, bytes),
         }
     }
 }
 
-/// Which slots are in use and how many bytes they hold; the table in the guest's page is for the guest to read only.
+/// Between the guest's pages and the private memory that stands for them.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Fetch,
+    Deliver,
+}
+
+/// What an attached resource takes of the session's limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// Bytes of guest memory.
+    pub(crate) bytes: u64,
+    /// Runs that are mapped one by one.
+    pub(crate) runs: usize,
+    /// Bytes of private memory.
+    pub(crate) bounce: u64,
+}
+
+/// Which slots are in use and what they take; the table in the guest's page is for the guest to read only. And the arenas
+/// that are gathered.
 #[derive(Debug, Default)]
 pub(crate) struct Attached {
-    bytes: Mutex<HashMap<u32, u64>>,
+    slots: Mutex<HashMap<u32, Extent>>,
+    /// Set with the first gathered arena, so that a session without any takes no lock.
+    any: AtomicBool,
+    gathered: RwLock<BTreeMap<u64, Arc<Arena>>>,
 }
 
 impl Attached {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Extent>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of all slots, or nothing when `slot` is in use.
-    pub(crate) fn total_without(&self, slot: u32) -> Option<u64> {
-        let bytes = self.lock();
-        (!bytes.contains_key(&slot)).then(|| bytes.values().sum())
+    /// What all slots take, or nothing when `slot` is in use.
+    pub(crate) fn total_without(&self, slot: u32) -> Option<Extent> {
+        let slots = self.lock();
+        let sum = |sum: Extent, one: &Extent| Extent {
+            bytes: sum.bytes.saturating_add(one.bytes),
+            runs: sum.runs.saturating_add(one.runs),
+            bounce: sum.bounce.saturating_add(one.bounce),
+        };
+        (!slots.contains_key(&slot)).then(|| slots.values().fold(Extent::default(), sum))
     }
 
-    pub(crate) fn insert(&self, slot: u32, bytes: u64) {
-        self.lock().insert(slot, bytes);
+    pub(crate) fn insert(&self, slot: u32, extent: Extent) {
+        self.lock().insert(slot, extent);
     }
 
     pub(crate) fn remove(&self, slot: u32) {
         self.lock().remove(&slot);
+    }
+
+    /// Remembers an arena if copies from and to it have to be carried, before anybody may name it.
+    pub(crate) fn adopted(&self, arena: &Arc<Arena>) {
+        if !arena.is_in_place() {
+            let mut gathered = self.gathered.write().unwrap_or_else(PoisonError::into_inner);
+            gathered.insert(arena.base(), Arc::clone(arena));
+            self.any.store(true, Ordering::Release);
+        }
+    }
+
+    /// Forgets an arena, so that nothing here keeps it mapped.
+    pub(crate) fn detached(&self, arena: &Arena) {
+        if !arena.is_in_place() {
+            self.gathered.write().unwrap_or_else(PoisonError::into_inner).remove(&arena.base());
+        }
+    }
+
+    /// Fetches what the driver is about to copy from host memory, where the driver sees only what was fetched.
+    pub(crate) fn fetch(&self, from: u64, rows: Rows) {
+        self.carry(Way::Fetch, from, rows);
+    }
+
+    /// Delivers what the driver has copied to host memory, where the guest sees only what was delivered.
+    pub(crate) fn deliver(&self, to: u64, rows: Rows) {
+        self.carry(Way::Deliver, to, rows);
+    }
+
+    /// Whether a range touches an arena that is gathered.
+    pub(crate) fn is_gathered(&self, address: u64, bytes: u64) -> bool {
+        let mut any = false;
+        self.parts(address, bytes, |_, _, _| any = true);
+        any
+    }
+
+    fn carry(&self, way: Way, address: u64, rows: Rows) {
+        // Ranges were checked, so nothing overflows; what lies between rows is left alone.
+        for row in 0..rows.height {
+            let at = address.wrapping_add(row.wrapping_mul(rows.pitch));
+            self.parts(at, rows.width, |arena, at, bytes| arena.bounce(way, at, bytes));
+        }
+    }
+
+    /// Visits the parts of a range that lie in gathered arenas.
+    fn parts(&self, address: u64, bytes: u64, mut visit: impl FnMut(&Arena, usize, usize)) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let gathered = self.gathered.read().unwrap_or_else(PoisonError::into_inner);
+        let end = address.saturating_add(bytes);
+        let first = gathered.range(..=address).next_back().map_or(address, |(base, _)| *base);
+        for (base, arena) in gathered.range(first..end.max(first)) {
+            let (from, to) = (address.max(*base), end.min(base.saturating_add(arena.bytes())));
+            let at = usize::try_from(from - base);
+            let part = to.checked_sub(from).filter(|part| *part > 0).map(usize::try_from);
+            if let (Ok(at), Some(Ok(part))) = (at, part) {
+                visit(arena, at, part);
+            }
+        }
     }
 }
 
@@ -117,12 +332,18 @@ pub enum AttachError {
         /// Bytes of the region.
         size: u64,
     },
+    /// The parts of a memory file are not in order, or not inside the file.
+    #[error("the parts of a memory file of {0:#x} bytes are not in order or not inside it")]
+    Extents(u64),
+    /// There is no more room for what would have to be copied.
+    #[error("attachment {0} would have to be gathered, and {1:#x} bytes more are beyond {bound:#x}", bound = limits::BOUNCE_BYTES)]
+    Bounce(u32, u64),
     /// The message is not what is due: another slot between the parts of one, a short list of runs.
     #[error("the parts of attachment {0} do not fit together")]
     Parts(u32),
     /// A descriptor cannot be read.
     #[error("cannot read a descriptor: {0}")]
-    Descriptor(#[from] rustix::io::Errno),
+    Descriptor(#[from] Errno),
     /// The pages cannot be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -132,12 +353,14 @@ impl AttachError {
     /// What the guest is told.
     pub(crate) const fn code(&self) -> Code {
         match self {
-            AttachError::Bounds { .. } | AttachError::Run { .. } | AttachError::Parts(_) => {
-                code::INVALID_VALUE
-            }
+            AttachError::Bounds { .. }
+            | AttachError::Run { .. }
+            | AttachError::Extents(_)
+            | AttachError::Parts(_)
+            | AttachError::Map(MapError::Layout(_) | MapError::Outside { .. }) => code::INVALID_VALUE,
             AttachError::Map(MapError::Reserve { .. }) => code::ALREADY_MAPPED,
-            // Out of mappings, or a piece of a huge page.
-            AttachError::Descriptor(_) | AttachError::Map(_) => code::OUT_OF_MEMORY,
+            // Out of mappings even for windows.
+            AttachError::Bounce(..) | AttachError::Descriptor(_) | AttachError::Map(_) => code::OUT_OF_MEMORY,
         }
     }
 }
@@ -149,24 +372,51 @@ pub(crate) struct Incoming {
     address: u64,
     bytes: u64,
     runs: usize,
-    parts: Vec<(OwnedFd, Vec<Run>)>,
+    parts: Vec<Part>,
+    /// What the session has mapped already, and how many runs it may map one by one.
+    mapped: Extent,
+    most: usize,
+}
+
+/// What one message says.
+#[derive(Debug)]
+struct Part {
+    file: OwnedFd,
+    granule: u64,
+    extents: Vec<Run>,
+    runs: Vec<Run>,
+}
+
+/// The numbers of a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    pub(crate) runs: u32,
+    pub(crate) extents: u32,
+    pub(crate) granule: u64,
 }
 
 /// Memory regions one resource may lie in; the vhost-user protocol allows fewer.
 const REGIONS: usize = 512;
 
 impl Incoming {
-    /// Begins with the first message. `mapped` is what the session has mapped already.
-    pub(crate) fn new(slot: u32, address: u64, bytes: u64, mapped: u64) -> Result<Incoming, AttachError> {
+    /// Begins with the first message. `mapped` is what the session has mapped already, `most` the number of runs it may map
+    /// one by one.
+    pub(crate) fn new(
+        slot: u32,
+        address: u64,
+        bytes: u64,
+        mapped: Extent,
+        most: usize,
+    ) -> Result<Incoming, AttachError> {
         let bounds = limits::WINDOW_BOUNDS;
         let whole = bytes > 0 && bytes.is_multiple_of(4096) && address.is_multiple_of(4096);
         let inside = match slot {
             0 => address == 0 && bytes <= limits::RESOURCE_BYTES,
             _ => address >= bounds.start && address.checked_add(bytes).is_some_and(|end| end <= bounds.end),
         };
-        let affordable = mapped.checked_add(bytes).is_some_and(|all| all <= limits::SESSION_BYTES);
+        let affordable = mapped.bytes.checked_add(bytes).is_some_and(|all| all <= limits::SESSION_BYTES);
         if slot < limits::ATTACHMENTS && whole && inside && affordable && bytes <= limits::RESOURCE_BYTES {
-            Ok(Incoming { slot, address, bytes, runs: 0, parts: Vec::new() })
+            Ok(Incoming { slot, address, bytes, runs: 0, parts: Vec::new(), mapped, most })
         } else {
             Err(AttachError::Bounds { slot, address, bytes, runs: 0 })
         }
@@ -176,35 +426,98 @@ impl Incoming {
         self.slot
     }
 
-    /// Takes one message's list and region.
-    pub(crate) fn push(&mut self, runs: u32, list: &OwnedFd, region: OwnedFd) -> Result<(), AttachError> {
-        let count = runs as usize;
+    /// Takes one message's list and memory file.
+    pub(crate) fn push(&mut self, counts: Counts, list: &OwnedFd, file: OwnedFd) -> Result<(), AttachError> {
+        let Counts { runs, extents, granule } = counts;
+        let (count, before) = (runs as usize, extents as usize);
         self.runs = self.runs.saturating_add(count);
-        if count == 0 || self.runs > limits::RESOURCE_RUNS || self.parts.len() >= REGIONS {
+        if count == 0
+            || self.runs > limits::RESOURCE_RUNS
+            || before > limits::EXTENTS
+            || self.parts.len() >= REGIONS
+        {
             let (slot, address, bytes) = (self.slot, self.address, self.bytes);
             return Err(AttachError::Bounds { slot, address, bytes, runs });
         }
-        let runs = read_runs(list.as_fd(), count)?;
-        if runs.len() != count {
+        let mut extents = read_runs(list.as_fd(), before + count)?;
+        if extents.len() != before + count {
             return Err(AttachError::Parts(self.slot));
         }
-        let size = u64::try_from(fstat(&region)?.st_size).unwrap_or(0);
+        let runs = extents.split_off(before);
+        let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        let mut end = 0;
+        for extent in &extents {
+            let after = extent.offset.checked_add(extent.bytes);
+            match after.filter(|after| extent.offset >= end && *after <= size && extent.bytes > 0) {
+                Some(after) => end = after,
+                None => return Err(AttachError::Extents(size)),
+            }
+        }
         for run in &runs {
             if run.offset.checked_add(run.bytes).is_none_or(|end| end > size) {
                 return Err(AttachError::Run { offset: run.offset, bytes: run.bytes, size });
             }
         }
-        self.parts.push((region, runs));
+        self.parts.push(Part { file, granule, extents, runs });
         Ok(())
     }
 
-    /// Maps the whole at its address; the descriptors are closed.
-    pub(crate) fn map(self) -> Result<Mapping, AttachError> {
-        let pieces = self.parts.iter().flat_map(|(region, runs)| {
-            let region: BorrowedFd<'_> = region.as_fd();
-            runs.iter().map(move |run| (region, *run))
-        });
-        Ok(Mapping::scattered(self.address, self.bytes, pieces)?)
+    /// Maps the whole at its address, or gathers it; the descriptors are closed.
+    pub(crate) fn map(self) -> Result<Mapped, AttachError> {
+        if self.fits() {
+            let pieces = self.parts.iter().flat_map(|part| {
+                let file: BorrowedFd<'_> = part.file.as_fd();
+                part.runs.iter().map(move |run| (file, *run))
+            });
+            match Mapping::scattered(self.address, self.bytes, pieces) {
+                Ok(mapping) => {
+                    let (base, pages) = (mapping.base(), Pages::InPlace(mapping));
+                    return Ok(Mapped { base, pages, bounce: None, runs: self.runs });
+                }
+                // Out of mappings all the same: an operator may have lowered `vm.max_map_count`.
+                Err(MapError::Piece { error: Errno::NOMEM, .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.gather()
+    }
+
+    /// Whether every run can be mapped by itself: not a part of a huge page, which the kernel would refuse or, where only
+    /// its end is missing, map in whole; and not too many.
+    fn fits(&self) -> bool {
+        let whole = |part: &Part, value: u64| part.granule > 0 && value.is_multiple_of(part.granule);
+        self.mapped.runs.saturating_add(self.runs) <= self.most
+            && self.parts.iter().all(|part| {
+                part.granule == 4096
+                    || (self.address != 0
+                        && whole(part, self.address)
+                        && part.runs.iter().all(|run| whole(part, run.offset) && whole(part, run.bytes)))
+            })
+    }
+
+    fn gather(self) -> Result<Mapped, AttachError> {
+        let sources: Vec<Source<'_>> = self
+            .parts
+            .iter()
+            .map(|part| Source {
+                file: part.file.as_fd(),
+                extents: &part.extents,
+                granule: part.granule,
+                runs: &part.runs,
+            })
+            .collect();
+        let Incoming { slot, address, bytes, mapped, .. } = self;
+        // The driver never touches the control resource, so nothing has to stand for it.
+        let bounce = match slot {
+            0 => None,
+            _ if mapped.bounce.saturating_add(bytes) > limits::BOUNCE_BYTES => {
+                return Err(AttachError::Bounce(slot, bytes));
+            }
+            _ => Some(Mapping::private(address, bytes)?),
+        };
+        let pages = Gathered::map(bytes, &sources, limits::WINDOWS_PER_RESOURCE)?;
+        tracing::info!(slot, bytes, runs = self.runs, windows = pages.mapped(), "guest memory is gathered");
+        Ok(Mapped { base: address, pages: Pages::Gathered(pages), bounce, runs: 0 })
     }
 }
 

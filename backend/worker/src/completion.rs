@@ -6,6 +6,7 @@
 //! holds the lock of [`Completion`]; nobody waits for it.
 
 use crate::{
+    arenas::Attached,
     lanes::{ContextRef, Lane, Lanes},
     session::Session,
 };
@@ -42,6 +43,7 @@ pub(crate) struct Completion {
     driver: Arc<Driver>,
     session: Arc<Session>,
     lanes: Arc<Lanes>,
+    attached: Arc<Attached>,
     /// Held during a pass: the lanes have one consumer.
     passing: Mutex<()>,
     /// Set while the completion thread sleeps.
@@ -50,11 +52,17 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    pub(crate) fn new(driver: Arc<Driver>, session: Arc<Session>, lanes: Arc<Lanes>) -> Completion {
+    pub(crate) fn new(
+        driver: Arc<Driver>,
+        session: Arc<Session>,
+        lanes: Arc<Lanes>,
+        attached: Arc<Attached>,
+    ) -> Completion {
         Completion {
             driver,
             session,
             lanes,
+            attached,
             passing: Mutex::new(()),
             sleeping: AtomicBool::new(false),
             thread: OnceLock::new(),
@@ -112,6 +120,7 @@ impl Completion {
             }
         }
         if let Some(sequence) = done {
+            lane.settle(sequence, |to, rows| self.attached.deliver(to, rows));
             self.session.set_completed(slot, sequence);
         }
         done.is_some()

@@ -1,7 +1,7 @@
 //! The control thread: sets the worker up, maps what the device names, ends the process when the device goes.
 
 use crate::{
-    arenas::{AttachError, Attached, Incoming},
+    arenas::{AttachError, Attached, Counts, Extent, Incoming, Mapped},
     completion::Completion,
     dispatcher::{Dispatcher, Shared},
     exit::exit,
@@ -24,7 +24,7 @@ use sluice_protocol::{
     shared::Shared as _,
 };
 use sluice_sandbox::{Role, SandboxError};
-use sluice_shared_memory::{Mapping, socket};
+use sluice_shared_memory::socket;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
@@ -86,8 +86,10 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
         sluice_sandbox::enter(Role::WorkerSettled)?;
     }
     let (doorbell, wake) = begin(&control)?;
-    let page = control_resource(&control)?;
-    let session = Arc::new(Session::new(page, doorbell, wake)?);
+    let most = usize::try_from(setup.mapped_runs).unwrap_or(usize::MAX);
+    let page = control_resource(&control, most)?;
+    let (extent, became) = (page.extent(), page.pages().attachment());
+    let session = Arc::new(Session::new(page.into_pages(), doorbell, wake)?);
     let driver = match driver {
         Ok(driver) => driver,
         Err(error) => {
@@ -96,7 +98,7 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
         }
     };
     let attached = Arc::new(Attached::default());
-    attached.insert(0, session.page_bytes());
+    attached.insert(0, extent);
     let (helper, notices) = match start(&control, &session, driver, &setup, &attached) {
         Ok(started) => started,
         Err(error) => {
@@ -104,10 +106,10 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
             session.lose(code::DEVICE_UNAVAILABLE, 1)
         }
     };
-    session.set_attachment(0, Attachment::Adopted(session.page_bytes()));
+    session.set_attachment(0, became);
     tell(&control, FromWorker::Attached { slot: 0, error: 0 });
     session.set_ready();
-    Attachments { control, session, helper, notices, attached, incoming: None }.serve()
+    Attachments { control, session, helper, notices, attached, most, incoming: None }.serve()
 }
 
 fn start_driver(setup: &WorkerSetup) -> Result<Arc<Driver>, DriverError> {
@@ -162,34 +164,34 @@ fn begin(control: &OwnedFd) -> Result<(OwnedFd, OwnedFd), RunError> {
 }
 
 /// The session's page, wherever there is room for it.
-fn control_resource(control: &OwnedFd) -> Result<Mapping, RunError> {
+fn control_resource(control: &OwnedFd, most: usize) -> Result<Mapped, RunError> {
     let mut incoming: Option<Incoming> = None;
     loop {
         let (message, descriptors) = message(control)?.ok_or(RunError::Closed)?;
-        let ToWorker::Attach { slot: 0, address, bytes, runs, more } = message else {
+        let ToWorker::Attach { slot: 0, address, bytes, runs, extents, granule, more } = message else {
             return Err(RunError::Unexpected(message, descriptors.len()));
         };
         let part = match incoming.take() {
-            None => Incoming::new(0, address, bytes, 0),
+            None => Incoming::new(0, address, bytes, Extent::default(), most),
             Some(incoming) => Ok(incoming),
         };
         let mut part = part?;
-        take_part(&mut part, runs, descriptors)?;
+        take_part(&mut part, Counts { runs, extents, granule }, descriptors)?;
         if more {
             incoming = Some(part);
             continue;
         }
-        let mapping = part.map()?;
-        let whole = mapping.bytes() >= session::BYTES as u64
-            && mapping.words().load_u64(session::MAGIC_AT, core::sync::atomic::Ordering::Acquire)
-                == session::MAGIC;
-        return if whole { Ok(mapping) } else { Err(RunError::NotASession) };
+        let mapped = part.map()?;
+        let pages = mapped.pages();
+        let whole = pages.bytes() >= session::BYTES as u64
+            && pages.load_u64(session::MAGIC_AT, core::sync::atomic::Ordering::Acquire) == session::MAGIC;
+        return if whole { Ok(mapped) } else { Err(RunError::NotASession) };
     }
 }
 
-fn take_part(incoming: &mut Incoming, runs: u32, descriptors: Vec<OwnedFd>) -> Result<(), AttachError> {
+fn take_part(incoming: &mut Incoming, counts: Counts, descriptors: Vec<OwnedFd>) -> Result<(), AttachError> {
     match <[OwnedFd; 2]>::try_from(descriptors) {
-        Ok([list, region]) => incoming.push(runs, &list, region),
+        Ok([list, file]) => incoming.push(counts, &list, file),
         Err(_) => Err(AttachError::Parts(incoming.slot())),
     }
 }
@@ -205,7 +207,12 @@ fn start(
     let cpus = thread::available_parallelism().map_or(1, core::num::NonZero::get);
     let notices = Arc::new(Notices::default());
     let lanes = Arc::new(Lanes::new());
-    let completion = Arc::new(Completion::new(Arc::clone(&driver), Arc::clone(session), Arc::clone(&lanes)));
+    let completion = Arc::new(Completion::new(
+        Arc::clone(&driver),
+        Arc::clone(session),
+        Arc::clone(&lanes),
+        Arc::clone(attached),
+    ));
     let gate = Arc::new(Gate::new());
     let ledger = Arc::new(Ledger::new(setup.memory));
     let (helper, inboxes) = Helper::new();
@@ -228,7 +235,13 @@ fn start(
     let (feeding, feeder_driver, feeder_session, feeder_helper) =
         (Arc::clone(&gate), Arc::clone(&driver), Arc::clone(session), helper.clone());
     spawn("feeder", session, move || feeding.feed(&feeder_driver, &feeder_session, &feeder_helper))?;
-    let submitter = Submitter::new(Arc::clone(&driver), Arc::clone(session), lanes, Arc::clone(&completion));
+    let submitter = Submitter::new(
+        Arc::clone(&driver),
+        Arc::clone(session),
+        lanes,
+        Arc::clone(&completion),
+        Arc::clone(attached),
+    );
     let shared = Shared {
         driver,
         session: Arc::clone(session),
@@ -268,6 +281,8 @@ struct Attachments {
     helper: Helper,
     notices: Arc<Notices>,
     attached: Arc<Attached>,
+    /// Runs the session may map one by one.
+    most: usize,
     /// An attachment of which more is to come.
     incoming: Option<Incoming>,
 }
@@ -276,8 +291,8 @@ impl Attachments {
     fn serve(mut self) -> Result<(), RunError> {
         loop {
             match message(&self.control) {
-                Ok(Some((ToWorker::Attach { slot, address, bytes, runs, more }, descriptors))) => {
-                    self.attach(slot, address, bytes, runs, more, descriptors);
+                Ok(Some((ToWorker::Attach { slot, address, bytes, runs, extents, granule, more }, fds))) => {
+                    self.attach(slot, address, bytes, Counts { runs, extents, granule }, more, fds);
                 }
                 Ok(Some((ToWorker::Detach { slot }, _))) => {
                     self.notices.push(Notice::DetachWanted { slot });
@@ -307,7 +322,7 @@ impl Attachments {
         slot: u32,
         address: u64,
         bytes: u64,
-        runs: u32,
+        counts: Counts,
         more: bool,
         descriptors: Vec<OwnedFd>,
     ) {
@@ -316,20 +331,20 @@ impl Attachments {
             Some(_) => Err(AttachError::Parts(slot)),
             None => {
                 let mapped = self.attached.total_without(slot).ok_or(AttachError::Parts(slot));
-                mapped.and_then(|mapped| Incoming::new(slot, address, bytes, mapped))
+                mapped.and_then(|mapped| Incoming::new(slot, address, bytes, mapped, self.most))
             }
         };
         if let Ok(incoming) = &mut result
-            && let Err(error) = take_part(incoming, runs, descriptors)
+            && let Err(error) = take_part(incoming, counts, descriptors)
         {
             result = Err(error);
         }
         match result {
             Ok(incoming) if more => self.incoming = Some(incoming),
             Ok(incoming) => match incoming.map() {
-                Ok(mapping) => {
-                    self.attached.insert(slot, mapping.bytes());
-                    self.helper.memory(MemoryJob::Adopt { slot, mapping });
+                Ok(mapped) => {
+                    self.attached.insert(slot, mapped.extent());
+                    self.helper.memory(MemoryJob::Adopt { slot, mapped });
                 }
                 Err(error) => self.refuse(slot, &error),
             },

@@ -2,7 +2,7 @@
 //! whatever library is named; the guest's page and one arena lie in this process.
 
 use crate::{
-    arenas::Attached,
+    arenas::{Attached, Mapped},
     completion::Completion,
     dispatcher::{Dispatcher, Shared},
     helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper},
@@ -40,6 +40,7 @@ pub struct Harness {
     /// Where the arena lies.
     pub arena: u64,
     arena_words: Words,
+    page_words: Words,
     /// The device's end; the messages in it are not read.
     _control: OwnedFd,
 }
@@ -66,11 +67,19 @@ impl Harness {
         let driver = Arc::new(Driver::load(path).expect("the driver loads"));
         driver.init().expect("the driver starts");
         let bell = || eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
-        let session =
-            Arc::new(Session::new(memory(0, session::BYTES as u64), bell(), bell()).expect("eventfd"));
+        let page = memory(0, session::BYTES as u64);
+        let page_words = page.words();
+        let page = Mapped::in_place(page).into_pages();
+        let session = Arc::new(Session::new(page, bell(), bell()).expect("eventfd"));
+        let attached = Arc::new(Attached::default());
         let lanes = Arc::new(Lanes::new());
-        let completion =
-            Arc::new(Completion::new(Arc::clone(&driver), Arc::clone(&session), Arc::clone(&lanes)));
+        let completion = Completion::new(
+            Arc::clone(&driver),
+            Arc::clone(&session),
+            Arc::clone(&lanes),
+            Arc::clone(&attached),
+        );
+        let completion = Arc::new(completion);
         let gate = Arc::new(Gate::new());
         let ledger = Arc::new(Ledger::new(1 << 30));
         let notices = Arc::new(Notices::default());
@@ -83,7 +92,7 @@ impl Harness {
             helper.clone(),
             Arc::clone(&ledger),
             Arc::new(control),
-            Arc::new(Attached::default()),
+            Arc::clone(&attached),
         );
         let module_helper = ModuleHelper::new(
             Arc::clone(&driver),
@@ -91,8 +100,13 @@ impl Harness {
             Arc::clone(&notices),
             helper.clone(),
         );
-        let submitter =
-            Submitter::new(Arc::clone(&driver), Arc::clone(&session), lanes, Arc::clone(&completion));
+        let submitter = Submitter::new(
+            Arc::clone(&driver),
+            Arc::clone(&session),
+            lanes,
+            Arc::clone(&completion),
+            attached,
+        );
         thread::spawn(move || memory_helper.run(&inboxes.memory));
         thread::spawn(move || module_helper.run(&inboxes.modules));
         let looking = Arc::clone(&completion);
@@ -104,7 +118,7 @@ impl Harness {
         let mapping = memory(arena, ARENA_BYTES);
         let arena_words = mapping.words();
         arena_words.write(0, IMAGE);
-        helper.memory(MemoryJob::Adopt { slot: 1, mapping });
+        helper.memory(MemoryJob::Adopt { slot: 1, mapped: Mapped::in_place(mapping) });
         let shared = Shared {
             driver,
             session: Arc::clone(&session),
@@ -121,6 +135,7 @@ impl Harness {
             gate,
             arena,
             arena_words,
+            page_words,
             _control: peer,
         }
     }
@@ -128,7 +143,7 @@ impl Harness {
     /// The session's page.
     #[must_use]
     pub fn words(&self) -> Words {
-        *self.session.words()
+        self.page_words
     }
 
     /// One record, as the dispatcher takes it off the ring.

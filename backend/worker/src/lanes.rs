@@ -6,9 +6,12 @@
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use sluice_protocol::limits;
-use std::sync::OnceLock;
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+};
 
-use sluice_driver::Handle;
+use sluice_driver::{Handle, Rows};
 
 /// A context of the driver, named so that one that came later at the same address is another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +100,19 @@ impl Queue {
 pub(crate) struct Lane {
     pending: Queue,
     returned: Queue,
+    /// What is to be delivered to guest pages that are gathered, once the work of a sequence is done. No longer than a
+    /// stream has credits, and empty in a session that has no such pages.
+    owed: Mutex<VecDeque<Delivery>>,
+    /// How many those are, so that a session without takes no lock.
+    owing: AtomicU64,
+}
+
+/// Bytes that the driver copies to private memory, and that the guest is to find in its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Delivery {
+    sequence: u64,
+    to: u64,
+    rows: Rows,
 }
 
 impl Lane {
@@ -116,6 +132,30 @@ impl Lane {
         self.pending.advance();
         let returned = self.returned.push(marker);
         debug_assert!(returned, "no more events exist than fit");
+    }
+
+    fn owed(&self) -> MutexGuard<'_, VecDeque<Delivery>> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Work was submitted whose results are to be delivered when it is done. Producer only, before its marker is pushed.
+    pub(crate) fn owe(&self, sequence: u64, to: u64, rows: Rows) {
+        let mut owed = self.owed();
+        owed.push_back(Delivery { sequence, to, rows });
+        self.owing.store(owed.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Delivers what is owed up to a sequence that is done and was not published. Consumer only.
+    pub(crate) fn settle(&self, sequence: u64, mut deliver: impl FnMut(u64, Rows)) {
+        // What is owed was stored before the marker was pushed that says so.
+        if self.owing.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut owed = self.owed();
+        while let Some(delivery) = owed.pop_front_if(|delivery| delivery.sequence <= sequence) {
+            deliver(delivery.to, delivery.rows);
+        }
+        self.owing.store(owed.len() as u64, Ordering::Relaxed);
     }
 
     /// An event that can be recorded again. Producer only.
@@ -143,7 +183,12 @@ impl Lanes {
 
     /// The lane of a slot. Slots are checked when they are bound.
     pub(crate) fn lane(&self, slot: u32) -> &Lane {
-        self.lanes[slot as usize].get_or_init(|| Lane { pending: Queue::new(), returned: Queue::new() })
+        self.lanes[slot as usize].get_or_init(|| Lane {
+            pending: Queue::new(),
+            returned: Queue::new(),
+            owed: Mutex::default(),
+            owing: AtomicU64::new(0),
+        })
     }
 
     /// Hands a marker to the completion side; `false` when the lane is full. Producer only.

@@ -2,7 +2,7 @@
 //!
 //! Everything the guest must see is published through here, so that no publication forgets to wake a sleeping guest.
 
-use crate::exit::exit;
+use crate::{arenas::Pages, exit::exit};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
@@ -18,7 +18,6 @@ use sluice_protocol::{
     session::{self, Attachment},
     shared::Shared,
 };
-use sluice_shared_memory::{Mapping, mapping::Words};
 
 /// Exit status after the guest broke the protocol.
 pub(crate) const EXIT_MALFORMED: i32 = 2;
@@ -41,8 +40,7 @@ impl ReplyTo {
 #[derive(Debug)]
 pub(crate) struct Session {
     /// The control resource; stays mapped until the process ends.
-    page: Mapping,
-    words: Words,
+    words: Pages,
     /// Rung by the device.
     doorbell: OwnedFd,
     /// Rung by threads of the worker.
@@ -54,21 +52,15 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(page: Mapping, doorbell: OwnedFd, wake: OwnedFd) -> Result<Session, Errno> {
+    pub(crate) fn new(words: Pages, doorbell: OwnedFd, wake: OwnedFd) -> Result<Session, Errno> {
         let inner = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let words = page.words();
         let completed = (0..limits::STREAMS).map(|_| AtomicU64::new(0)).collect();
-        Ok(Session { page, words, doorbell, inner, wake, sticky: AtomicU32::new(0), completed })
+        Ok(Session { words, doorbell, inner, wake, sticky: AtomicU32::new(0), completed })
     }
 
     /// The control resource.
-    pub(crate) fn words(&self) -> &Words {
+    pub(crate) fn words(&self) -> &Pages {
         &self.words
-    }
-
-    /// Bytes of the control resource, which count as mapped guest memory.
-    pub(crate) const fn page_bytes(&self) -> u64 {
-        self.page.bytes()
     }
 
     /// Wakes the guest if its waker thread sleeps; after every publication.

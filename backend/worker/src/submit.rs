@@ -8,6 +8,7 @@
 //! first take no time, such as the recording of an event.
 
 use crate::{
+    arenas::Attached,
     completion::{Completion, Current},
     lanes::{ContextRef, Lanes, Marker},
     session::{ReplyTo, Session},
@@ -78,6 +79,31 @@ impl Operation {
     const fn takes_time(&self) -> bool {
         !matches!(self, Operation::Nothing | Operation::Record { .. })
     }
+
+    /// The host memory it copies from.
+    const fn reads_host(&self) -> Option<(Host, Rows)> {
+        match *self {
+            Operation::CopyToDevice { from, .. } => Some((from, one_row(from))),
+            Operation::CopyRowsToDevice { from: (from, pitch), rows, .. } => {
+                Some((from, Rows { pitch, ..rows }))
+            }
+            _ => None,
+        }
+    }
+
+    /// The host memory it copies to.
+    const fn writes_host(&self) -> Option<(Host, Rows)> {
+        match *self {
+            Operation::CopyFromDevice { to, .. } => Some((to, one_row(to))),
+            Operation::CopyRowsFromDevice { to: (to, pitch), rows, .. } => Some((to, Rows { pitch, ..rows })),
+            _ => None,
+        }
+    }
+}
+
+/// A range as rows.
+const fn one_row(range: Host) -> Rows {
+    Rows { pitch: range.bytes(), width: range.bytes(), height: 1 }
 }
 
 /// The parts of a launch that have no fixed size.
@@ -130,6 +156,7 @@ pub(crate) struct Submitter {
     session: Arc<Session>,
     lanes: Arc<Lanes>,
     completion: Arc<Completion>,
+    attached: Arc<Attached>,
     unmarked: Unmarked,
     /// Where `unmarked` is, if anything is.
     target: Option<Target>,
@@ -143,12 +170,14 @@ impl Submitter {
         session: Arc<Session>,
         lanes: Arc<Lanes>,
         completion: Arc<Completion>,
+        attached: Arc<Attached>,
     ) -> Submitter {
         Submitter {
             driver,
             session,
             lanes,
             completion,
+            attached,
             unmarked: Unmarked::default(),
             target: None,
             untold: 0,
@@ -166,9 +195,18 @@ impl Submitter {
         if self.unmarked.before(target.slot, work.operation.takes_time()) {
             self.mark(current);
         }
+        if let Some((from, rows)) = work.operation.reads_host() {
+            self.attached.fetch(from.address(), rows);
+        }
         let result = current
             .set(&self.driver, target.context)
             .and_then(|()| self.run(target.stream, &work.operation, payload));
+        if let Some((to, rows)) = work.operation.writes_host()
+            && result.is_ok()
+            && self.attached.is_gathered(to.address(), to.bytes())
+        {
+            self.lanes.lane(target.slot).owe(work.sequence, to.address(), rows);
+        }
         self.target = Some(target);
         if self.unmarked.after(target.slot, work.sequence) {
             self.mark(current);

@@ -189,15 +189,23 @@ impl Worker {
         let mut pieces = Vec::new();
         loop {
             let (message, fds) = self.hear();
-            let ToWorker::Attach { slot, address, bytes, runs, more } = message else {
+            let ToWorker::Attach { slot, address, bytes, runs, extents, granule, more } = message else {
                 panic!("{message:?}")
             };
+            assert!(extents > 0 && granule == 4096, "{message:?}");
             let [list, region] = fds.try_into().unwrap();
-            let mut buffer = vec![0; runs as usize * Run::BYTES];
+            let mut buffer = vec![0; (extents + runs) as usize * Run::BYTES];
             assert_eq!(rustix::io::pread(&list, &mut buffer, 0).unwrap(), buffer.len());
             let refused = rustix::io::pwrite(&list, &[0], 0);
             assert!(refused.is_err(), "the list must be sealed");
-            pieces.push((region, Run::list(&buffer).collect::<Vec<_>>()));
+            let mut extents_and_runs = Run::list(&buffer);
+            let parts: Vec<Run> = extents_and_runs.by_ref().take(extents as usize).collect();
+            let list: Vec<Run> = extents_and_runs.collect();
+            let inside = |run: &Run, part: &Run| {
+                part.offset <= run.offset && run.offset + run.bytes <= part.offset + part.bytes
+            };
+            assert!(list.iter().all(|run| parts.iter().any(|part| inside(run, part))), "{list:?} {parts:?}");
+            pieces.push((region, list));
             if !more {
                 let pieces = pieces.iter().flat_map(|(fd, runs)| runs.iter().map(|run| (fd.as_fd(), *run)));
                 return (slot, address, Mapping::scattered(0, bytes, pieces).unwrap());

@@ -2,7 +2,7 @@
 
 use super::{Helper, respond, tell};
 use crate::{
-    arenas::{Arena, Attached},
+    arenas::{Arena, Attached, Mapped},
     completion::Current,
     lanes::ContextRef,
     limit_log::limited,
@@ -19,7 +19,6 @@ use sluice_protocol::{
     handle::{self, Id},
     session::Attachment,
 };
-use sluice_shared_memory::Mapping;
 use std::sync::{Arc, mpsc::Receiver};
 
 /// What the memory helper is asked to do.
@@ -33,7 +32,7 @@ pub(crate) enum MemoryJob {
     Allocate { to: ReplyTo, context: ContextRef, device: i32, bytes: u64 },
     Free { to: ReplyTo, address: u64 },
     Info { to: ReplyTo, device: i32 },
-    Adopt { slot: u32, mapping: Mapping },
+    Adopt { slot: u32, mapped: Mapped },
     Detach { arena: Arc<Arena> },
 }
 
@@ -154,8 +153,8 @@ impl MemoryHelper {
                     wire::memory_info::Reply { free, total }.put(writer)
                 });
             }
-            MemoryJob::Adopt { slot, mapping } => {
-                self.adopt(slot, mapping);
+            MemoryJob::Adopt { slot, mapped } => {
+                self.adopt(slot, mapped);
                 self.helper.memory_done();
             }
             MemoryJob::Detach { arena } => {
@@ -225,8 +224,8 @@ impl MemoryHelper {
     }
 
     /// Pins what the control thread mapped, as soon as there is a context to pin it through, and tells everybody.
-    fn adopt(&mut self, slot: u32, mapping: Mapping) {
-        let arena = Arc::new(Arena::new(slot, mapping));
+    fn adopt(&mut self, slot: u32, mapped: Mapped) {
+        let arena = Arc::new(Arena::new(slot, mapped));
         self.arenas.push(Pinned { arena: Arc::clone(&arena), through: None });
         if let Some(context) = self.contexts.first().copied()
             && let Err(failed) = self.pin_all(context)
@@ -239,9 +238,10 @@ impl MemoryHelper {
             tell(&self.control, FromWorker::Attached { slot, error: failed });
             return;
         }
-        let bytes = arena.bytes();
+        let became = arena.attachment();
+        self.attached.adopted(&arena);
         self.notices.push(Notice::Adopted(arena));
-        self.session.set_attachment(slot, Attachment::Adopted(bytes));
+        self.session.set_attachment(slot, became);
         tell(&self.control, FromWorker::Attached { slot, error: 0 });
     }
 
@@ -260,6 +260,7 @@ impl MemoryHelper {
             }
         }
         drop(pinned);
+        self.attached.detached(&arena);
         match Arc::try_unwrap(arena) {
             Ok(arena) => drop(arena),
             Err(_) => {

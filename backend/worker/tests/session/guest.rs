@@ -100,6 +100,7 @@ pub(crate) struct Guest {
     ticket: u32,
     pub(crate) context: u64,
     posted: [u64; 8],
+    mapped_runs: u32,
 }
 
 /// An answer: its CUresult and its fields.
@@ -121,17 +122,28 @@ impl Guest {
     }
 
     pub(crate) fn with_environment(driver: PathBuf, memory: u64, environment: &[(&str, &OsStr)]) -> Guest {
-        let guest = Guest::launched(driver, memory, environment);
+        let guest = Guest::launched(driver, memory, limits::MAPPED_RUNS, environment);
         eventually("READY", || guest.state() == session::READY);
         guest
     }
 
     /// A worker that may not become ready.
     pub(crate) fn unready(driver: PathBuf, memory: u64) -> Guest {
-        Guest::launched(driver, memory, &[])
+        Guest::launched(driver, memory, limits::MAPPED_RUNS, &[])
     }
 
-    fn launched(driver: PathBuf, memory: u64, environment: &[(&str, &OsStr)]) -> Guest {
+    /// A worker that maps at most so many runs of guest pages one by one.
+    pub(crate) fn with_mapped_runs(
+        driver: PathBuf,
+        mapped_runs: u32,
+        environment: &[(&str, &OsStr)],
+    ) -> Guest {
+        let guest = Guest::launched(driver, 0, mapped_runs, environment);
+        eventually("READY", || guest.state() == session::READY);
+        guest
+    }
+
+    fn launched(driver: PathBuf, memory: u64, mapped_runs: u32, environment: &[(&str, &OsStr)]) -> Guest {
         let (ours, theirs) = socket::pair().expect("socket pair");
         let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
             .args(["--control-fd", "0"])
@@ -144,6 +156,7 @@ impl Guest {
             session: 1,
             driver: driver.into_os_string().into_string().expect("UTF-8"),
             memory,
+            mapped_runs,
             devices: 0,
             scrub_every_free: false,
         };
@@ -172,6 +185,7 @@ impl Guest {
             ticket: 0,
             context: 0,
             posted: [0; 8],
+            mapped_runs,
         };
         guest.send_attach(0, 0, bytes, &runs, &ram, false);
         guest
@@ -206,20 +220,51 @@ impl Guest {
         ram: &OwnedFd,
         more: bool,
     ) {
-        let count = u32::try_from(runs.len()).expect("few");
-        let message = ToWorker::Attach { slot, address, bytes, runs: count, more };
-        let list = runs_file(runs);
+        let size = u64::try_from(rustix::fs::fstat(ram).expect("stat").st_size).expect("a size");
+        let extent = Run { offset: 0, bytes: size };
+        self.send_attach_of(slot, address, bytes, &[extent], 4096, runs, ram, more);
+    }
+
+    /// As the device sends it for a file of which only some parts are guest memory.
+    #[expect(clippy::too_many_arguments, reason = "the message has them")]
+    pub(crate) fn send_attach_of(
+        &self,
+        slot: u32,
+        address: u64,
+        bytes: u64,
+        extents: &[Run],
+        granule: u64,
+        runs: &[Run],
+        ram: &OwnedFd,
+        more: bool,
+    ) {
+        let list = runs_file(&[extents, runs].concat());
+        let count = |list: &[Run]| u32::try_from(list.len()).expect("few");
+        let (runs, extents) = (count(runs), count(extents));
+        let message = ToWorker::Attach { slot, address, bytes, runs, extents, granule, more };
         socket::send(&self.control, &message.encode(), &[list.as_fd(), ram.as_fd()]).expect("attach");
     }
 
-    /// Attaches fresh memory at `address`.
+    /// Attaches fresh memory at `address`, in place unless this worker maps nothing so.
     pub(crate) fn attach(&self, slot: u32, address: u64, bytes: u64) -> Arena {
         let ram = memory_file(bytes);
         let run = Run { offset: 0, bytes };
         self.send_attach(slot, address, bytes, &[run], &ram, false);
-        eventually("adoption", || session::attachment(&self.words(), slot) == Attachment::Adopted(bytes));
+        let due =
+            if self.mapped_runs == 0 { Attachment::Gathered(bytes) } else { Attachment::Adopted(bytes) };
+        eventually("adoption", || session::attachment(&self.words(), slot) == due);
         let mapping = Mapping::scattered(0, bytes, [(ram.as_fd(), run)]).expect("maps");
         Arena { mapping }
+    }
+
+    /// Attaches pages of `ram` that the worker has to gather.
+    pub(crate) fn attach_gathered(&self, slot: u32, address: u64, granule: u64, runs: &[Run], ram: &OwnedFd) {
+        let bytes = runs.iter().map(|run| run.bytes).sum();
+        let size = u64::try_from(rustix::fs::fstat(ram).expect("stat").st_size).expect("a size");
+        let extent = Run { offset: 0, bytes: size };
+        self.send_attach_of(slot, address, bytes, &[extent], granule, runs, ram, false);
+        eventually("an answer", || session::attachment(&self.words(), slot) != Attachment::Pending);
+        assert_eq!(session::attachment(&self.words(), slot), Attachment::Gathered(bytes));
     }
 
     /// What the worker tells the device next, the control resource's adoption aside.

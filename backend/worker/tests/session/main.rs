@@ -2,6 +2,7 @@
 
 mod faults;
 mod figures;
+mod gathered;
 mod guest;
 mod memory;
 mod modules;

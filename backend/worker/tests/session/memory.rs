@@ -1,6 +1,6 @@
 //! Devices, device memory, arenas, copies.
 
-use crate::guest::{ARENA, Guest, WINDOW, eventually, memory_file};
+use crate::guest::{ARENA, Guest, WINDOW, eventually, memory_file, null_driver};
 use sluice_protocol::{
     calls::wire,
     control::{FromWorker, Run, ToWorker},
@@ -46,8 +46,17 @@ fn another_version_is_refused() {
 
 #[test]
 fn bytes_go_there_and_back() {
+    there_and_back(Guest::start());
+}
+
+// Promise: V15
+#[test]
+fn gathered_bytes_go_there_and_back() {
+    there_and_back(Guest::with_mapped_runs(null_driver(), 0, &[]));
+}
+
+fn there_and_back(mut guest: Guest) {
     const BYTES: usize = 3 << 20;
-    let mut guest = Guest::start();
     guest.begin();
     let arena = guest.attach(1, ARENA, 8 * MIB);
     let data = pattern(BYTES);
@@ -70,7 +79,16 @@ fn bytes_go_there_and_back() {
 
 #[test]
 fn rows_and_fills_touch_what_they_should() {
-    let mut guest = Guest::start();
+    rows_and_fills(Guest::start());
+}
+
+// Promise: V15
+#[test]
+fn gathered_rows_and_fills_touch_what_they_should() {
+    rows_and_fills(Guest::with_mapped_runs(null_driver(), 0, &[]));
+}
+
+fn rows_and_fills(mut guest: Guest) {
     guest.begin();
     let arena = guest.attach(1, ARENA, MIB);
     let device = guest.allocate(1 << 16).unwrap();
@@ -92,6 +110,21 @@ fn rows_and_fills_touch_what_they_should() {
         expected[128 + row * 256..][..12].copy_from_slice(&[1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4]);
     }
     assert_eq!(arena.read(8192, 4096), expected);
+
+    // Rows that come back leave alone what lies between them.
+    arena.write(16384, &[0x55; 1000]);
+    let last = guest.work(wire::copy_rows::CALL, 0, |w| {
+        wire::copy_rows::put(w, 1, ARENA + 16384, 100, device + 5, 256, 50, 10)
+    });
+    guest.wait(0, last);
+    let mut expected = vec![0x55; 1000];
+    for row in 0..10 {
+        expected[row * 100..][..50].copy_from_slice(&pattern(4096)[row * 100..][..50]);
+    }
+    // The fill above went over the first row and the second.
+    let rows = arena.read(16384, 1000);
+    assert_eq!(rows[200..], expected[200..]);
+    assert_eq!(rows[50..100], expected[50..100]);
 }
 
 // Promise: Q1

@@ -8,6 +8,7 @@ use sluice_protocol::{
     calls::wire,
     field::{ArenaAddress, DeviceAddress, Mint, Name, Size},
     handle::{Event, Function, Id, Module},
+    limits,
 };
 use tempfile::TempDir;
 
@@ -64,11 +65,15 @@ struct Ready {
 }
 
 fn ready(library: bool) -> Ready {
+    ready_with(library, limits::MAPPED_RUNS)
+}
+
+fn ready_with(library: bool, mapped_runs: u32) -> Ready {
     let state = TempDir::new().unwrap();
     let test = std::env::current_exe().unwrap();
     let driver = test.with_file_name("libsoftgpu_cuda.so");
     let environment = [("SLUICE_SOFTGPU_STATE", state.path().as_os_str())];
-    let mut guest = Guest::with_environment(driver, 256 << 20, &environment);
+    let mut guest = Guest::with_mapped_runs(driver, mapped_runs, &environment);
     guest.begin();
     let arena = guest.attach(1, ARENA, 4 << 20);
     arena.write(0, PTX.as_bytes());
@@ -125,11 +130,15 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|chunk| f32::from_le_bytes(chunk.try_into().unwrap())).collect()
 }
 
+// Promise: V15
 #[test]
 fn vectors_are_added() {
     const COUNT: u16 = 3000;
-    for library in [false, true] {
-        let Ready { mut guest, arena, module, _state } = ready(library);
+    // In place, and with everything gathered: control resource, image, log and copies.
+    for (library, mapped_runs) in
+        [(false, limits::MAPPED_RUNS), (true, limits::MAPPED_RUNS), (false, 0), (true, 0)]
+    {
+        let Ready { mut guest, arena, module, _state } = ready_with(library, mapped_runs);
         let (add, described) = find(&mut guest, module, 0, "add");
         assert_eq!(described.parameters.entries(), [(0, 8), (8, 8), (16, 8), (24, 4)]);
         assert_eq!(described.attributes.0[16], 28);
