@@ -2,13 +2,15 @@
 //!
 //! Owns: finding built programs ([`paths`]), running processes with time limits ([`process`]), Debian packages and
 //! guest kernels ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and
-//! languages ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), guest images ([`image`]) and virtual machines ([`vm`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
+//! languages ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), guest images ([`image`]), virtual machines ([`vm`]) and huge
+//! pages for them ([`huge_pages`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
 
 pub mod agent_protocol;
 pub mod clients;
 pub mod debian;
 pub mod direct;
 pub mod host;
+pub mod huge_pages;
 pub mod image;
 pub mod paths;
 pub mod process;

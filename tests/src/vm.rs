@@ -126,6 +126,8 @@ pub struct Machine {
     pub name: String,
     /// Guest memory.
     pub memory_mib: u32,
+    /// Whether that lies on huge pages of the host, of 2 MiB.
+    pub huge_pages: bool,
     /// Virtual CPUs.
     pub cpus: u32,
     /// Graphics device.
@@ -145,6 +147,7 @@ impl Machine {
         Self {
             name: name.to_owned(),
             memory_mib: 1024,
+            huge_pages: false,
             cpus: 1,
             gpu: Gpu::None,
             accelerator: None,
@@ -156,6 +159,7 @@ impl Machine {
     /// QEMU's arguments, all of them.
     fn arguments(&self, kernel: &Kernel, accelerator: Accelerator, files: &Files) -> Vec<String> {
         let memory = self.memory_mib;
+        let pages = if self.huge_pages { ",hugetlb=on,hugetlbsize=2M" } else { "" };
         let mut arguments: Vec<String> = [
             "-machine",
             &format!("q35,accel={},memory-backend=mem0", accelerator.name()),
@@ -167,7 +171,7 @@ impl Machine {
             &format!("{memory}M"),
             // The device maps guest memory, so it must be a file that can be shared.
             "-object",
-            &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on"),
+            &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on{pages}"),
             "-nodefaults",
             "-no-user-config",
             "-display",

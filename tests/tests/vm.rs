@@ -13,6 +13,7 @@ use rustix::process::Signal;
 use sluice_tests::debian::{Kernel, Series};
 use sluice_tests::direct::{descriptors, mappings};
 use sluice_tests::host::{Host, run_native};
+use sluice_tests::huge_pages::HugePages;
 use sluice_tests::image::Image;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{self, signal};
@@ -35,6 +36,11 @@ struct Stage {
 
 impl Stage {
     fn boot(name: &str, series: Series, cpus: u32) -> Result<Self> {
+        // One of the programs pins 2.2 GiB in all, and what was pinned once stays shared.
+        Self::boot_machine(Machine { cpus, memory_mib: 4096, ..Machine::new(name) }, series)
+    }
+
+    fn boot_machine(machine: Machine, series: Series) -> Result<Self> {
         let binaries = Binaries::locate()?;
         let programs = programs::compile_all()?;
         let kernel = Kernel::fetch(series)?;
@@ -44,8 +50,7 @@ impl Stage {
         let started = Instant::now();
         let host = Host::start(&binaries, series, None)?;
         let gpu = Gpu::VhostUser(host.socket().to_path_buf());
-        // One of the programs pins 2.2 GiB in all, and what was pinned once stays shared.
-        let machine = Machine { cpus, gpu, memory_mib: 4096, ..Machine::new(name) };
+        let machine = Machine { gpu, ..machine };
         let guest = Guest::boot(&machine, &kernel, &image)
             .with_context(|| format!("the host's side said:\n{}", process::tail(&host.printed(), 30)))?;
         println!("booted {} in {:?} ({})", kernel.version, started.elapsed(), guest.accelerator().name());
@@ -194,6 +199,32 @@ fn programs_print_the_same_natively_and_on_kernel_6_1() -> Result<()> {
 #[test]
 fn programs_print_the_same_natively_and_on_kernel_6_12_with_two_processors() -> Result<()> {
     programs_print_the_same(Series::V6_12, 2)
+}
+
+// Promise: V15
+#[test]
+fn a_guest_on_huge_pages_computes() -> Result<()> {
+    let memory_mib = 512;
+    let _pages = match HugePages::take(memory_mib.into())? {
+        Ok(pages) => pages,
+        Err(reason) => {
+            println!("SKIP: {reason}");
+            return Ok(());
+        }
+    };
+    let machine = Machine { memory_mib, huge_pages: true, ..Machine::new("huge-pages") };
+    let stage = Stage::boot_machine(machine, Series::V6_12)?;
+    for name in ["vector_add", "matmul_tiled", "reduction", "histogram", "errors"] {
+        stage.part(name, |stage| stage.same_as_natively(name, &[]))?;
+    }
+    stage.part("pinned memory is refused, once and for all", |stage| {
+        let Completed { stdout, stderr, .. } = stage.run(&["streams"])?;
+        ensure!(stdout.contains("2 cudaErrorMemoryAllocation"), "{stdout}\n{stderr}");
+        ensure!(stderr.matches("no pinned host memory").count() == 1, "{stderr}");
+        Ok(())
+    })?;
+    stage.workers(0)?;
+    stage.power_off()
 }
 
 // Promise: C4, F1, F2, F3, G3
