@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::memory::{Block, BlockKind, Rates, Space};
 use crate::process;
 
-/// The compute capability that every model reports, times 10: what is executed is PTX for it.
-pub(crate) const CAPABILITY: u32 = 80;
+/// The compute capability that every model reports, times 10.
+pub(crate) const CAPABILITY: u32 = softgpu_device::CAPABILITY.0 * 10 + softgpu_device::CAPABILITY.1;
 /// Limits of a multiprocessor of that capability.
 pub(crate) const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
 pub(crate) const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;

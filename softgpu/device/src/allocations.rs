@@ -138,6 +138,8 @@ pub struct Held {
     pub heap: u64,
     /// What the driver takes for itself.
     pub driver: u64,
+    /// Of the chunks, those that another process made.
+    pub imported: u64,
 }
 
 impl Held {
@@ -145,6 +147,12 @@ impl Held {
     #[must_use]
     pub fn total(&self) -> u64 {
         self.chunks + self.heap + self.driver
+    }
+
+    /// What the process took from the device itself.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.total() - self.imported
     }
 }
 
@@ -302,6 +310,7 @@ impl Device {
             record.pages.store(pages, Relaxed);
             record.flags.store(purpose.to_flags(), Relaxed);
             record.instance.store(0, Relaxed);
+            record.maker.store(maker(owner), Relaxed);
             record.holders[owner / 64].fetch_or(1 << (owner % 64), SeqCst);
             // Only this process may leave CLAIMING while it lives.
             record.state.store(State::new(generation, 0, LIVE).0, SeqCst);
@@ -530,6 +539,8 @@ impl Device {
                 let _ = words.state.compare_exchange(state.0, empty.0, SeqCst, Relaxed);
             }
             let bit = 1 << (owner % 64);
+            // The slot's next owner has not made it.
+            let _ = words.maker.compare_exchange(maker(owner), 0, SeqCst, Relaxed);
             if words.holders[owner / 64].load(SeqCst) & bit != 0 {
                 words.holders[owner / 64].fetch_and(!bit, SeqCst);
             }
@@ -555,13 +566,23 @@ impl Device {
             }
             let bytes = words.pages.load(Relaxed) * PAGE_BYTES;
             match Use::from_flags(words.flags.load(Relaxed)) {
-                Use::Chunk => held.chunks += bytes,
+                Use::Chunk => {
+                    held.chunks += bytes;
+                    if words.maker.load(Relaxed) != maker(owner) {
+                        held.imported += bytes;
+                    }
+                }
                 Use::Heap => held.heap += bytes,
                 Use::Driver => held.driver += bytes,
             }
         }
         held
     }
+}
+
+/// How a record names the owner that made it.
+fn maker(owner: usize) -> u32 {
+    u32::try_from(owner).map_or(0, |owner| owner + 1)
 }
 
 fn push(runs: &mut Vec<Run>, page: u64) {

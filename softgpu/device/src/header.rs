@@ -68,6 +68,8 @@ pub(crate) struct Record {
     /// What it is for, and whether it was ever exported.
     pub(crate) flags: AtomicU32,
     pub(crate) instance: AtomicU32,
+    /// One more than the owner that made it; 0 once that one is gone.
+    pub(crate) maker: AtomicU32,
 }
 
 const IDENTITY: usize = 0;

@@ -30,5 +30,7 @@ pub use model::{MODELS, Model};
 pub use owners::{AttachError, Client, Owner, Process};
 pub use sys::anonymous;
 
+/// The compute capability that every model reports: what is executed is PTX for it.
+pub const CAPABILITY: (u32, u32) = (8, 0);
 /// The unit in which device memory is owned and mapped.
 pub const PAGE_BYTES: u64 = 2 << 20;

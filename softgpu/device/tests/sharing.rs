@@ -131,8 +131,8 @@ fn what_a_process_holds_is_told_by_purpose() {
     assert_eq!(
         held(device),
         [
-            Held { chunks: 3 * page, heap: 2 * page, driver: 0 },
-            Held { chunks: 3 * page, heap: 0, driver: page }
+            Held { chunks: 3 * page, heap: 2 * page, driver: 0, imported: 0 },
+            Held { chunks: 3 * page, heap: 0, driver: page, imported: 3 * page }
         ]
     );
     // What two hold is used once.
@@ -141,7 +141,7 @@ fn what_a_process_holds_is_told_by_purpose() {
     let first = device.processes()[0];
     assert_eq!((first.contexts, first.launches, first.busy_nanoseconds), (1, 1, 1234));
     drop((chunk, driver));
-    assert_eq!(held(device)[1], Held { chunks: 3 * page, heap: 0, driver: 0 });
+    assert_eq!(held(device)[1], Held { chunks: 3 * page, heap: 0, driver: 0, imported: 3 * page });
     drop(shared);
     one.context_ended();
     assert_eq!(device.processes()[0].contexts, 0);

@@ -1,0 +1,88 @@
+//! NVML, the management library: its layouts, its result codes, and its C surface over a [`Driver`].
+//!
+//! The software GPU and the guest each have a `libnvidia-ml.so.1`. They differ in where facts come from, which a
+//! [`Driver`] says; everything that C programs see is here, once: reference-counted start and end, handles, versioned
+//! structures, buffers that are too small, event sets. A library is made of a [`Library`] and [`crate::nvml_library`],
+//! which exports every name of `nvml.h`.
+//!
+//! What has no meaning where there is no board of one's own (temperature, clocks, power, fans…) answers
+//! `NVML_ERROR_NOT_SUPPORTED`, never an invented value. Instances (MIG) are off.
+
+mod calls;
+mod driver;
+mod events;
+mod exports;
+mod layout;
+mod library;
+mod pointers;
+mod status;
+
+pub use driver::{Driver, Facts, Gpu, Memory, Opened, Pci, Process, Watch};
+pub use layout::{
+    DeviceHandle, EVENT_XID, EventData, EventSetHandle, MEMORY_V2, MemoryV1, MemoryV2, NO_INSTANCE,
+    PROCESS_DETAILS_V1, PciInfo, ProcessDetail, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample,
+    Utilization,
+};
+pub use library::Library;
+pub use pointers::{Out, Text};
+pub use status::{Result, Status};
+
+/// What the macro's expansion calls; not for anybody else.
+#[doc(hidden)]
+pub mod entry {
+    pub use super::calls::*;
+}
+
+/// The branch of the driver whose NVML this is. Clients choose structures by it: those of `nvml.h` 13. It is the one that serves
+/// [`CUDA_VERSION`](crate::symbols::CUDA_VERSION).
+pub const DRIVER_VERSION: &str = "615.0";
+/// The version of the library: that of the interface, then the driver's.
+pub const NVML_VERSION: &str = "13.615.0";
+
+/// The text of a GPU's UUID.
+#[must_use]
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let number = u128::from_be_bytes(*uuid);
+    let digits = format!("{number:032x}");
+    format!(
+        "GPU-{}-{}-{}-{}-{}",
+        &digits[..8],
+        &digits[8..12],
+        &digits[12..16],
+        &digits[16..20],
+        &digits[20..]
+    )
+}
+
+/// `NVML_DEVICE_ARCH_*` of a compute capability.
+#[must_use]
+pub const fn architecture(capability: (u32, u32)) -> u32 {
+    match capability {
+        (7, 0..=4) => 5,
+        (7, _) => 6,
+        (8, 9) => 8,
+        (8, _) => 7,
+        (9, _) => 9,
+        (10..=12, _) => 10,
+        _ => u32::MAX,
+    }
+}
+
+/// Cores in a multiprocessor of a compute capability, where known.
+#[must_use]
+pub const fn cores_per_multiprocessor(capability: (u32, u32)) -> Option<u32> {
+    match capability {
+        (7, _) | (8, 0) => Some(64),
+        (8 | 9 | 10 | 12, _) => Some(128),
+        _ => None,
+    }
+}
+
+/// `NVML_BRAND_*`, as names say it.
+#[must_use]
+pub fn brand(name: &str) -> u32 {
+    const BRANDS: [(&str, u32); 6] =
+        [("Tesla", 2), ("GeForce", 5), ("TITAN", 6), ("Quadro RTX", 12), ("Quadro", 1), ("RTX", 13)];
+    const NVIDIA: u32 = 14;
+    BRANDS.iter().find(|(word, _)| name.contains(word)).map_or(NVIDIA, |(_, brand)| *brand)
+}

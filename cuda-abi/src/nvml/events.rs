@@ -1,0 +1,104 @@
+//! Event sets: waiting for the errors of several GPUs at once.
+
+use super::driver::Watch;
+use super::layout::{DeviceHandle, EVENT_XID, EventData, EventSetHandle, NO_INSTANCE};
+use super::library::Session;
+use super::status::{Result, Status};
+use std::collections::HashMap;
+use std::os::fd::AsRawFd as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The sets of a session. A number is never used for another set.
+#[derive(Default)]
+pub(super) struct Sets(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    last: EventSetHandle,
+    sets: HashMap<EventSetHandle, Arc<Set>>,
+}
+
+type Set = Mutex<Vec<(DeviceHandle, Box<dyn Watch>)>>;
+
+impl Sets {
+    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn create(&self) -> EventSetHandle {
+        let mut table = self.table();
+        table.last += 1;
+        let handle = table.last;
+        table.sets.insert(handle, Arc::default());
+        handle
+    }
+
+    pub(super) fn free(&self, set: EventSetHandle) -> Result {
+        self.table().sets.remove(&set).map(drop).ok_or(Status::INVALID_ARGUMENT)
+    }
+
+    fn get(&self, set: EventSetHandle) -> Result<Arc<Set>> {
+        self.table().sets.get(&set).cloned().ok_or(Status::INVALID_ARGUMENT)
+    }
+}
+
+impl Session {
+    /// Adds a GPU's errors to a set.
+    pub(super) fn register(&self, device: DeviceHandle, kinds: u64, set: EventSetHandle) -> Result {
+        let (_, gpu) = self.gpu(device)?;
+        let set = self.sets.get(set)?;
+        if kinds & !EVENT_XID != 0 {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        if kinds == 0 {
+            return Ok(());
+        }
+        let watch = gpu.watch()?;
+        set.lock().unwrap_or_else(PoisonError::into_inner).push((device, watch));
+        Ok(())
+    }
+
+    /// Waits for the next event of a set.
+    pub(super) fn wait(&self, set: EventSetHandle, limit: Duration) -> Result<EventData> {
+        let set = self.sets.get(set)?;
+        let mut watches = set.lock().unwrap_or_else(PoisonError::into_inner);
+        let deadline = Instant::now() + limit;
+        loop {
+            for (device, watch) in watches.iter_mut() {
+                if let Some(xid) = watch.next()? {
+                    return Ok(EventData {
+                        device: *device,
+                        kind: EVENT_XID,
+                        data: xid,
+                        gpu_instance: NO_INSTANCE,
+                        compute_instance: NO_INSTANCE,
+                    });
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Status::TIMEOUT);
+            }
+            let mut polled: Vec<_> = watches
+                .iter()
+                .map(|(_, watch)| libc::pollfd {
+                    fd: watch.descriptor().as_raw_fd(),
+                    events: libc::POLLIN,
+                    revents: 0,
+                })
+                .collect();
+            wait_readable(&mut polled, left)?;
+        }
+    }
+}
+
+/// Waits until a descriptor is readable, or for the time given; a signal ends the wait early.
+fn wait_readable(polled: &mut [libc::pollfd], left: Duration) -> Result {
+    #![expect(unsafe_code, reason = "poll")]
+    let milliseconds = i32::try_from(left.as_millis().max(1)).unwrap_or(i32::MAX);
+    // SAFETY: the list is valid, and as long as is said.
+    let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, milliseconds) };
+    let interrupted = || std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted;
+    if ready >= 0 || interrupted() { Ok(()) } else { Err(Status::UNKNOWN) }
+}
