@@ -65,7 +65,9 @@ pub(crate) fn attribute(gpu: &Gpu, number: i32) -> Result<i32> {
         76 => CAPABILITY % 10,
         78..=80 => 1, // stream priorities, caches for global and local memory
         81 => SHARED_PER_MULTIPROCESSOR,
+        83 => 1, // managed memory
         87 => 2, // single to double precision
+        89 => 1, // which host and device use at the same time
         90 => 1, // pre-emption
         91 => 1, // registered memory has the host's address
         95 => 1, // cooperative launches
@@ -74,10 +76,12 @@ pub(crate) fn attribute(gpu: &Gpu, number: i32) -> Result<i32> {
         102 | 103 => 1, // virtual memory, shared by descriptor
         106 => BLOCKS_PER_MULTIPROCESSOR,
         111 => SHARED_RESERVED,
+        113 => 1,                   // registers host memory that is only read
+        115 => 1,                   // pools, which are not shared between processes
         126 => 1,                   // one domain of memory synchronisation
         131 | 134 => return Ok(-1), // no NUMA node
-        // Everything else is not there: managed memory, pools, peers, graphics, clusters, tensor maps and so on.
-        83..=161 => 0,
+        // Everything else is not there: arrays of sparse memory, peers, graphics, clusters, tensor maps and so on.
+        84..=161 => 0,
         _ => return Err(Error::INVALID_VALUE),
     };
     i32::try_from(value).map_err(|_| Error::UNKNOWN)

@@ -220,6 +220,7 @@ impl Core {
     /// Waits for everything submitted so far, and says what came of it.
     pub(crate) fn synchronize(&self) -> Result {
         self.drain(process::scheduler());
+        self.gpu.trim_pools();
         self.flush_printed();
         self.health.check()
     }
@@ -286,7 +287,7 @@ impl Core {
         };
         // No kernel knows its addresses. Kernels that run are waited for, and may want the lock.
         if let Some(unneeded) = unneeded {
-            space.release(&space.withdraw(unneeded.base(), BlockKind::Internal)?);
+            space.release(&space.withdraw(unneeded.base(), &[BlockKind::Internal])?);
         }
         outcome
     }

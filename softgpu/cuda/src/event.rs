@@ -93,6 +93,7 @@ pub(crate) fn synchronize(handle: u64) -> Result {
     if let Some(recorded) = recorded {
         process::scheduler().wait(recorded.point);
     }
+    event.core.gpu.trim_pools();
     event.core.flush_printed();
     event.core.health.check()
 }

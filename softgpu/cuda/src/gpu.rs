@@ -1,13 +1,14 @@
 //! A visible GPU: its identity, its primary context, its addresses in this process.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use softgpu_device::Identity;
 
 use crate::context::{Context, Core, lock};
 use crate::error::{Error, Result};
-use crate::memory::{Block, BlockKind, Rates, Space};
+use crate::memory::{Block, BlockKind, Pool, Rates, Space};
 use crate::process;
 
 /// The compute capability that every model reports, times 10.
@@ -34,6 +35,14 @@ pub(crate) struct Gpu {
     primary: OnceLock<Arc<Context>>,
     /// Flags that the primary context gets when it comes to life.
     pub(crate) primary_flags: AtomicU32,
+    /// Pools with a handle or with memory, by their handles.
+    pub(crate) pools: Mutex<BTreeMap<u64, Arc<Pool>>>,
+    /// The handle of the first one, made when it is first asked for.
+    pub(crate) default_pool: Mutex<u64>,
+    /// The handle of the one that allocations without a pool use; 0 is the default one.
+    pub(crate) current_pool: AtomicU64,
+    /// Blocks have come back to pools since a synchronisation looked at them.
+    pub(crate) loose: AtomicBool,
     /// Contexts that are alive, for calls that wait for the whole device.
     cores: Mutex<Vec<Arc<Core>>>,
 }
@@ -47,6 +56,10 @@ impl Gpu {
             rates,
             primary: OnceLock::new(),
             primary_flags: AtomicU32::new(0),
+            pools: Mutex::default(),
+            default_pool: Mutex::new(0),
+            current_pool: AtomicU64::new(0),
+            loose: AtomicBool::new(false),
             cores: Mutex::default(),
         }
     }
@@ -78,8 +91,8 @@ impl Gpu {
     }
 
     /// `cuMemFree` and its like: waits for what may use the block, then ends it.
-    pub(crate) fn free(&self, start: u64, kind: BlockKind) -> Result {
-        let block = self.space.withdraw(start, kind)?;
+    pub(crate) fn free(&self, start: u64, kinds: &[BlockKind]) -> Result {
+        let block = self.space.withdraw(start, kinds)?;
         self.drain();
         self.release(&block)
     }
@@ -92,14 +105,18 @@ impl Gpu {
                 other.space.running.wait();
             }
         }
-        self.space.release(block);
+        if block.kind == BlockKind::Pool {
+            self.return_to_pool(block);
+        } else {
+            self.space.release(block);
+        }
         Ok(())
     }
 
     /// Makes host memory accessible to the other GPUs, too: with one address space, it always is.
-    pub(crate) fn share_host(&self, start: u64, bytes: u64) -> Result {
+    pub(crate) fn share_host(&self, start: u64, bytes: u64, write: bool) -> Result {
         for other in self.others()? {
-            other.space.table.insert(start..start + bytes, true, true);
+            other.space.table.insert(start..start + bytes, true, write);
         }
         Ok(())
     }
@@ -116,6 +133,7 @@ impl Gpu {
             // Fails only when the process is ending: then nothing has to be given back.
             let _ = self.release(&block);
         }
+        self.trim_pools();
     }
 
     /// The block that a pointer points into.

@@ -18,6 +18,7 @@ pub(crate) enum Kind {
     Library,
     Kernel,
     Memory,
+    Pool,
 }
 
 // Bits of a handle: kind 8, generation 24, index 24, zeroes 4. The program's small constants (1 and 2 name default

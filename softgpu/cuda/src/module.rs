@@ -279,7 +279,7 @@ fn instantiate(
 
 fn release_blocks(core: &Core, addresses: &[u64]) {
     for address in addresses {
-        if let Ok(block) = core.gpu.space.withdraw(*address, BlockKind::Internal) {
+        if let Ok(block) = core.gpu.space.withdraw(*address, &[BlockKind::Internal]) {
             core.gpu.space.release(&block);
         }
     }

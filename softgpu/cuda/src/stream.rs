@@ -96,6 +96,7 @@ pub(crate) fn synchronize(target: &Target) -> Result {
     for point in scheduler.tail(target.queue) {
         scheduler.wait(point);
     }
+    target.core.gpu.trim_pools();
     target.core.flush_printed();
     target.core.health.check()
 }

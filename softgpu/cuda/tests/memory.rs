@@ -362,8 +362,33 @@ fn one_owner() {
                 assert_eq!(launch(store, 1, 1, 0, &mut [flag.address(), 5]), 0);
                 ok!(cuCtxSynchronize());
                 assert_eq!(flag.get(), 5);
-                assert_eq!(launch(store, 1, 1, 0, &mut [there, 5]), 0);
+                // Managed memory is everybody's, and each device has a pool of its own.
+                let (mut shared, mut pools) = (0, [0; 2]);
+                ok!(cuMemAllocManaged(&raw mut shared, 8, 1));
+                ok!(cuDeviceGetDefaultMemPool(&raw mut pools[0], 0));
+                ok!(cuDeviceGetDefaultMemPool(&raw mut pools[1], 1));
+                assert_ne!(pools[0], pools[1]);
+                assert_eq!(cu!(cuMemAllocFromPoolAsync(&raw mut free, 8, pools[1], 0)), INVALID_VALUE);
+                let mut pooled = 0;
+                for (place, context) in [(5, context), (6, other)] {
+                    ok!(cuCtxSetCurrent(context));
+                    let store = function(module(KERNELS), "store");
+                    ok!(cuMemAllocAsync(&raw mut pooled, 8, 0));
+                    assert_eq!(pointer(pooled, 17), Ok(pools[place - 5]));
+                    assert_eq!(pointer(pooled, 9), Ok(place as u64 - 5));
+                    assert_eq!(launch(store, 1, 1, 0, &mut [pooled, place as u64]), 0);
+                    assert_eq!(launch(store, 1, 1, 0, &mut [shared, place as u64]), 0);
+                    ok!(cuCtxSynchronize());
+                    assert_eq!(
+                        (read::<u64>(pooled, 1), read::<u64>(shared, 1)),
+                        (vec![place as u64], vec![place as u64])
+                    );
+                }
+                ok!(cuCtxSetCurrent(context));
+                assert_eq!(launch(store, 1, 1, 0, &mut [pooled, 5]), 0);
                 assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
+                ok!(cuCtxSetCurrent(other));
+                ok!(cuCtxSynchronize());
             }
         }
         "policy" => {

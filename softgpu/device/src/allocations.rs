@@ -198,6 +198,12 @@ impl Allocation {
         self.pages * PAGE_BYTES
     }
 
+    /// What names it among the allocations of its device, now and ever: for [`Owner::open`] in another process.
+    #[must_use]
+    pub fn name(&self) -> (u32, u32) {
+        (self.record, self.generation)
+    }
+
     /// Its device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
@@ -259,6 +265,12 @@ impl Owner {
                 Err(error)
             }
         }
+    }
+
+    /// Holds a living allocation by its name; `None` when there is none.
+    #[must_use]
+    pub fn open(self: &Arc<Self>, record: u32, generation: u32) -> Option<Arc<Allocation>> {
+        self.hold(record, generation)
     }
 
     /// Holds an allocation that another process may hold already; `None` when it is gone.

@@ -20,17 +20,17 @@ fn allocate_host(place: Out<u64>, bytes: u64, flags: u32) -> Result {
     }
     let core = current_core()?;
     let start = core.gpu.space.allocate_host(&core, bytes, HostFlags(flags))?;
-    core.gpu.share_host(start, bytes)?;
+    core.gpu.share_host(start, bytes, true)?;
     place.set(start)
 }
 
 /// Ends a block on whichever GPU has it.
-fn free(address: u64, kind: BlockKind, missing: Error) -> Result {
+fn free(address: u64, kinds: &[BlockKind], missing: Error) -> Result {
     let core = current_core()?;
     let gpus = driver()?.gpus().iter();
     let holder = gpus.copied().find(|gpu| gpu.block_at(address).is_some_and(|block| block.start == address));
     let gpu = holder.ok_or(missing)?;
-    gpu.free(address, kind).map_err(|_| missing)?;
+    gpu.free(address, kinds).map_err(|_| missing)?;
     core.health.check()
 }
 
@@ -60,7 +60,8 @@ calls! {
             current_core()?;
             return Ok(());
         }
-        free(address, BlockKind::Device, Error::INVALID_VALUE)
+        let kinds = [BlockKind::Device, BlockKind::Pool, BlockKind::Managed];
+        free(address, &kinds, Error::INVALID_VALUE)
     }
 
     fn cuMemGetInfo_v2(free: Out<u64>, total: Out<u64>) {
@@ -79,7 +80,7 @@ calls! {
             current_core()?;
             return Ok(());
         }
-        free(address, BlockKind::Host, Error::INVALID_VALUE)
+        free(address, &[BlockKind::Host], Error::INVALID_VALUE)
     }
 
     fn cuMemHostRegister_v2(address: u64, bytes: u64, flags: u32) {
@@ -100,10 +101,10 @@ calls! {
             }
         }
         core.gpu.space.register_host(&core, address, bytes, HostFlags(flags))?;
-        core.gpu.share_host(address, bytes)
+        core.gpu.share_host(address, bytes, HostFlags(flags).may_write())
     }
 
     fn cuMemHostUnregister(address: u64) {
-        free(address, BlockKind::Registered, Error::HOST_MEMORY_NOT_REGISTERED)
+        free(address, &[BlockKind::Registered], Error::HOST_MEMORY_NOT_REGISTERED)
     }
 }

@@ -6,7 +6,7 @@ use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::gpu::Gpu;
-use crate::memory::{Block, MappingInfo};
+use crate::memory::{Block, BlockKind, MappingInfo};
 use crate::process::driver;
 
 const HOST: u32 = 1;
@@ -35,6 +35,11 @@ fn find(address: u64) -> Result<(&'static Gpu, Found)> {
     Err(Error::INVALID_VALUE)
 }
 
+/// Whether an address lies in a block of that kind.
+fn is(found: &Found, kind: BlockKind) -> bool {
+    matches!(found, Found::Block(block) if block.kind == kind)
+}
+
 /// One attribute of a pointer, by the numbers of the header. Nothing is written unless it is known.
 fn attribute(data: Out<c_void>, number: i32, address: u64) -> Result {
     let (gpu, found) = find(address)?;
@@ -54,12 +59,14 @@ fn attribute(data: Out<c_void>, number: i32, address: u64) -> Result {
             // Physical memory belongs to no context.
             _ => Err(Error::INVALID_VALUE),
         },
-        2 if mapped => data.cast().set(if host { HOST } else { DEVICE }),
+        2 if mapped => data.cast().set(if host && !is(&found, BlockKind::Managed) { HOST } else { DEVICE }),
         3 if mapped => data.cast().set(address),
         4 if host => data.cast().set(address),
         6 => data.cast().set(0u32),
         7 if mapped => data.cast().set(id),
-        8 | 10 | 15 | 21 => data.cast().set(0u32), // managed, IPC, RDMA, decompression
+        8 => data.cast().set(u32::from(is(&found, BlockKind::Managed))),
+        10 => data.cast().set(u32::from(is(&found, BlockKind::Device))),
+        15 | 21 => data.cast().set(0u32), // RDMA, decompression
         9 => data.cast().set(gpu.ordinal),
         11 => data.cast().set(start),
         12 => data.cast().set(bytes),
@@ -73,7 +80,10 @@ fn attribute(data: Out<c_void>, number: i32, address: u64) -> Result {
             Found::Mapping(mapping) => u64::from(mapping.access),
             Found::Reserved => 0,
         }),
-        17 => data.cast().set(0u64),
+        17 => data.cast().set(match &found {
+            Found::Block(block) => block.pool,
+            _ => 0,
+        }),
         18 if mapped => data.cast().set(bytes),
         19 if mapped => data.cast().set(start),
         20 if mapped => data.cast().set(id),

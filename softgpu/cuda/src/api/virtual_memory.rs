@@ -13,9 +13,9 @@ use crate::process::driver;
 /// `CUmemLocation`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(super) struct Location {
-    kind: u32,
-    id: i32,
+pub(super) struct Place {
+    pub(super) kind: u32,
+    pub(super) id: i32,
 }
 
 /// `CUmemAllocationProp`.
@@ -24,7 +24,7 @@ pub(super) struct Location {
 pub(super) struct Properties {
     kind: u32,
     shareable: u32,
-    location: Location,
+    location: Place,
     win32: u64,
     compression: u8,
     rdma: u8,
@@ -36,18 +36,20 @@ pub(super) struct Properties {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Access {
-    location: Location,
-    flags: u32,
+    pub(super) location: Place,
+    pub(super) flags: u32,
 }
 
 const _: () = assert!(size_of::<Properties>() == size_of::<sluice_cuda_abi::sys::CUmemAllocationProp>());
 const _: () = assert!(size_of::<Access>() == size_of::<sluice_cuda_abi::sys::CUmemAccessDesc>());
 
-const PINNED: u32 = 1;
-const ON_DEVICE: u32 = 1;
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+pub(super) const PINNED: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+pub(super) const ON_DEVICE: u32 = 1;
 
-impl Location {
-    fn gpu(self) -> Result<&'static Gpu> {
+impl Place {
+    pub(super) fn gpu(self) -> Result<&'static Gpu> {
         match self.kind {
             ON_DEVICE => driver()?.gpu(self.id),
             // Host memory and its NUMA nodes: the attributes say that there is none.
@@ -131,7 +133,7 @@ calls! {
         Ok(())
     }
 
-    fn cuMemGetAccess(flags: Out<u64>, location: In<Location>, address: u64) {
+    fn cuMemGetAccess(flags: Out<u64>, location: In<Place>, address: u64) {
         let gpu = location.get()?.gpu()?;
         let access = gpu_of(address)?.space.access_at(address, gpu.ordinal).ok_or(Error::INVALID_VALUE)?;
         flags.set(u64::from(access))
@@ -142,7 +144,7 @@ calls! {
         place.set(Properties {
             kind: PINNED,
             shareable: memory.shareable,
-            location: Location { kind: ON_DEVICE, id: memory.device },
+            location: Place { kind: ON_DEVICE, id: memory.device },
             win32: 0,
             compression: 0,
             rdma: 0,

@@ -7,6 +7,12 @@ use std::ops::Range;
 pub(crate) enum BlockKind {
     /// `cuMemAlloc`.
     Device,
+    /// `cuMemAllocAsync`.
+    Pool,
+    /// `cuIpcOpenMemHandle`: another process's.
+    Imported,
+    /// `cuMemAllocManaged`.
+    Managed,
     /// The driver's own: variables of modules, workspaces. Programs cannot free it.
     Internal,
     /// `cuMemHostAlloc`.
@@ -28,6 +34,8 @@ pub(crate) struct Block {
     pub(crate) context: u64,
     /// Flags of `cuMemHostAlloc` or `cuMemHostRegister`.
     pub(crate) flags: u32,
+    /// The pool that it is from.
+    pub(crate) pool: u64,
     /// Unique in the process.
     pub(crate) id: u64,
 }
@@ -41,6 +49,6 @@ impl Block {
 impl Block {
     /// Whether it is host memory.
     pub(crate) fn is_host(&self) -> bool {
-        matches!(self.kind, BlockKind::Host | BlockKind::Registered)
+        matches!(self.kind, BlockKind::Host | BlockKind::Registered | BlockKind::Managed)
     }
 }

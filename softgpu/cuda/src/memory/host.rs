@@ -10,6 +10,16 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostFlags(pub(crate) u32);
 
+impl HostFlags {
+    /// `CU_MEMHOSTREGISTER_READ_ONLY`.
+    const READ_ONLY: u32 = 8;
+
+    /// Whether the device may write to what is registered.
+    pub(crate) fn may_write(self) -> bool {
+        self.0 & HostFlags::READ_ONLY == 0
+    }
+}
+
 /// New host memory; like the vendor's, it starts at a page.
 pub(super) fn allocate(bytes: u64) -> Result<u64> {
     let rounded = bytes.checked_next_multiple_of(page_size()).filter(|bytes| *bytes > 0);

@@ -2,12 +2,16 @@
 //!
 //! [`Table`] is what kernels and copies consult, never the host's page tables: an address that is not in it does not
 //! exist for the device. [`Space`] is the book of a GPU's addresses: blocks of `cuMemAlloc`, reservations, mappings
-//! and pinned host memory. [`Overhead`] is what the driver takes for itself. [`Running`] knows what is executing, so that a mapping changes only when nothing uses it.
+//! and pinned host memory. [`Overhead`] is what the driver takes for itself,
+//! [`Pool`] memory in the order of streams. [`Running`] knows what is executing, so that a mapping changes only when nothing uses it.
 
 mod arena;
 mod block;
 mod host;
+mod ipc;
+mod managed;
 mod overhead;
+mod pool;
 mod running;
 mod space;
 mod table;
@@ -16,7 +20,10 @@ mod virtual_memory;
 pub(crate) use arena::DeviceHeap;
 pub(crate) use block::{Block, BlockKind};
 pub(crate) use host::HostFlags;
+pub(crate) use ipc::Name;
+pub(crate) use managed::{Advice, Location};
 pub(crate) use overhead::{Overhead, Rates};
+pub(crate) use pool::{POOLS, Pool};
 pub(crate) use running::Running;
 pub(crate) use space::Space;
 pub(crate) use table::{Spans, Table};

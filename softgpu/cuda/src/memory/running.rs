@@ -35,6 +35,11 @@ impl Running {
         Ticket { running: self, number }
     }
 
+    /// Whether nothing is running now.
+    pub(crate) fn is_idle(&self) -> bool {
+        lock(&self.tickets).out.is_empty()
+    }
+
     /// Waits until everything that is running now has ended.
     pub(crate) fn wait(&self) {
         let mut tickets = lock(&self.tickets);

@@ -16,6 +16,11 @@ use softgpu_cuda as _;
 pub(crate) mod sys {
     use std::ffi::{c_char, c_void};
 
+    /// `CUipcMemHandle`.
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    pub(crate) struct IpcHandle(pub(crate) [u64; 8]);
+
     unsafe extern "C" {
         pub(crate) fn cuInit(flags: u32) -> u32;
         pub(crate) fn cuDriverGetVersion(version: *mut i32) -> u32;
@@ -119,6 +124,7 @@ pub(crate) mod sys {
         pub(crate) fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: u64, stream: u64) -> u32;
         pub(crate) fn cuMemcpy2D_v2(request: *const [u64; 16]) -> u32;
         pub(crate) fn cuMemsetD8_v2(to: u64, value: u8, count: u64) -> u32;
+        pub(crate) fn cuMemsetD8Async(to: u64, value: u8, count: u64, stream: u64) -> u32;
         pub(crate) fn cuMemsetD32_v2(to: u64, value: u32, count: u64) -> u32;
         pub(crate) fn cuMemsetD2D16_v2(to: u64, pitch: u64, value: u16, width: u64, height: u64) -> u32;
         pub(crate) fn cuStreamCreate(stream: *mut u64, flags: u32) -> u32;
@@ -160,6 +166,34 @@ pub(crate) mod sys {
             flags: u64,
         ) -> u32;
         pub(crate) fn cuMemImportFromShareableHandle(handle: *mut u64, descriptor: i64, kind: u32) -> u32;
+        pub(crate) fn cuMemAllocAsync(address: *mut u64, bytes: u64, stream: u64) -> u32;
+        pub(crate) fn cuMemAllocFromPoolAsync(address: *mut u64, bytes: u64, pool: u64, stream: u64) -> u32;
+        pub(crate) fn cuMemFreeAsync(address: u64, stream: u64) -> u32;
+        pub(crate) fn cuMemPoolCreate(pool: *mut u64, properties: *const [u64; 11]) -> u32;
+        pub(crate) fn cuMemPoolDestroy(pool: u64) -> u32;
+        pub(crate) fn cuMemPoolTrimTo(pool: u64, keep: u64) -> u32;
+        pub(crate) fn cuMemPoolGetAttribute(pool: u64, attribute: i32, value: *mut c_void) -> u32;
+        pub(crate) fn cuMemPoolSetAttribute(pool: u64, attribute: i32, value: *const c_void) -> u32;
+        pub(crate) fn cuMemPoolSetAccess(pool: u64, access: *const [u32; 3], count: usize) -> u32;
+        pub(crate) fn cuMemPoolGetAccess(flags: *mut u32, pool: u64, location: *const [u32; 2]) -> u32;
+        pub(crate) fn cuDeviceGetDefaultMemPool(pool: *mut u64, device: i32) -> u32;
+        pub(crate) fn cuDeviceGetMemPool(pool: *mut u64, device: i32) -> u32;
+        pub(crate) fn cuDeviceSetMemPool(device: i32, pool: u64) -> u32;
+        pub(crate) fn cuIpcGetMemHandle(handle: *mut IpcHandle, address: u64) -> u32;
+        pub(crate) fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: IpcHandle, flags: u32) -> u32;
+        pub(crate) fn cuIpcCloseMemHandle(address: u64) -> u32;
+        pub(crate) fn cuMemAllocManaged(address: *mut u64, bytes: u64, flags: u32) -> u32;
+        pub(crate) fn cuMemAdvise(address: u64, bytes: u64, advice: u32, device: i32) -> u32;
+        pub(crate) fn cuMemPrefetchAsync(address: u64, bytes: u64, device: i32, stream: u64) -> u32;
+        pub(crate) fn cuMemRangeGetAttribute(
+            data: *mut c_void,
+            size: usize,
+            attribute: i32,
+            address: u64,
+            bytes: u64,
+        ) -> u32;
+        pub(crate) fn cuMemHostGetFlags(flags: *mut u32, address: *mut c_void) -> u32;
+        pub(crate) fn cuGraphCreate(graph: *mut u64, flags: u32) -> u32;
         pub(crate) fn cuArrayCreate_v2(place: *mut u64, description: *const c_void) -> u32;
         pub(crate) fn cuGetErrorName(error: u32, text: *mut *const c_char) -> u32;
     }
@@ -317,6 +351,22 @@ pub(crate) fn event() -> u64 {
     let mut event = 0;
     ok!(cuEventCreate(&raw mut event, 0));
     event
+}
+
+/// An attribute of a pointer, in its low bytes.
+pub(crate) fn pointer(address: u64, attribute: i32) -> Result<u64, u32> {
+    let mut value = 0u64;
+    match cu!(cuPointerGetAttribute((&raw mut value).cast(), attribute, address)) {
+        0 => Ok(value),
+        code => Err(code),
+    }
+}
+
+/// An attribute of device 0.
+pub(crate) fn device_attribute(attribute: i32) -> i32 {
+    let mut value = -1;
+    ok!(cuDeviceGetAttribute(&raw mut value, attribute, 0));
+    value
 }
 
 pub(crate) fn free_bytes() -> u64 {

@@ -2,10 +2,10 @@
 //! carries descriptors as well.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::*;
 
@@ -13,6 +13,7 @@ use super::*;
 pub(crate) struct Peer {
     child: Child,
     socket: OwnedFd,
+    output: Option<BufReader<ChildStdout>>,
 }
 
 impl Peer {
@@ -29,8 +30,9 @@ impl Peer {
         assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) }, 0);
         // SAFETY: both were just made and belong to nobody.
         let [here, there] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        let child = command.stdin(Stdio::from(there)).spawn().unwrap();
-        let peer = Peer { child, socket: here };
+        let mut child = command.stdin(Stdio::from(there)).spawn().unwrap();
+        let output = child.stdout.take().map(BufReader::new);
+        let peer = Peer { child, socket: here, output };
         // From now on there is a device.
         peer.ask("nothing").unwrap();
         peer
@@ -74,6 +76,19 @@ impl Peer {
     pub(crate) fn finish(&self) -> u64 {
         let (answer, _) = receive(self.socket.as_raw_fd()).unwrap();
         answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{answer}")).parse().unwrap()
+    }
+
+    /// The IPC name of what it has allocated, at an offset.
+    pub(crate) fn name(&mut self, piece: u64, offset: u64) -> String {
+        self.ask(&format!("name {piece} {offset}")).unwrap();
+        let output = self.output.as_mut().unwrap();
+        loop {
+            let mut line = String::new();
+            assert!(output.read_line(&mut line).unwrap() > 0);
+            if line.split(' ').filter(|word| word.trim().parse::<u64>().is_ok()).count() == 8 {
+                return line.trim().to_owned();
+            }
+        }
     }
 
     /// Its process.
@@ -183,6 +198,11 @@ fn obey(
             checked(cu!(cuCtxCreate_v2(&raw mut context, 0, 0)))?;
             return Ok(context);
         }
+        "current" => {
+            let mut context = 0;
+            checked(cu!(cuCtxGetCurrent(&raw mut context)))?;
+            return Ok(context);
+        }
         "destroy" => checked(cu!(cuCtxDestroy_v2(number(0))))?,
         "retain-primary" => {
             let mut context = 0;
@@ -284,6 +304,22 @@ fn obey(
             return Ok(module);
         }
         "unload" => checked(cu!(cuModuleUnload(number(0))))?,
+        // name PIECE: prints the IPC name of what was allocated, as a line of eight numbers
+        "name" => {
+            let mut handle = IpcHandle([0; 8]);
+            checked(cu!(cuIpcGetMemHandle(&raw mut handle, pieces[&number(0)].range + number(1))))?;
+            let words: Vec<String> = handle.0.iter().map(u64::to_string).collect();
+            println!("\n{}", words.join(" "));
+        }
+        // open PIECE BYTES and the name
+        "open" => {
+            let handle = IpcHandle(std::array::from_fn(|index| number(2 + index)));
+            let mut range = 0;
+            checked(cu!(cuIpcOpenMemHandle_v2(&raw mut range, handle, 1)))?;
+            pieces.insert(number(0), Piece { handle: 0, range, bytes: number(1) });
+            return Ok(range);
+        }
+        "close" => checked(cu!(cuIpcCloseMemHandle(pieces[&number(0)].range)))?,
         // put PIECE OFFSET VALUE
         "put" => write(pieces[&number(0)].range + number(1), &[number(2)]),
         "get" => return Ok(read::<u64>(pieces[&number(0)].range + number(1), 1)[0]),

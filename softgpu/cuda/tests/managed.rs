@@ -1,0 +1,155 @@
+//! Managed and registered memory, and what pointers are said to be.
+#![allow(unsafe_code, reason = "calls the C interface")]
+
+mod support;
+
+use std::ffi::c_void;
+
+use support::*;
+
+const CONTEXT: i32 = 1;
+const MEMORY_TYPE: i32 = 2;
+const DEVICE_POINTER: i32 = 3;
+const HOST_POINTER: i32 = 4;
+const IS_MANAGED: i32 = 8;
+const IPC_CAPABLE: i32 = 10;
+const START: i32 = 11;
+const SIZE: i32 = 12;
+const MAPPED: i32 = 13;
+const POOL: i32 = 17;
+
+fn managed(bytes: u64) -> u64 {
+    let mut address = 0;
+    ok!(cuMemAllocManaged(&raw mut address, bytes, 1));
+    address
+}
+
+fn host(address: u64) -> *mut u64 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap())
+}
+
+fn said(address: u64, bytes: u64, attribute: i32) -> i32 {
+    let mut value = 77;
+    ok!(cuMemRangeGetAttribute((&raw mut value).cast(), 4, attribute, address, bytes));
+    value
+}
+
+#[test]
+fn managed_memory_is_the_hosts_and_the_devices() {
+    let _context = Context::new();
+    let before = free_bytes();
+    let increment = function(module(KERNELS), "increment");
+    let address = managed(1 << 20);
+    // SAFETY: the program's own memory, which nothing else uses now.
+    unsafe { host(address + 800).write(41) };
+    assert_eq!(launch(increment, 1, 1, 0, &mut [address + 800]), 0);
+    ok!(cuCtxSynchronize());
+    // SAFETY: as above.
+    assert_eq!(unsafe { host(address + 800).read() }, 42);
+    let other = allocate(8);
+    ok!(cuMemcpyDtoD_v2(other, address + 800, 8));
+    assert_eq!(read::<u64>(other, 1), [42]);
+    ok!(cuMemFree_v2(address));
+    assert_eq!(cu!(cuMemFree_v2(address)), INVALID_VALUE);
+    let mut none = 0;
+    assert_eq!(cu!(cuMemAllocManaged(&raw mut none, 8, 3)), INVALID_VALUE);
+    assert_eq!(cu!(cuMemAllocManaged(&raw mut none, 0, 1)), INVALID_VALUE);
+    ok!(cuMemFree_v2(other));
+    assert!(free_bytes() >= before - PAGE, "managed memory takes none of the device's");
+    assert_eq!((device_attribute(83), device_attribute(89), device_attribute(88)), (1, 1, 0));
+    assert_eq!(launch(increment, 1, 1, 0, &mut [address + 800]), 0);
+    assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
+}
+
+#[test]
+fn advice_is_remembered_for_its_range() {
+    let _context = Context::new();
+    let address = managed(1 << 20);
+    let half = 1 << 19;
+    assert_eq!((said(address, 1 << 20, 1), said(address, 1 << 20, 2), said(address, 8, 4)), (0, -2, -2));
+    ok!(cuMemAdvise(address, half, 1, 0));
+    ok!(cuMemAdvise(address, 1 << 20, 3, 0));
+    ok!(cuMemAdvise(address + half, half, 3, -1));
+    ok!(cuMemAdvise(address, 1 << 20, 5, 0));
+    assert_eq!((said(address, half, 1), said(address, 1 << 20, 1)), (1, 0));
+    assert_eq!((said(address, half, 2), said(address + half, 8, 2), said(address, 1 << 20, 2)), (0, -1, -2));
+    let mut devices = [5i32; 3];
+    ok!(cuMemRangeGetAttribute(devices.as_mut_ptr().cast(), 12, 3, address, 1 << 20));
+    assert_eq!(devices, [0, -2, -2]);
+    let queue = stream(1);
+    ok!(cuMemPrefetchAsync(address, half, 0, queue));
+    ok!(cuStreamSynchronize(queue));
+    assert_eq!((said(address, half, 4), said(address, 1 << 20, 4)), (0, -2));
+    for (advice, device) in [(3, 5), (9, 0)] {
+        assert_ne!(cu!(cuMemAdvise(address, 8, advice, device)), 0);
+    }
+    let block = allocate(100);
+    for unmanaged in [block, 8, address + (1 << 20)] {
+        assert_eq!(cu!(cuMemAdvise(unmanaged, 8, 1, 0)), INVALID_VALUE);
+        assert_eq!(cu!(cuMemPrefetchAsync(unmanaged, 8, 0, 0)), INVALID_VALUE);
+    }
+    ok!(cuMemFree_v2(address));
+}
+
+#[test]
+fn pointers_are_what_they_were_made_as() {
+    let context = Context::new();
+    let (mut pooled, mut pinned) = (0, std::ptr::null_mut::<c_void>());
+    let (block, both) = (allocate(1000), managed(3000));
+    ok!(cuMemAllocAsync(&raw mut pooled, 2000, 0));
+    ok!(cuMemHostAlloc(&raw mut pinned, 4000, 0));
+    let mut registered = vec![0u8; 5000];
+    let start: *mut c_void = registered.as_mut_ptr().cast();
+    ok!(cuMemHostRegister_v2(start, 5000, 0));
+    let mut pool = 0;
+    ok!(cuDeviceGetDefaultMemPool(&raw mut pool, 0));
+    // Address, size, memory type, whether the host may use it, managed, named for other processes, its pool.
+    for (address, size, kind, of_host, is_managed, named, from) in [
+        (block, 1000, 2, false, 0, 1, 0),
+        (pooled, 2000, 2, false, 0, 0, pool),
+        (both, 3000, 2, true, 1, 0, 0),
+        (pinned.addr() as u64, 4000, 1, true, 0, 0, 0),
+        (start.addr() as u64, 5000, 1, true, 0, 0, 0),
+    ] {
+        let inside = address + 99;
+        assert_eq!(pointer(inside, MEMORY_TYPE), Ok(kind), "{size}");
+        assert_eq!(pointer(inside, CONTEXT), Ok(context.handle), "{size}");
+        assert_eq!(pointer(inside, DEVICE_POINTER), Ok(inside), "{size}");
+        assert_eq!(pointer(inside, HOST_POINTER), if of_host { Ok(inside) } else { Err(INVALID_VALUE) });
+        assert_eq!((pointer(inside, START), pointer(inside, SIZE)), (Ok(address), Ok(size)));
+        assert_eq!(pointer(inside, MAPPED), Ok(1), "{size}");
+        assert_eq!(pointer(inside, IS_MANAGED), Ok(is_managed), "{size}");
+        assert_eq!(pointer(inside, IPC_CAPABLE), Ok(named), "{size}");
+        assert_eq!(pointer(inside, POOL), Ok(from), "{size}");
+    }
+    ok!(cuMemHostUnregister(start));
+    assert_eq!(pointer(start.addr() as u64, MEMORY_TYPE), Err(INVALID_VALUE));
+    ok!(cuMemFreeHost(pinned));
+    ok!(cuMemFree_v2(both));
+}
+
+#[test]
+fn memory_registered_for_reading_is_not_written() {
+    let _context = Context::new();
+    let kernels = module(KERNELS);
+    let (load, store) = (function(kernels, "load"), function(kernels, "store"));
+    let mut words = vec![123u64; 512];
+    let start: *mut c_void = words.as_mut_ptr().cast();
+    ok!(cuMemHostRegister_v2(start, 4096, 8));
+    let result = allocate(8);
+    assert_eq!(launch(load, 1, 1, 0, &mut [start.addr() as u64, result]), 0);
+    ok!(cuCtxSynchronize());
+    assert_eq!(read::<u64>(result, 1), [123]);
+    assert_eq!(device_attribute(113), 1);
+    assert_eq!(launch(store, 1, 1, 0, &mut [start.addr() as u64, 9]), 0);
+    assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
+    assert_eq!(words[0], 123);
+}
+
+#[test]
+fn graphs_and_arrays_are_refused_as_the_attributes_say() {
+    let _context = Context::new();
+    let mut handle = 0;
+    assert_eq!(cu!(cuGraphCreate(&raw mut handle, 0)), NOT_SUPPORTED);
+    assert_eq!(cu!(cuArrayCreate_v2(&raw mut handle, std::ptr::null())), NOT_SUPPORTED);
+}
