@@ -92,5 +92,7 @@ pub const SHARE_CHUNKS: usize = 4096;
 pub const SHARES: usize = 4096;
 /// Requests of one worker that its arbiter takes on before it answers; more wait in the socket.
 pub const CUSTODY_REQUESTS: usize = 64;
+/// Processes that may ask the inventory at once: `sluiced` and the arbiters.
+pub const INVENTORY_CLIENTS: usize = 256;
 /// Milliseconds for which a worker's driver may keep a grant to grow; a worker that takes longer is ended.
 pub const GROW_MILLISECONDS: u64 = 30_000;

@@ -194,7 +194,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    const ROLES: [Role; 4] = [Role::Device, Role::Worker, Role::WorkerSettled, Role::Launcher];
+    const ROLES: [Role; 5] =
+        [Role::Device, Role::Worker, Role::WorkerSettled, Role::Inventory, Role::Launcher];
 
     fn rules(role: Role) -> Vec<Rule> {
         match role.profile() {
@@ -231,5 +232,6 @@ mod tests {
         assert!(allowed(Role::Device) <= 46, "{}", allowed(Role::Device));
         assert!(allowed(Role::WorkerSettled) <= 85, "{}", allowed(Role::WorkerSettled));
         assert!(allowed(Role::Worker) <= 110, "{}", allowed(Role::Worker));
+        assert!(allowed(Role::Inventory) <= 80, "{}", allowed(Role::Inventory));
     }
 }

@@ -4,12 +4,13 @@
 //! guest could have chosen. What is not in the list of its role ends it at once (`SIGSYS`), in every thread, for a
 //! process that makes a call it never makes has been taken over or was changed without changing its list.
 //!
-//! Each role is a file: [`device`], [`worker`], [`worker_settled`], [`launcher`]; what every process needs is in
+//! Each role is a file: [`device`], [`worker`], [`worker_settled`], [`inventory`], [`launcher`]; what every process needs is in
 //! [`common`]. This crate never opens anything and knows nothing of what the processes do.
 
 mod common;
 mod device;
 mod filter;
+mod inventory;
 mod launcher;
 mod worker;
 mod worker_settled;
@@ -25,6 +26,8 @@ pub enum Role {
     Worker,
     /// `sluice-worker` with a driver that needs no more files: entered on top of [`Role::Worker`].
     WorkerSettled,
+    /// `sluice-inventory`: opens devices and files for as long as it lives; no programs, no network.
+    Inventory,
     /// The launcher. What it starts inherits its filter, so this is a list of what none of them may do.
     Launcher,
 }
@@ -37,6 +40,7 @@ impl Role {
             Role::Device => device::profile(),
             Role::Worker => worker::profile(),
             Role::WorkerSettled => worker_settled::profile(),
+            Role::Inventory => inventory::profile(),
             Role::Launcher => launcher::profile(),
         }
     }

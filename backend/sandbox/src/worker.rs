@@ -9,7 +9,7 @@ use libc::*;
 
 /// Commands by which a descriptor that every process has reaches others: typing into the terminal that standard error may
 /// be, and having signals sent to a process of choice.
-const REACHING_OUT: [u32; 8] = {
+pub(crate) const REACHING_OUT: [u32; 8] = {
     const FIOSETOWN: u32 = 0x8901;
     const SIOCSPGRP: u32 = 0x8902;
     [

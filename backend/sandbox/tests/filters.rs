@@ -77,8 +77,13 @@ const FORBIDDEN: [(libc::c_long, &str); 12] = [
 ];
 
 /// Role by role: what it takes to be under it.
-const STACKS: [&[Role]; 4] =
-    [&[Role::Device], &[Role::Worker], &[Role::Worker, Role::WorkerSettled], &[Role::Launcher]];
+const STACKS: [&[Role]; 5] = [
+    &[Role::Device],
+    &[Role::Worker],
+    &[Role::Worker, Role::WorkerSettled],
+    &[Role::Inventory],
+    &[Role::Launcher],
+];
 
 // Promise: F5
 #[test]
@@ -215,6 +220,22 @@ fn a_worker_signals_nobody_and_types_nowhere() {
             || call(libc::SYS_socket, [i64::from(libc::AF_INET), i64::from(libc::SOCK_DGRAM), 0]) >= 0;
         assert_eq!(under(roles, network), KILLED, "{roles:?}");
     }
+}
+
+// Promise: F15
+#[test]
+fn an_inventory_opens_files_and_starts_nothing() {
+    let inventory = &[Role::Inventory];
+    assert_eq!(under(inventory, open_file), WORKED);
+    assert_eq!(under(inventory, || map(libc::PROT_READ | libc::PROT_EXEC)), WORKED);
+    assert_eq!(under(inventory, fork_here), KILLED);
+    assert_eq!(under(inventory, || call(libc::SYS_execve, [0, 0, 0]) == 0), KILLED);
+    assert_eq!(under(inventory, || call(libc::SYS_ioctl, [-1, 0x5412, 0]) == 0), KILLED);
+    let parent = i64::from(std::process::id());
+    assert_eq!(under(inventory, || call(libc::SYS_kill, [parent, 0, 0]) == 0), WORKED);
+    assert_eq!(under(inventory, || call(libc::SYS_kill, [parent, 9, 0]) == 0), KILLED);
+    let network = || std::net::UdpSocket::bind("127.0.0.1:0").is_err() && errno() == libc::ENOSYS;
+    assert_eq!(under(inventory, network), WORKED);
 }
 
 #[test]

@@ -1,0 +1,57 @@
+//! `sluice-inventory`: see the library.
+
+#![expect(unsafe_code, reason = "adopts the control socket by its number")]
+
+use clap::Parser;
+use rustix::fd::{FromRawFd, OwnedFd, RawFd};
+use sluice_inventory::{LoadError, Nvml, ServeError, serve};
+use sluice_sandbox::{Role, SandboxError};
+use std::{path::PathBuf, process::ExitCode};
+use tracing_subscriber::EnvFilter;
+
+/// Answers questions about devices and processes; started by the launcher.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// The inherited SEQPACKET socket to sluiced.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(RawFd).range(0..))]
+    control_fd: RawFd,
+    /// Absolute path of the driver's management library.
+    #[arg(long, value_name = "PATH")]
+    nvml: PathBuf,
+}
+
+/// Why the inventory ends before `sluiced` does.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot enter the filter: {0}")]
+    Sandbox(#[from] SandboxError),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+}
+
+fn run(arguments: &Arguments) -> Result<(), Error> {
+    // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.
+    let control = unsafe { OwnedFd::from_raw_fd(arguments.control_fd) };
+    // Before any code of the driver runs.
+    sluice_sandbox::enter(Role::Inventory)?;
+    Ok(serve(Nvml::load(&arguments.nvml)?, control)?)
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| EnvFilter::new("warn")))
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(%error, "no inventory");
+            ExitCode::FAILURE
+        }
+    }
+}

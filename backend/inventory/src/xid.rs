@@ -1,0 +1,54 @@
+//! The thread that waits for errors of devices.
+
+use crate::nvml::Nvml;
+use rustix::fd::OwnedFd;
+use sluice_cuda_abi::nvml::{EventSetHandle, Status};
+use sluice_protocol::control::FromInventory;
+use sluice_shared_memory::socket;
+use std::{sync::Arc, thread, time::Duration};
+
+/// How long one wait lasts; nothing depends on it, for events end it.
+const WAIT: Duration = Duration::from_secs(60);
+/// How long to leave a library alone that cannot wait.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Starts telling `sluiced` of errors, if any device reports them.
+pub(crate) fn start(nvml: &Arc<Nvml>, control: &Arc<OwnedFd>) -> std::io::Result<()> {
+    let set = match nvml.watch() {
+        Ok(Some(set)) => set,
+        Ok(None) => {
+            tracing::info!("no device reports errors");
+            return Ok(());
+        }
+        Err(Status(code)) => {
+            tracing::warn!("errors of devices are not reported: nvmlReturn_t {code}");
+            return Ok(());
+        }
+    };
+    let (nvml, control) = (Arc::clone(nvml), Arc::clone(control));
+    thread::Builder::new().name("xid".into()).spawn(move || tell(&nvml, set, &control)).map(drop)
+}
+
+fn tell(nvml: &Nvml, set: EventSetHandle, control: &OwnedFd) {
+    let mut failed = None;
+    loop {
+        match nvml.wait(set, WAIT) {
+            Ok(None) => failed = None,
+            Ok(Some((unit, xid))) => {
+                failed = None;
+                tracing::warn!("device {unit} reports Xid {xid}");
+                // NVML does not say whose fault it was.
+                let message = FromInventory::Xid { unit, xid, process: 0 }.encode();
+                if let Err(error) = socket::send(control, &message, &[]) {
+                    tracing::error!("cannot report Xid {xid} of device {unit}: {error}");
+                }
+            }
+            Err(Status(code)) => {
+                if failed.replace(code) != Some(code) {
+                    tracing::error!("cannot wait for errors of devices: nvmlReturn_t {code}");
+                }
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+}

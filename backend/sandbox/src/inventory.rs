@@ -1,0 +1,83 @@
+//! `sluice-inventory`. The management library opens devices and reads files for as long as it lives; it can never need
+//! another program, another process or a network. The device nodes have to exist: a library that would make them with a
+//! helper program is ended.
+
+use crate::{
+    common,
+    filter::{Profile, Rule},
+    worker::REACHING_OUT,
+};
+use libc::*;
+
+pub(crate) fn profile() -> Profile {
+    let mut allowed = common::rules();
+    allowed.extend(common::settings(&[
+        F_DUPFD_CLOEXEC,
+        F_SETLK,
+        F_GETLK,
+        F_OFD_GETLK,
+        F_OFD_SETLK,
+        F_OFD_SETLKW,
+    ]));
+    allowed.extend([
+        // Loading the library.
+        Rule::any(SYS_mmap, "the library's code, the memory it shares with the driver"),
+        Rule::any(SYS_mprotect, "loading the library: its tables become read-only"),
+        Rule::any(SYS_openat, "devices, libraries, and what the kernel says of processes"),
+        Rule::any(SYS_open, "devices and files of the library"),
+        Rule::any(SYS_stat, "which device a node is"),
+        Rule::any(SYS_lstat, "which device a node is"),
+        Rule::any(SYS_statx, "which device a node is"),
+        Rule::any(SYS_newfstatat, "loading libraries"),
+        Rule::any(SYS_fstatfs, "which kind of memory a file is"),
+        Rule::any(SYS_access, "which devices and files exist"),
+        Rule::any(SYS_faccessat, "which devices and files exist"),
+        Rule::any(SYS_faccessat2, "which devices and files exist"),
+        Rule::any(SYS_readlink, "paths of devices and of the library"),
+        Rule::any(SYS_readlinkat, "paths of devices and of the library"),
+        Rule::any(SYS_getcwd, "relative paths"),
+        Rule::any(SYS_getdents64, "lists of devices and processes"),
+        Rule::any(SYS_pread64, "configuration space of devices"),
+        Rule::any(SYS_lseek, "files of the library"),
+        Rule::any(SYS_poll, "waiting for sockets and for errors of devices"),
+        Rule::any(SYS_writev, "the log of libraries on stderr"),
+        Rule::none_of(
+            SYS_ioctl,
+            1,
+            &REACHING_OUT,
+            "a real driver is made of it; its commands are to be listed per branch of the driver",
+        ),
+        // The software GPU's library: a memory file that it may be the first to use.
+        Rule::any(SYS_mkdir, "the software GPU's directory"),
+        Rule::any(SYS_flock, "the software GPU's files, shared by processes"),
+        Rule::any(SYS_ftruncate, "the length of the software GPU's files"),
+        Rule::any(SYS_unlink, "what nobody holds of the software GPU's memory any more"),
+        Rule::any(SYS_inotify_init1, "errors of the software GPU"),
+        Rule::any(SYS_inotify_add_watch, "errors of the software GPU"),
+        Rule::one_of(
+            SYS_kill,
+            1,
+            &[0],
+            "whether a process that uses a device still lives; no signal is sent",
+        ),
+        // What libraries ask of themselves.
+        Rule::any(SYS_getpid, "whether this is a forked child, identity towards a driver"),
+        Rule::any(SYS_getuid, "identity towards a driver"),
+        Rule::any(SYS_geteuid, "identity towards a driver"),
+        Rule::any(SYS_getgid, "identity towards a driver"),
+        Rule::any(SYS_getegid, "identity towards a driver"),
+        Rule::any(SYS_uname, "version of the kernel"),
+        Rule::any(SYS_sysinfo, "how much memory the host has"),
+        Rule::any(SYS_nanosleep, "waiting of libraries"),
+        Rule::one_of(SYS_prlimit64, 0, &[0], "limits of its own; bounds of the stack"),
+        Rule::any(SYS_getrusage, "processor time"),
+        Rule::any(SYS_get_mempolicy, "where host memory lies"),
+        Rule::one_of(SYS_tgkill, 0, &[std::process::id().cast_signed()], "ending itself by a signal"),
+    ]);
+    let mut absent = common::absent();
+    absent.extend([
+        Rule::any(SYS_socket, "services of a driver that are not needed to look at it"),
+        Rule::any(SYS_connect, "services of a driver that are not needed to look at it"),
+    ]);
+    Profile::Allow { allowed, absent }
+}
