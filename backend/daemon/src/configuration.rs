@@ -4,14 +4,20 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
-use sluice_protocol::limits;
+use sluice_protocol::{control::Verify, limits};
 
 /// Session starts per second and VM that are let through in the long run, unless configured.
 const STARTS_PER_SECOND: u32 = 200;
+/// Bytes of a unit left to its driver beside what contexts take, unless configured.
+const RESERVE: Size = Size(32 << 20);
+/// Switches scrubbing off: a variable of the environment with a name that nobody sets by accident, and no setting, so that
+/// no configuration can carry it to where tenants are.
+const UNSAFE_NO_SCRUB: &str = "SLUICE_UNSAFE_NO_SCRUB";
 
 /// The command line of `sluiced`.
 #[derive(Debug, Default, clap::Parser)]
@@ -33,19 +39,34 @@ pub struct Arguments {
     /// Absolute path of the CUDA driver library that workers load
     #[arg(long, value_name = "PATH")]
     pub driver: Option<PathBuf>,
-    /// Bytes of device memory each session may use; 0 for all there is
-    #[arg(long, value_name = "BYTES")]
-    pub memory: Option<u64>,
     /// Runs of guest pages that each worker maps one by one; what goes beyond is copied. 0 to copy all
     #[arg(long, value_name = "N")]
     pub mapped_runs: Option<u32>,
-    /// A VM: its number and how its device is started, for instance `1`, `1,scanouts=1`, or `1,direct` for programs of
-    /// this host; repeatable
-    #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1]")]
+    /// Absolute path of the driver's management library (NVML), from which the inventory learns
+    #[arg(long, value_name = "PATH")]
+    pub nvml: Option<PathBuf>,
+    /// Devices whose memory is lent to VMs, where NVML does not say how many there are; 0 for none, without quotas
+    #[arg(long, value_name = "N")]
+    pub units: Option<u32>,
+    /// Device memory of each VM that does not say its own, for instance 16GiB; 0 for all there is
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Size>,
+    /// A VM: its number, how its device is started and what it may have, for instance `1`, `1,scanouts=1,memory=16GiB`, or
+    /// `1,direct` for programs of this host; repeatable
+    #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1][,memory=SIZE]…")]
     pub vms: Vec<VmSpec>,
     /// The socket that answers `sluice status` [default: control.sock in the runtime directory]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    /// Where what must outlive sluiced is kept, fences above all [default: the runtime directory]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Clear memory inside a worker each time its guest frees it, too
+    #[arg(long)]
+    pub scrub_every_free: bool,
+    /// Read back every byte that was scrubbed, not samples only
+    #[arg(long)]
+    pub verify_all: bool,
     /// Session starts per second and VM in the long run; more have to wait
     #[arg(long, value_name = "N")]
     pub starts_per_second: Option<u32>,
@@ -61,6 +82,9 @@ pub struct Arguments {
     /// Remove the runtime directory with all it contains at the end
     #[arg(long, requires = "supervised")]
     pub ephemeral: bool,
+    /// Remove this directory too at the end; repeatable
+    #[arg(long, value_name = "DIR", requires = "supervised")]
+    pub scratch: Vec<PathBuf>,
 }
 
 /// The configuration file.
@@ -70,13 +94,59 @@ struct File {
     runtime_dir: Option<PathBuf>,
     libexec: Option<PathBuf>,
     driver: Option<PathBuf>,
-    memory: Option<u64>,
     mapped_runs: Option<u32>,
+    nvml: Option<PathBuf>,
+    units: Option<u32>,
+    memory: Option<Size>,
+    reserve: Option<Size>,
     vm: Vec<VmSpec>,
+    organisation: Vec<Ancestor>,
+    project: Vec<Ancestor>,
     control: Option<PathBuf>,
+    state_dir: Option<PathBuf>,
+    scrub_every_free: bool,
+    verify: Option<VerifyWord>,
     starts_per_second: Option<u32>,
     worker_uids: Option<UidRange>,
     cgroup: Option<PathBuf>,
+    fence: FencePolicy,
+}
+
+/// How much of what is scrubbed is read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum VerifyWord {
+    Sampled,
+    All,
+}
+
+/// When misbehaviour of a VM is enough to fence it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct FencePolicy {
+    /// So many of its workers that break a rule of custody …
+    pub count: u32,
+    /// … in so many seconds.
+    pub seconds: u32,
+}
+
+impl Default for FencePolicy {
+    fn default() -> Self {
+        Self { count: 3, seconds: 60 }
+    }
+}
+
+/// A project or an organisation, with what all its VMs together may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ancestor {
+    /// Its number, which no other project or organisation has.
+    pub id: u32,
+    /// The organisation of a project.
+    #[serde(default)]
+    pub organisation: u32,
+    /// Bytes of device memory of all its VMs on all units.
+    pub memory: Size,
 }
 
 /// A checked configuration.
@@ -88,14 +158,30 @@ pub struct Configuration {
     pub libexec: PathBuf,
     /// The driver library that workers load; absolute.
     pub driver: String,
-    /// Bytes of device memory of a session; 0 for all there is.
-    pub memory: u64,
     /// Runs of guest pages that a worker maps one by one.
     pub mapped_runs: u32,
-    /// The VMs, ids unique.
+    /// The driver's management library; absolute.
+    pub nvml: Option<PathBuf>,
+    /// Devices whose memory is lent, if that was said.
+    pub units: Option<u32>,
+    /// Bytes of a unit left to its driver beside what contexts take.
+    pub reserve: u64,
+    /// The VMs, ids unique, with what they may have and whose they are resolved.
     pub vms: Vec<VmSpec>,
+    /// Projects and organisations with a limit, ids unique.
+    pub ancestors: Vec<Ancestor>,
     /// The control socket.
     pub control: PathBuf,
+    /// Where what must outlive the daemon is kept.
+    pub state_dir: PathBuf,
+    /// Whether memory is cleared inside workers as well.
+    pub scrub_every_free: bool,
+    /// How much of what is scrubbed is read back.
+    pub verify: Verify,
+    /// Whether memory is scrubbed at all; false in tests that show what scrubbing is for.
+    pub scrub: bool,
+    /// When a VM is fenced for what its workers do.
+    pub fence: FencePolicy,
     /// Session starts per second and VM.
     pub starts_per_second: u32,
     /// Users for workers.
@@ -106,6 +192,8 @@ pub struct Configuration {
     pub supervised: bool,
     /// Whether the runtime directory is removed at the end.
     pub ephemeral: bool,
+    /// What else is.
+    pub scratch: Vec<PathBuf>,
 }
 
 impl Configuration {
@@ -126,8 +214,9 @@ impl Configuration {
         let runtime_dir =
             std::path::absolute(required(arguments.runtime_dir.or(file.runtime_dir), "runtime-dir")?)?;
         let driver = required(arguments.driver.or(file.driver), "driver")?;
-        ensure!(driver.is_absolute(), "the driver's path {} is not absolute", driver.display());
-        ensure!(driver.exists(), "there is no driver library {}", driver.display());
+        is_library(&driver, "driver")?;
+        let nvml = arguments.nvml.or(file.nvml);
+        nvml.as_deref().map_or(Ok(()), |nvml| is_library(nvml, "management"))?;
         let driver = driver.into_os_string().into_string().map_err(|path| {
             anyhow::anyhow!("the driver's path {} is not valid UTF-8", path.to_string_lossy())
         })?;
@@ -135,13 +224,19 @@ impl Configuration {
             Some(directory) => std::path::absolute(directory)?,
             None => beside_this_program()?,
         };
-        let vms = if arguments.vms.is_empty() { file.vm } else { arguments.vms };
+        let mut vms = if arguments.vms.is_empty() { file.vm } else { arguments.vms };
         ensure!(!vms.is_empty(), "no VM: give --vm, or [[vm]] in the file of --config");
-        let mut ids: Vec<u32> = vms.iter().map(|vm| vm.id).collect();
-        ids.sort_unstable();
-        if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            bail!("VM {} is given twice", twice[0]);
+        if let Some(twice) = first_twice(vms.iter().map(|vm| vm.id)) {
+            bail!("VM {twice} is given twice");
         }
+        let ancestors = ancestors(&file.organisation, &file.project)?;
+        let memory = arguments.memory.or(file.memory).unwrap_or_default();
+        for vm in &mut vms {
+            vm.resolve(memory, &file.organisation, &file.project)?;
+        }
+        let units = arguments.units.or(file.units);
+        ensure!(units.unwrap_or(0) <= limits::DEVICES, "units can be {} at most", limits::DEVICES);
+        ensure!(file.fence.count > 0 && file.fence.seconds > 0, "nothing in [fence] can be 0");
         let starts_per_second =
             arguments.starts_per_second.or(file.starts_per_second).unwrap_or(STARTS_PER_SECOND);
         ensure!(starts_per_second > 0, "starts-per-second is 0: no session could ever start");
@@ -150,19 +245,30 @@ impl Configuration {
             ensure!(rustix::process::geteuid().is_root(), "worker-uids needs root");
         }
         let control = arguments.control.or(file.control).unwrap_or_else(|| runtime_dir.join("control.sock"));
+        let state_dir = arguments.state_dir.or(file.state_dir).unwrap_or_else(|| runtime_dir.clone());
+        let all = arguments.verify_all || file.verify == Some(VerifyWord::All);
         Ok(Self {
             control: std::path::absolute(control)?,
+            state_dir: std::path::absolute(state_dir)?,
             runtime_dir,
             libexec,
             driver,
-            memory: arguments.memory.or(file.memory).unwrap_or(0),
             mapped_runs: arguments.mapped_runs.or(file.mapped_runs).unwrap_or(limits::MAPPED_RUNS),
+            nvml,
+            units,
+            reserve: file.reserve.unwrap_or(RESERVE).0,
             vms,
+            ancestors,
+            scrub_every_free: arguments.scrub_every_free || file.scrub_every_free,
+            verify: if all { Verify::All } else { Verify::Sampled },
+            scrub: std::env::var_os(UNSAFE_NO_SCRUB).is_none_or(|value| value != "1"),
+            fence: file.fence,
             starts_per_second,
             worker_uids,
             cgroup: arguments.cgroup.or(file.cgroup),
             supervised: arguments.supervised,
             ephemeral: arguments.ephemeral,
+            scratch: arguments.scratch,
         })
     }
 
@@ -184,14 +290,48 @@ fn read(path: &Path) -> Result<File> {
     toml::from_str(&text).with_context(|| format!("{} is not a configuration", path.display()))
 }
 
+fn is_library(path: &Path, what: &str) -> Result<()> {
+    ensure!(path.is_absolute(), "the {what} library's path {} is not absolute", path.display());
+    ensure!(path.exists(), "there is no {what} library {}", path.display());
+    Ok(())
+}
+
+/// The first number that is there twice.
+fn first_twice(numbers: impl Iterator<Item = u32>) -> Option<u32> {
+    let mut numbers: Vec<u32> = numbers.collect();
+    numbers.sort_unstable();
+    numbers.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+}
+
+/// Projects and organisations in one list, for which they need numbers of their own.
+fn ancestors(organisations: &[Ancestor], projects: &[Ancestor]) -> Result<Vec<Ancestor>> {
+    let all: Vec<Ancestor> = organisations.iter().chain(projects).copied().collect();
+    if let Some(twice) = first_twice(all.iter().map(|ancestor| ancestor.id)) {
+        bail!("{twice} is the number of two projects or organisations");
+    }
+    for ancestor in &all {
+        ensure!(ancestor.id > 0, "0 is no number of a project or organisation");
+        ensure!(ancestor.memory.0 > 0, "project or organisation {} may have no memory", ancestor.id);
+    }
+    ensure!(
+        organisations.iter().all(|organisation| organisation.organisation == 0),
+        "an organisation is in no other"
+    );
+    for Ancestor { id, organisation, .. } in projects {
+        let known = *organisation == 0 || organisations.iter().any(|known| known.id == *organisation);
+        ensure!(known, "project {id} is of organisation {organisation}, which there is not");
+    }
+    Ok(all)
+}
+
 fn beside_this_program() -> Result<PathBuf> {
     let program = std::env::current_exe().context("cannot tell where this program is")?;
     Ok(program.parent().context("this program has no directory")?.to_owned())
 }
 
 /// One VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct VmSpec {
     /// Its number.
     pub id: u32,
@@ -201,6 +341,121 @@ pub struct VmSpec {
     /// Displays of its device, 0 or 1.
     #[serde(default, deserialize_with = "scanouts")]
     pub scanouts: u8,
+    /// Device memory it may have of each unit; 0 for all of it.
+    #[serde(default)]
+    pub memory: Size,
+    /// Of that, what is kept for it; the rest it has while nobody else does.
+    #[serde(default)]
+    pub guaranteed: Size,
+    /// What the driver may take for itself for this VM; 0 for no limit.
+    #[serde(default)]
+    pub headroom: Size,
+    /// Guest memory it may have pinned; 0 for no limit.
+    #[serde(default)]
+    pub pinned: Size,
+    /// Its project; 0 for none.
+    #[serde(default)]
+    pub project: u32,
+    /// Its organisation; 0 for its project's, if any.
+    #[serde(default)]
+    pub organisation: u32,
+    /// Seconds after which it is admitted again when it was fenced; 0 for when an operator says so.
+    #[serde(default)]
+    pub readmit_after: u32,
+}
+
+impl VmSpec {
+    /// Fills in what it does not say itself, and checks the result.
+    fn resolve(&mut self, memory: Size, organisations: &[Ancestor], projects: &[Ancestor]) -> Result<()> {
+        let id = self.id;
+        if self.memory.0 == 0 {
+            self.memory = memory;
+        }
+        ensure!(
+            self.memory.0 == 0 || self.guaranteed.0 <= self.memory.0,
+            "VM {id} is guaranteed more memory than it may have"
+        );
+        if self.project != 0 {
+            let project = projects.iter().find(|project| project.id == self.project);
+            let project = project
+                .with_context(|| format!("VM {id} is of project {}, which there is not", self.project))?;
+            ensure!(
+                self.organisation == 0 || self.organisation == project.organisation,
+                "VM {id} is of another organisation than its project"
+            );
+            self.organisation = project.organisation;
+        }
+        let organisation = self.organisation;
+        ensure!(
+            organisation == 0 || organisations.iter().any(|known| known.id == organisation),
+            "VM {id} is of organisation {organisation}, which there is not"
+        );
+        Ok(())
+    }
+
+    /// Its project and organisation as arbiters are told of them.
+    #[must_use]
+    pub const fn ancestors(&self) -> u64 {
+        ((self.organisation as u64) << 32) | self.project as u64
+    }
+
+    /// How long after a fence it is admitted again by itself, if ever.
+    #[must_use]
+    pub fn hold_off(&self) -> Option<Duration> {
+        (self.readmit_after > 0).then(|| Duration::from_secs(self.readmit_after.into()))
+    }
+}
+
+/// A number of bytes, written as such or with a unit: `512MiB`, `1GiB`, `1073741824`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "SizeValue")]
+pub struct Size(pub u64);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum SizeValue {
+    Bytes(u64),
+    Text(String),
+}
+
+impl TryFrom<SizeValue> for Size {
+    type Error = ValueError;
+
+    fn try_from(value: SizeValue) -> Result<Self, ValueError> {
+        match value {
+            SizeValue::Bytes(bytes) => Ok(Self(bytes)),
+            SizeValue::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl FromStr for Size {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        const UNITS: [(&str, u32); 5] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("B", 0)];
+        let parse = || {
+            let (number, shift) = UNITS
+                .iter()
+                .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim_end(), *shift)))
+                .unwrap_or((text, 0));
+            let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+            digits.then_some(number)?.parse::<u64>().ok()?.checked_mul(1 << shift)
+        };
+        parse().map(Self).ok_or_else(|| ValueError::Size(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exact = [("GiB", 30), ("MiB", 20), ("KiB", 10)]
+            .into_iter()
+            .find(|(_, shift)| self.0 != 0 && self.0.trailing_zeros() >= *shift);
+        match exact {
+            Some((unit, shift)) => write!(formatter, "{}{unit}", self.0 >> shift),
+            None => write!(formatter, "{}", self.0),
+        }
+    }
 }
 
 fn scanouts<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
@@ -214,8 +469,14 @@ fn scanouts<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u8, D::
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
     /// Not a VM.
-    #[error("{0:?} is not a VM: its number, then `,direct` or `,scanouts=0|1`")]
+    #[error(
+        "{0:?} is not a VM: its number, then any of `,direct`, `,scanouts=0|1`, `,memory=SIZE`, `,guaranteed=SIZE`, \
+         `,headroom=SIZE`, `,pinned=SIZE`, `,project=N`, `,organisation=N`, `,readmit-after=SECONDS`"
+    )]
     Vm(String),
+    /// Not a number of bytes.
+    #[error("{0:?} is not a size: a number of bytes, or one with KiB, MiB, GiB or TiB behind it")]
+    Size(String),
     /// Not a range of user ids.
     #[error("{0:?} is not a range of user ids: the first, which is not 0, `:`, and how many")]
     Uids(String),
@@ -228,12 +489,22 @@ impl FromStr for VmSpec {
         let error = || ValueError::Vm(text.to_owned());
         let mut parts = text.split(',');
         let id = parts.next().and_then(|id| id.parse().ok()).ok_or_else(error)?;
-        let mut spec = Self { id, direct: false, scanouts: 0 };
+        let mut spec = Self { id, ..Self::default() };
         for part in parts {
-            match part {
-                "direct" => spec.direct = true,
-                "scanouts=0" => spec.scanouts = 0,
-                "scanouts=1" => spec.scanouts = 1,
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let size = || value.parse::<Size>().map_err(|_| error());
+            let number = || value.parse::<u32>().map_err(|_| error());
+            match (name, value) {
+                ("direct", "") if part == "direct" => spec.direct = true,
+                ("scanouts", "0") => spec.scanouts = 0,
+                ("scanouts", "1") => spec.scanouts = 1,
+                ("memory", _) => spec.memory = size()?,
+                ("guaranteed", _) => spec.guaranteed = size()?,
+                ("headroom", _) => spec.headroom = size()?,
+                ("pinned", _) => spec.pinned = size()?,
+                ("project", _) => spec.project = number()?,
+                ("organisation", _) => spec.organisation = number()?,
+                ("readmit-after", _) => spec.readmit_after = number()?,
                 _ => return Err(error()),
             }
         }
@@ -244,7 +515,25 @@ impl FromStr for VmSpec {
 impl fmt::Display for VmSpec {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let direct = if self.direct { ",direct" } else { "" };
-        write!(formatter, "{}{direct},scanouts={}", self.id, self.scanouts)
+        write!(formatter, "{}{direct},scanouts={}", self.id, self.scanouts)?;
+        let sizes = [
+            ("memory", self.memory),
+            ("guaranteed", self.guaranteed),
+            ("headroom", self.headroom),
+            ("pinned", self.pinned),
+        ];
+        for (name, size) in sizes.into_iter().filter(|(_, size)| size.0 > 0) {
+            write!(formatter, ",{name}={size}")?;
+        }
+        let numbers = [
+            ("project", self.project),
+            ("organisation", self.organisation),
+            ("readmit-after", self.readmit_after),
+        ];
+        for (name, number) in numbers.into_iter().filter(|(_, number)| *number > 0) {
+            write!(formatter, ",{name}={number}")?;
+        }
+        Ok(())
     }
 }
 
@@ -302,11 +591,24 @@ mod tests {
 
     #[test]
     fn a_vm_is_read_and_written_alike() {
-        for text in ["1,scanouts=0", "7,direct,scanouts=1", "4294967295,direct,scanouts=0"] {
+        let everything = "9,scanouts=0,memory=3GiB,guaranteed=1GiB,headroom=600MiB,pinned=5,project=2,organisation=3,\
+                          readmit-after=10";
+        for text in ["1,scanouts=0", "7,direct,scanouts=1", "4294967295,direct,scanouts=0", everything] {
             assert_eq!(text.parse::<VmSpec>().expect("a VM").to_string(), text);
         }
-        assert_eq!("3".parse(), Ok(VmSpec { id: 3, direct: false, scanouts: 0 }));
-        for text in ["", "x", "-1", "1,", "1,scanouts=2", "4294967296", "1, direct"] {
+        assert_eq!("3".parse(), Ok(VmSpec { id: 3, ..VmSpec::default() }));
+        for text in [
+            "",
+            "x",
+            "-1",
+            "1,",
+            "1,scanouts=2",
+            "4294967296",
+            "1, direct",
+            "1,direct=",
+            "1,memory=",
+            "1,memory=x",
+        ] {
             assert!(text.parse::<VmSpec>().is_err(), "{text:?} was taken");
         }
     }
@@ -323,8 +625,16 @@ mod tests {
     fn the_file_refuses_what_it_does_not_know() {
         let good = "runtime-dir = \"/run/x\"\nworker-uids = \"5:6\"\n[[vm]]\nid = 1\ndirect = true\n";
         let file: File = toml::from_str(good).expect("a configuration");
-        assert_eq!(file.vm, [VmSpec { id: 1, direct: true, scanouts: 0 }]);
+        assert_eq!(file.vm, [VmSpec { id: 1, direct: true, ..VmSpec::default() }]);
+        let sizes = "memory = 7\n[[vm]]\nid = 1\nmemory = \"2GiB\"\nreadmit-after = 3\n[fence]\ncount = 9\n";
+        let file: File = toml::from_str(sizes).expect("a configuration");
+        assert_eq!((file.memory, file.vm[0].memory), (Some(Size(7)), Size(2 << 30)));
+        assert_eq!(file.vm[0].hold_off(), Some(Duration::from_secs(3)));
+        assert_eq!(file.fence, FencePolicy { count: 9, ..FencePolicy::default() });
         for bad in [
+            "verify = \"some\"",
+            "[fence]\ntimes = 3",
+            "[[vm]]\nid = 1\nmemory = -1",
             "driverr = \"x\"",
             "[[vm]]\nid = 1\nscanouts = 2",
             "[[vm]]\ndirect = true",
@@ -340,11 +650,54 @@ mod tests {
         let path = directory.path().join("sluiced.toml");
         let text = "runtime-dir = \"/run/x\"\ndriver = \"/dev/null\"\nmemory = 5\n[[vm]]\nid = 9\n";
         std::fs::write(&path, text).expect("written");
-        let arguments = Arguments { config: Some(path), memory: Some(7), ..Arguments::default() };
+        let arguments = Arguments { config: Some(path), memory: Some(Size(7)), ..Arguments::default() };
         let configuration = Configuration::load(arguments).expect("a configuration");
-        assert_eq!(configuration.memory, 7);
+        assert_eq!(configuration.vms[0].memory, Size(7));
         assert_eq!(configuration.device_socket(9), Path::new("/run/x/vm-9.sock"));
         assert_eq!(configuration.control, Path::new("/run/x/control.sock"));
+    }
+
+    #[test]
+    fn a_size_is_bytes_or_has_a_unit() {
+        for (text, bytes) in
+            [("0", 0), ("17", 17), ("4KiB", 4096), ("1 GiB", 1 << 30), ("3TiB", 3 << 40), ("9B", 9)]
+        {
+            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+        }
+        for text in ["", "GiB", "1GB", "1.5GiB", "+1", "-1", "99999999TiB", "1GiBB"] {
+            assert!(text.parse::<Size>().is_err(), "{text:?} was taken");
+        }
+        for text in ["0", "4096B", "1GiB", "1025MiB", "3KiB", "17"] {
+            let size: Size = text.parse().expect("a size");
+            assert_eq!(size.to_string().parse(), Ok(size));
+        }
+    }
+
+    #[test]
+    fn a_vm_belongs_to_projects_and_organisations_that_there_are() {
+        let load = |text: &str| {
+            let directory = tempfile::tempdir().expect("a directory");
+            let path = directory.path().join("sluiced.toml");
+            let text = format!("runtime-dir = \"/run/x\"\ndriver = \"/dev/null\"\n{text}");
+            std::fs::write(&path, text).expect("written");
+            Configuration::load(Arguments { config: Some(path), ..Arguments::default() })
+        };
+        let tree = "[[organisation]]\nid = 1\nmemory = \"8GiB\"\n\
+                    [[project]]\nid = 2\norganisation = 1\nmemory = \"4GiB\"\n";
+        let configuration = load(&format!("{tree}[[vm]]\nid = 7\nproject = 2\n")).expect("a configuration");
+        assert_eq!(configuration.vms[0].ancestors(), (1 << 32) | 2);
+        assert_eq!(configuration.ancestors.len(), 2);
+        for bad in [
+            format!("{tree}[[vm]]\nid = 7\nproject = 1\n"),
+            format!("{tree}[[vm]]\nid = 7\norganisation = 2\n"),
+            format!("{tree}[[project]]\nid = 1\nmemory = 5\n[[vm]]\nid = 7\n"),
+            format!("{tree}[[project]]\nid = 3\norganisation = 9\nmemory = 5\n[[vm]]\nid = 7\n"),
+            format!("{tree}[[project]]\nid = 3\nmemory = 0\n[[vm]]\nid = 7\n"),
+            "units = 17\n[[vm]]\nid = 7\n".to_owned(),
+            "[[vm]]\nid = 7\nmemory = 5\nguaranteed = 6\n".to_owned(),
+        ] {
+            assert!(load(&bad).is_err(), "{bad:?} was taken");
+        }
     }
 
     #[test]

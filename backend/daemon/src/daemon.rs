@@ -8,19 +8,27 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use sluice_protocol::limits;
 use tokio::{
     io::AsyncReadExt as _,
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{mpsc::unbounded_channel, watch},
     task::{JoinSet, LocalSet},
 };
 
 use crate::{
     configuration::Configuration,
+    custodian::Custodian,
+    inventory::Inventory,
     launching::Launching,
+    notice::Notices,
     status,
+    unit::{Unit, UnitError},
     vm::{Vm, VmError},
 };
+
+/// Units where neither NVML nor the configuration says how many there are.
+const UNITS: u32 = 0;
 
 /// Runs until SIGTERM or SIGINT, or until the supervisor's socket closes, or, under a supervisor, a VM cannot be served.
 ///
@@ -28,9 +36,10 @@ use crate::{
 /// What kept it from starting, or from going on.
 pub fn run(configuration: Configuration, supervisor: Option<OwnedFd>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let directory = configuration.ephemeral.then(|| configuration.runtime_dir.clone());
+    let mut scratch = configuration.scratch.clone();
+    scratch.extend(configuration.ephemeral.then(|| configuration.runtime_dir.clone()));
     let result = LocalSet::new().block_on(&runtime, serve(configuration, supervisor));
-    if let Some(directory) = directory {
+    for directory in scratch {
         match std::fs::remove_dir_all(&directory) {
             // The supervisor was faster.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -50,23 +59,52 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
     let lifeline = supervisor.as_ref().map(OwnedFd::try_clone).transpose()?;
     let launching = Rc::new(Launching::new(Rc::clone(&configuration), lifeline));
 
+    if !configuration.scrub {
+        tracing::error!("SCRUBBING IS OFF: WHAT ONE TENANT LEAVES BEHIND REACHES THE NEXT. FOR TESTS ONLY");
+    }
+
     let (stop, stopping) = watch::channel(false);
-    let (ready_sender, mut ready) = tokio::sync::mpsc::unbounded_channel();
+    // Those whom VMs rest upon end after them.
+    let (stop_units, stopping_units) = watch::channel(false);
+    let (notices, noticed) = unbounded_channel();
+    let mut beneath: JoinSet<Result<(), UnitError>> = JoinSet::new();
+    let inventory =
+        configuration.nvml.is_some().then(|| Inventory::new(Rc::clone(&launching), notices.clone()));
+    if let Some(inventory) = &inventory {
+        let (inventory, stop) = (Rc::clone(inventory), stopping_units.clone());
+        beneath.spawn_local(async move {
+            inventory.serve(stop).await;
+            Ok(())
+        });
+    }
+    let units = units(&configuration, &launching, inventory.as_ref(), &notices).await;
+    drop(notices);
+    for unit in units.iter() {
+        beneath.spawn_local(Rc::clone(unit).serve(stopping_units.clone(), supervisor.is_some()));
+    }
+
+    let (ready_sender, mut ready) = unbounded_channel();
     let mut serving: JoinSet<Result<(), VmError>> = JoinSet::new();
     let mut vms = Vec::with_capacity(configuration.vms.len());
     for &spec in &configuration.vms {
-        let vm = Vm::new(spec, Rc::clone(&configuration), Rc::clone(&launching));
+        let vm = Vm::new(spec, Rc::clone(&configuration), Rc::clone(&launching), Rc::clone(&units));
         vms.push(Rc::clone(&vm));
         let ready = ready_sender.clone();
         // The receiver counts; when it is gone already, the daemon is ending.
         serving.spawn_local(vm.serve(stopping.clone(), move || _ = ready.send(())));
     }
     drop(ready_sender);
-    let status = {
-        let launching = Rc::clone(&launching);
-        move || describe(&launching, &vms)
+    let custodian = Custodian::new(Rc::clone(&units), vms.clone());
+    let deciding = tokio::task::spawn_local({
+        let (custodian, configuration) = (Rc::clone(&custodian), Rc::clone(&configuration));
+        async move { custodian.serve(noticed, &configuration).await }
+    });
+    let control = Rc::new(Control { launching: Rc::clone(&launching), inventory, units, vms, custodian });
+    let respond = move |question: String| -> status::Answer {
+        let control = Rc::clone(&control);
+        Box::pin(async move { control.respond(&question).await })
     };
-    let answering = tokio::task::spawn_local(status::serve(listener, status));
+    let answering = tokio::task::spawn_local(status::serve(listener, respond));
 
     let mut supervisor = supervisor.map(Supervisor::new).transpose()?;
     let mut waiting = configuration.vms.len();
@@ -95,6 +133,16 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
                 }
                 tracing::error!("{error:#}");
             }
+            Some(ended) = beneath.join_next() => {
+                let error = match ended {
+                    Ok(Ok(())) => continue,
+                    Ok(Err(error)) => anyhow::Error::from(error),
+                    Err(panic) => anyhow::Error::from(panic),
+                };
+                // Only under a supervisor does one give up.
+                failure = Some(error);
+                break;
+            }
             () = closed(&mut supervisor) => { tracing::info!("the supervisor has ended"); break }
             _ = terminated.recv() => break,
             _ = interrupted.recv() => break,
@@ -111,6 +159,13 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
             tracing::error!("{error:#}");
         }
     }
+    stop_units.send_replace(true);
+    while let Some(ended) = beneath.join_next().await {
+        if let Err(error) = ended.map_err(anyhow::Error::from).and_then(|ended| Ok(ended?)) {
+            tracing::error!("{error:#}");
+        }
+    }
+    deciding.abort();
     launching.end().await;
     failure.map_or(Ok(()), Err)
 }
@@ -124,14 +179,76 @@ fn make_directory(path: &Path) -> Result<()> {
         .with_context(|| format!("cannot make the runtime directory {}", path.display()))
 }
 
-fn describe(launching: &Launching, vms: &[Rc<Vm>]) -> String {
-    serde_json::json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "process": std::process::id(),
-        "launcher": launching.process(),
-        "vms": vms.iter().map(|vm| vm.status()).collect::<Vec<_>>(),
-    })
-    .to_string()
+/// The units there are: as many as there are devices, if that is known, else as many as were configured.
+async fn units(
+    configuration: &Rc<Configuration>,
+    launching: &Rc<Launching>,
+    inventory: Option<&Rc<Inventory>>,
+    notices: &Notices,
+) -> Rc<[Rc<Unit>]> {
+    let counted = match inventory {
+        Some(inventory) if configuration.units.is_none() => {
+            let counted = inventory.units().await;
+            if counted.is_none() {
+                tracing::error!("NVML does not say how many devices there are");
+            }
+            counted
+        }
+        _ => None,
+    };
+    let count = configuration.units.or(counted).unwrap_or(UNITS).min(limits::DEVICES);
+    if count == 0 {
+        tracing::warn!("no unit is configured: device memory is not in custody, and quotas do not hold");
+    }
+    (0..count)
+        .map(|number| {
+            let (configuration, launching) = (Rc::clone(configuration), Rc::clone(launching));
+            Unit::new(number, configuration, launching, inventory.cloned(), notices.clone())
+        })
+        .collect()
+}
+
+/// What the control socket's questions are about.
+struct Control {
+    launching: Rc<Launching>,
+    inventory: Option<Rc<Inventory>>,
+    units: Rc<[Rc<Unit>]>,
+    vms: Vec<Rc<Vm>>,
+    custodian: Rc<Custodian>,
+}
+
+impl Control {
+    async fn respond(&self, question: &str) -> String {
+        match question {
+            "status" => self.status().await.to_string(),
+            _ => r#"{"error":"unknown question"}"#.to_owned(),
+        }
+    }
+
+    async fn status(&self) -> serde_json::Value {
+        let mut vms = Vec::with_capacity(self.vms.len());
+        for vm in &self.vms {
+            vms.push(vm.status().await);
+        }
+        let mut units = Vec::with_capacity(self.units.len());
+        for unit in self.units.iter() {
+            units.push(serde_json::json!({
+                "unit": unit.number(),
+                "arbiter": unit.process(),
+                "lendable": unit.lendable(),
+                "memory": unit.describe().await,
+            }));
+        }
+        serde_json::json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "process": std::process::id(),
+            "launcher": self.launching.process(),
+            "inventory": self.inventory.as_ref().and_then(|inventory| inventory.process()),
+            "units": units,
+            "vms": vms,
+            "events": self.custodian.events(),
+        })
+    }
 }
 
 /// The other end of standard input: `sluice run` or `sluice host`.

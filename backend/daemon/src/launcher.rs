@@ -1,8 +1,8 @@
 //! The launcher: the one process that forks.
 //!
-//! It owns what it takes to start devices and workers (privilege, paths, user ids, cgroups), all from its own command
+//! It owns what it takes to start devices, workers, arbiters and the inventory (privilege, paths, user ids, cgroups), all from its own command
 //! line, and waits for every process it started. It must never parse anything but fixed-size messages, nor take a path,
-//! a user or a VM from one; a message it does not understand is answered with an error and nothing else happens.
+//! a user, a VM or a unit from one; a message it does not understand is answered with an error and nothing else happens.
 //!
 //! One thread, one epoll set: the control socket to `sluiced`, a pidfd per child, and under a supervisor a lifeline.
 //!
@@ -46,11 +46,19 @@ use crate::{
 
 /// Descriptors a device may have: five per session, and memory regions, resources and queues.
 const DEVICE_DESCRIPTORS: u64 = 8192;
+/// Descriptors an arbiter may have: two per worker of its unit; chunks take none.
+const ARBITER_DESCRIPTORS: u64 = 8192;
+/// Descriptors the inventory may have.
+const INVENTORY_DESCRIPTORS: u64 = 1024;
+/// Inventories at once: one that hangs in the kernel cannot be killed, and must not keep the next from starting.
+const INVENTORIES: usize = 4;
 /// Descriptors a worker may have; drivers take a few hundred.
 const WORKER_DESCRIPTORS: u64 = 4096;
 /// What a device of root may do as such: kill workers, which are other users, and have more descriptors on their way to
 /// workers than one user may, who is the same for the devices of all VMs.
 const DEVICE_CAPABILITIES: CapabilitySet = CapabilitySet::KILL.union(CapabilitySet::SYS_RESOURCE);
+/// What an arbiter of root may do as such: end workers, which are other users.
+const ARBITER_CAPABILITIES: CapabilitySet = CapabilitySet::KILL.union(CapabilitySet::SYS_RESOURCE);
 /// Ends of children that are told of at once, and per second in the long run: a guest can end its workers at will.
 const ENDS: (u32, f64) = (10, 0.2);
 /// Variables of the launcher's environment that its children get: names, or beginnings of names ending in `_`.
@@ -63,8 +71,8 @@ const EVENTS: usize = 1024;
 #[command(
     name = "sluice-launcher",
     version,
-    about = "Starts device and worker processes for sluiced. Not meant to be run by hand.",
-    long_about = "Starts device and worker processes for sluiced, which is at the other end of the SEQPACKET socket on \
+    about = "Starts the processes of Sluice for sluiced. Not meant to be run by hand.",
+    long_about = "Starts the processes of Sluice for sluiced, which is at the other end of the SEQPACKET socket on \
                   standard input. Not meant to be run by hand."
 )]
 pub struct Arguments {
@@ -74,6 +82,18 @@ pub struct Arguments {
     /// The worker program
     #[arg(long, value_name = "PATH")]
     pub worker: PathBuf,
+    /// The arbiter program
+    #[arg(long, value_name = "PATH")]
+    pub arbiter: Option<PathBuf>,
+    /// The inventory program
+    #[arg(long, value_name = "PATH")]
+    pub inventory: Option<PathBuf>,
+    /// The management library that the inventory loads
+    #[arg(long, value_name = "PATH", requires = "inventory")]
+    pub nvml: Option<PathBuf>,
+    /// Units, numbered from 0, whose arbiter may be started
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "arbiter")]
+    pub units: u32,
     /// Where the sockets of devices are made
     #[arg(long, value_name = "DIR")]
     pub socket_dir: PathBuf,
@@ -109,16 +129,29 @@ const CONTROL: u64 = 0;
 const LIFELINE: u64 = 1;
 const FIRST_CHILD: u64 = 2;
 
+/// What a child is, and for which VM or unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    Device,
-    Worker,
+    Device(u32),
+    Worker(u32),
+    Arbiter(u32),
+    Inventory,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Role::Device(vm) => write!(formatter, "the device of VM {vm}"),
+            Role::Worker(vm) => write!(formatter, "a worker of VM {vm}"),
+            Role::Arbiter(unit) => write!(formatter, "the arbiter of unit {unit}"),
+            Role::Inventory => formatter.write_str("the inventory"),
+        }
+    }
 }
 
 #[derive(Debug)]
 struct Child {
     role: Role,
-    vm: u32,
     pid: u32,
     pidfd: OwnedFd,
     uid: Option<u32>,
@@ -131,8 +164,11 @@ pub struct Launcher {
     reserved: Reserved,
     socket_dir: PathBuf,
     vms: Vec<VmSpec>,
+    units: u32,
     device: Program,
     worker: Program,
+    arbiter: Option<Program>,
+    inventory: Option<Program>,
     free_uids: Option<BTreeSet<u32>>,
     cgroups: Option<Cgroups>,
     events: OwnedFd,
@@ -172,7 +208,17 @@ impl Launcher {
             capabilities,
             end_with_launcher: lifeline.is_some(),
         };
+        let arbiter = |path| program(path, ARBITER_DESCRIPTORS, ARBITER_CAPABILITIES);
+        let nvml = arguments.nvml.map(|path| ["--nvml".into(), path.into_os_string()]);
+        let inventory = |path| {
+            let mut inventory = program(path, INVENTORY_DESCRIPTORS, CapabilitySet::empty());
+            inventory.arguments.extend(nvml.into_iter().flatten());
+            inventory
+        };
         Ok(Self {
+            units: arguments.units,
+            arbiter: arguments.arbiter.map(arbiter),
+            inventory: arguments.inventory.map(inventory),
             reserved: Reserved::take().map_err(LauncherError::SetUp)?,
             device: program(arguments.device, DEVICE_DESCRIPTORS, DEVICE_CAPABILITIES),
             worker: program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty()),
@@ -235,9 +281,10 @@ impl Launcher {
             Err(error) => return Err(LauncherError::Receive(error)),
         };
         let started = match request {
-            Some(ToLauncher::StartDevice { vm }) => self.start(Role::Device, vm),
-            Some(ToLauncher::StartWorker { vm, session: _ }) => self.start(Role::Worker, vm),
-            Some(ToLauncher::StartArbiter { .. } | ToLauncher::StartInventory {}) => Err(Errno::NOSYS.into()),
+            Some(ToLauncher::StartDevice { vm }) => self.start(Role::Device(vm)),
+            Some(ToLauncher::StartWorker { vm, session: _ }) => self.start(Role::Worker(vm)),
+            Some(ToLauncher::StartArbiter { unit }) => self.start(Role::Arbiter(unit)),
+            Some(ToLauncher::StartInventory {}) => self.start(Role::Inventory),
             None => {
                 tracing::error!("sluiced sent a message that is none");
                 Err(Errno::BADMSG.into())
@@ -266,12 +313,12 @@ impl Launcher {
     }
 
     /// Starts a process and enters it among the children. Returns the other end of its control socket, and its key.
-    fn start(&mut self, role: Role, vm: u32) -> io::Result<(OwnedFd, u64)> {
-        let spec = *self.vms.iter().find(|spec| spec.id == vm).ok_or(Errno::INVAL)?;
-        let running = self.children.values().filter(|child| child.vm == vm && child.role == role).count();
+    fn start(&mut self, role: Role) -> io::Result<(OwnedFd, u64)> {
+        let running = self.children.values().filter(|child| child.role == role).count();
         let bound = match role {
-            Role::Device => 1,
-            Role::Worker => limits::SESSIONS,
+            Role::Worker(_) => limits::SESSIONS,
+            Role::Inventory => INVENTORIES,
+            Role::Device(_) | Role::Arbiter(_) => 1,
         };
         if running >= bound {
             return Err(Errno::AGAIN.into());
@@ -281,21 +328,9 @@ impl Launcher {
         self.next_key += 1;
         let (mut uid, mut cgroup) = (None, None);
         let started = match role {
-            Role::Device => {
-                let listener = self.listen(vm)?;
-                let mut arguments: Vec<OsString> = vec!["--fd".into(), (spawn::FIRST + 1).to_string().into()];
-                arguments.extend(["--scanouts".into(), spec.scanouts.to_string().into()]);
-                if spec.direct {
-                    arguments.push("--direct".into());
-                }
-                let given = Given {
-                    arguments: &arguments,
-                    descriptors: &[theirs.as_fd(), listener.as_fd()],
-                    ..Given::default()
-                };
-                spawn::start(&self.reserved, &self.device, &given)
-            }
-            Role::Worker => {
+            Role::Device(vm) => self.start_device(self.spec(vm)?, theirs),
+            Role::Worker(vm) => {
+                let spec = self.spec(vm)?;
                 let mut door = None;
                 if let Some(cgroups) = &mut self.cgroups {
                     let (group, procs) = cgroups.make(&format!("vm-{vm}-worker-{key}"))?;
@@ -319,25 +354,55 @@ impl Launcher {
                     spawn::start(&self.reserved, &self.worker, &given)
                 }
             }
+            Role::Arbiter(unit) => {
+                let known = self.arbiter.as_ref().filter(|_| unit < self.units);
+                self.start_plain(known.ok_or(Errno::INVAL)?, theirs)
+            }
+            Role::Inventory => self.start_plain(self.inventory.as_ref().ok_or(Errno::INVAL)?, theirs),
         };
         let started = match started {
             Ok(started) => started,
             Err(error) => {
-                let program = if role == Role::Device { &self.device } else { &self.worker };
-                tracing::error!("cannot start {}: {error}", program.path.display());
+                tracing::error!("cannot start {role}: {error}");
                 self.give_back(uid, cgroup);
                 return Err(error);
             }
         };
-        let child = Child { role, vm, pid: started.pid, pidfd: started.pidfd, uid, cgroup };
+        let child = Child { role, pid: started.pid, pidfd: started.pidfd, uid, cgroup };
         if let Err(error) = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), EventFlags::IN) {
             end(&child);
             self.give_back(child.uid, child.cgroup);
             return Err(error.into());
         }
-        tracing::debug!("started {role:?} of VM {vm}: process {}", child.pid);
+        tracing::debug!("started {role}: process {}", child.pid);
         self.children.insert(key, child);
         Ok((ours, key))
+    }
+
+    /// What this launcher's own command line says of a VM.
+    fn spec(&self, vm: u32) -> Result<VmSpec, Errno> {
+        self.vms.iter().find(|spec| spec.id == vm).copied().ok_or(Errno::INVAL)
+    }
+
+    fn start_device(&self, spec: VmSpec, control: OwnedFd) -> io::Result<spawn::Started> {
+        let listener = self.listen(spec.id)?;
+        let mut arguments: Vec<OsString> = vec!["--fd".into(), (spawn::FIRST + 1).to_string().into()];
+        arguments.extend(["--scanouts".into(), spec.scanouts.to_string().into()]);
+        if spec.direct {
+            arguments.push("--direct".into());
+        }
+        let given = Given {
+            arguments: &arguments,
+            descriptors: &[control.as_fd(), listener.as_fd()],
+            ..Given::default()
+        };
+        spawn::start(&self.reserved, &self.device, &given)
+    }
+
+    /// Starts a program of the host's own, whose control socket is all it needs. What its driver prints is for nobody.
+    fn start_plain(&self, program: &Program, control: OwnedFd) -> io::Result<spawn::Started> {
+        let given = Given { silent: true, descriptors: &[control.as_fd()], ..Given::default() };
+        spawn::start(&self.reserved, program, &given)
     }
 
     /// The socket a device serves. It is bound and listening before the device runs, so a front-end that connects early
@@ -367,22 +432,19 @@ impl Launcher {
             // Not yet, against what the event said: it will come again.
             Ok(None) => return,
             Ok(Some(status)) => {
-                let (role, vm, pid) = (child.role, child.vm, child.pid);
+                let (role, pid) = (child.role, child.pid);
                 match (status.exit_status(), status.terminating_signal()) {
                     (Some(0), _) | (_, Some(libc::SIGKILL | libc::SIGTERM)) => {
-                        tracing::debug!("{role:?} of VM {vm} has ended: process {pid}");
+                        tracing::debug!("{role} has ended: process {pid}");
                     }
                     _ if self.ends.take(Instant::now()).is_err() => self.untold += 1,
                     (Some(code), _) => {
                         let untold = std::mem::take(&mut self.untold);
-                        tracing::warn!(untold, "{role:?} of VM {vm} ended with status {code}: process {pid}");
+                        tracing::warn!(untold, "{role} ended with status {code}: process {pid}");
                     }
                     (_, signal) => {
                         let (untold, signal) = (std::mem::take(&mut self.untold), signal.unwrap_or(0));
-                        tracing::error!(
-                            untold,
-                            "{role:?} of VM {vm} was killed by signal {signal}: process {pid}"
-                        );
+                        tracing::error!(untold, "{role} was killed by signal {signal}: process {pid}");
                     }
                 }
             }

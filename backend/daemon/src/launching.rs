@@ -6,7 +6,10 @@
 use std::{io, os::fd::OwnedFd, process::Stdio, rc::Rc, time::Duration};
 
 use rustix::io::Errno;
-use sluice_protocol::control::{FromLauncher, ToLauncher};
+use sluice_protocol::{
+    control::{FromLauncher, ToLauncher},
+    limits,
+};
 use sluice_shared_memory::socket;
 use tokio::{
     process::{Child, Command},
@@ -125,6 +128,12 @@ impl Launching {
         let mut command = Command::new(&program);
         command.arg("--device").arg(configuration.libexec.join("sluice-device"));
         command.arg("--worker").arg(configuration.libexec.join("sluice-worker"));
+        command.arg("--arbiter").arg(configuration.libexec.join("sluice-arbiter"));
+        command.arg("--units").arg(limits::DEVICES.to_string());
+        command.arg("--inventory").arg(configuration.libexec.join("sluice-inventory"));
+        if let Some(nvml) = &configuration.nvml {
+            command.arg("--nvml").arg(nvml);
+        }
         command.arg("--socket-dir").arg(&configuration.runtime_dir);
         for vm in &configuration.vms {
             command.arg("--vm").arg(vm.to_string());

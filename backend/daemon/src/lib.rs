@@ -20,6 +20,13 @@ pub mod status;
 pub mod vm;
 
 mod cgroup;
+mod custodian;
+mod escrow;
+mod inventory;
 mod launching;
+mod notice;
+mod outbox;
+mod process;
 mod spawn;
+mod unit;
 mod watched;

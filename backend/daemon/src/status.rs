@@ -2,7 +2,9 @@
 //!
 //! Only the user who runs `sluiced` can connect. A client gets one question, of bounded length, in bounded time.
 
-use std::{io, os::unix::fs::PermissionsExt as _, path::Path, rc::Rc, time::Duration};
+use std::{
+    future::Future, io, os::unix::fs::PermissionsExt as _, path::Path, pin::Pin, rc::Rc, time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
 use tokio::{
@@ -14,8 +16,10 @@ use tokio::{
 
 /// Bytes of a question.
 const QUESTION: u64 = 64;
-/// How long a client may take.
+/// How long a client may take to ask.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long an answer may take to be made and taken.
+const ANSWER: Duration = Duration::from_secs(30);
 /// Clients at once; more wait in the listen queue.
 const CLIENTS: usize = 16;
 
@@ -38,20 +42,22 @@ pub fn listen(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Answers clients with what `status` says, for ever.
-pub async fn serve(listener: UnixListener, status: impl Fn() -> String + 'static) {
-    let status = Rc::new(status);
+/// What answers a question.
+pub type Answer = Pin<Box<dyn Future<Output = String>>>;
+
+/// Answers clients with what `respond` says to their questions, for ever.
+pub async fn serve(listener: UnixListener, respond: impl Fn(String) -> Answer + 'static) {
+    let respond = Rc::new(respond);
     let clients = std::sync::Arc::new(Semaphore::new(CLIENTS));
     loop {
         let Ok(permit) = std::sync::Arc::clone(&clients).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let status = Rc::clone(&status);
+                let respond = Rc::clone(&respond);
                 tokio::task::spawn_local(async move {
-                    match timeout(PATIENCE, answer(stream, &*status)).await {
-                        Ok(Ok(())) => {}
-                        Ok(Err(error)) => tracing::debug!("a client of the control socket: {error}"),
-                        Err(_) => tracing::debug!("a client of the control socket took too long"),
+                    match answer(stream, &*respond).await {
+                        Ok(()) => {}
+                        Err(error) => tracing::debug!("a client of the control socket: {error}"),
                     }
                     drop(permit);
                 });
@@ -65,7 +71,17 @@ pub async fn serve(listener: UnixListener, status: impl Fn() -> String + 'static
     }
 }
 
-async fn answer(mut stream: UnixStream, status: &dyn Fn() -> String) -> io::Result<()> {
+async fn answer(mut stream: UnixStream, respond: &dyn Fn(String) -> Answer) -> io::Result<()> {
+    let question = timeout(PATIENCE, read_question(&mut stream)).await??;
+    let answer = async {
+        let mut line = respond(question).await;
+        line.push('\n');
+        stream.write_all(line.as_bytes()).await
+    };
+    timeout(ANSWER, answer).await?
+}
+
+async fn read_question(stream: &mut UnixStream) -> io::Result<String> {
     let mut question = Vec::new();
     let mut byte = [0];
     while u64::try_from(question.len()).is_ok_and(|length| length < QUESTION) {
@@ -74,10 +90,5 @@ async fn answer(mut stream: UnixStream, status: &dyn Fn() -> String) -> io::Resu
         }
         question.extend(byte);
     }
-    let mut line = match question.as_slice() {
-        b"status" => status(),
-        _ => r#"{"error":"unknown question"}"#.to_owned(),
-    };
-    line.push('\n');
-    stream.write_all(line.as_bytes()).await
+    Ok(String::from_utf8_lossy(&question).into_owned())
 }

@@ -13,14 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fd::BorrowedFd,
-    io::Errno,
-    process::Signal,
-};
+use rustix::process::Signal;
 use sluice_protocol::{
-    control::{FromDevice, ToDevice, ToLauncher, WorkerSetup, codec},
+    control::{FromDevice, ToDevice, ToLauncher, ToWorker, WorkerSetup, codec},
     limits,
 };
 use sluice_shared_memory::socket;
@@ -35,7 +30,9 @@ use crate::{
     channel::Channel,
     configuration::{Configuration, VmSpec},
     launching::{Launching, Started},
+    process::{is_gone, kill, signal},
     rate::TokenBucket,
+    unit::{Borrower, Terms, Unit, VmReport},
     watched::watch,
 };
 
@@ -43,6 +40,8 @@ use crate::{
 pub const DEVICE_UNAVAILABLE: u32 = 46;
 /// How long a session may wait for its turn to start, beyond which it is refused.
 const TURN: Duration = Duration::from_secs(5);
+/// How long a session may wait for a unit that is being swept, beyond which it is refused.
+const UNIT: Duration = Duration::from_secs(5);
 /// How long a device may take to end when asked to.
 const DEVICE_END: Duration = Duration::from_secs(2);
 /// How long killed processes may take to go away; a driver that frees much memory takes its time.
@@ -58,6 +57,8 @@ pub struct Vm {
     spec: VmSpec,
     configuration: Rc<Configuration>,
     launching: Rc<Launching>,
+    units: Rc<[Rc<Unit>]>,
+    epoch: Cell<u64>,
     starts: RefCell<TokenBucket>,
     complaints: RefCell<TokenBucket>,
     life: RefCell<Option<Rc<Life>>>,
@@ -117,7 +118,18 @@ pub struct VmStatus {
     id: u32,
     socket: PathBuf,
     device: Option<u32>,
+    epoch: u64,
+    /// Bytes it may have of each unit; 0 for all.
+    limit: u64,
+    memory: Vec<VmMemory>,
     sessions: Vec<SessionStatus>,
+}
+
+/// What it has of a unit; nothing where the arbiter does not say.
+#[derive(Debug, serde::Serialize)]
+struct VmMemory {
+    unit: u32,
+    has: Option<VmReport>,
 }
 
 #[derive(Debug, serde::Serialize)]
@@ -127,22 +139,68 @@ struct SessionStatus {
 }
 
 impl Vm {
-    pub(crate) fn new(spec: VmSpec, configuration: Rc<Configuration>, launching: Rc<Launching>) -> Rc<Self> {
+    pub(crate) fn new(
+        spec: VmSpec,
+        configuration: Rc<Configuration>,
+        launching: Rc<Launching>,
+        units: Rc<[Rc<Unit>]>,
+    ) -> Rc<Self> {
         let now = Instant::now();
         let rate = configuration.starts_per_second;
-        Rc::new(Self {
+        let vm = Rc::new(Self {
             spec,
             configuration,
             launching,
+            units,
+            epoch: Cell::new(1),
             starts: RefCell::new(TokenBucket::new(f64::from(rate), rate.saturating_mul(2), now)),
             complaints: RefCell::new(TokenBucket::new(0.1, 10, now)),
             life: RefCell::new(None),
-        })
+        });
+        for unit in vm.units.iter() {
+            unit.admit(spec.id, vm.terms());
+        }
+        vm
+    }
+
+    /// Its number.
+    pub(crate) fn id(&self) -> u32 {
+        self.spec.id
+    }
+
+    /// Whether it belongs to a project or organisation.
+    pub(crate) fn is_of(&self, ancestor: u32) -> bool {
+        self.spec.project == ancestor || self.spec.organisation == ancestor
+    }
+
+    fn terms(&self) -> Terms {
+        let spec = &self.spec;
+        Terms {
+            epoch: self.epoch.get(),
+            fenced: false,
+            limit: spec.memory.0,
+            guaranteed: spec.guaranteed.0,
+            headroom: spec.headroom.0,
+            pinned: spec.pinned.0,
+            ancestors: spec.ancestors(),
+        }
+    }
+
+    /// Ends all its workers; the device and its guest live on, and are told of each.
+    pub(crate) fn end_workers(&self) {
+        if let Some(life) = self.life.borrow().as_ref() {
+            for worker in life.sessions.borrow().values().filter_map(|session| session.worker.as_ref()) {
+                kill(worker.pidfd.as_fd());
+            }
+        }
     }
 
     /// What is known of it.
-    #[must_use]
-    pub fn status(&self) -> VmStatus {
+    pub(crate) async fn status(&self) -> VmStatus {
+        let mut memory = Vec::with_capacity(self.units.len());
+        for unit in self.units.iter() {
+            memory.push(VmMemory { unit: unit.number(), has: unit.describe_vm(self.spec.id).await });
+        }
         let life = self.life.borrow();
         let sessions = life.as_ref().map_or_else(Vec::new, |life| {
             let sessions = life.sessions.borrow();
@@ -156,6 +214,9 @@ impl Vm {
             id: self.spec.id,
             socket: self.configuration.device_socket(self.spec.id),
             device: life.as_ref().map(|life| life.process),
+            epoch: self.epoch.get(),
+            limit: self.spec.memory.0,
+            memory,
             sessions,
         }
     }
@@ -284,7 +345,7 @@ impl Vm {
         };
         if life.run(serial, &worker) {
             tracing::debug!("VM {}: session {session} has worker {}", self.spec.id, worker.process);
-            if let Err(error) = self.hand_over(life, session, &socket, worker.pidfd.get_ref()).await {
+            if let Err(error) = self.hand_over(life, session, &socket, &worker).await {
                 self.log_limited(&format!("cannot hand over the worker of session {session}: {error}"));
                 kill(worker.pidfd.as_fd());
             }
@@ -299,6 +360,11 @@ impl Vm {
     }
 
     async fn start_worker(&self, session: u32) -> Result<Started, String> {
+        for unit in self.units.iter() {
+            if !unit.ready(UNIT).await {
+                return Err(format!("unit {} does not lend memory", unit.number()));
+            }
+        }
         let turn = async {
             loop {
                 let wait = self.starts.borrow_mut().take(Instant::now());
@@ -313,27 +379,46 @@ impl Vm {
         self.launching.start(request).await.map_err(|error| error.to_string())
     }
 
+    /// Tells a worker what it is for and who lends to it, and gives it to the device.
     async fn hand_over(
         &self,
         life: &Life,
         session: u32,
         socket: &OwnedFd,
-        pidfd: &OwnedFd,
+        worker: &Worker,
     ) -> Result<(), String> {
+        let custody = self.introduce(session, worker)?;
         let setup = WorkerSetup {
             vm: self.spec.id,
             session,
             driver: self.configuration.driver.clone(),
-            memory: self.configuration.memory,
             mapped_runs: self.configuration.mapped_runs,
-            devices: 0,
-            scrub_every_free: false,
+            memory: if custody.is_empty() { self.spec.memory.0 } else { 0 },
+            devices: u32::try_from(custody.len()).unwrap_or(u32::MAX),
+            scrub_every_free: self.configuration.scrub_every_free,
         };
         let setup = codec::encode(&setup).map_err(|error| error.to_string())?;
-        // The first message in an empty socket: it cannot block.
+        // A few messages in an empty socket: they cannot block.
         socket::send(socket, &setup, &[]).map_err(|error| error.to_string())?;
+        for (device, custody) in (0..).zip(&custody) {
+            let message = ToWorker::Custody { device }.encode();
+            socket::send(socket, &message, &[custody.as_fd()]).map_err(|error| error.to_string())?;
+        }
         let message = ToDevice::Worker { session }.encode();
-        life.channel.send(&message, &[socket.as_fd(), pidfd.as_fd()]).await.map_err(|error| error.to_string())
+        let descriptors = [socket.as_fd(), worker.pidfd.get_ref().as_fd()];
+        life.channel.send(&message, &descriptors).await.map_err(|error| error.to_string())
+    }
+
+    /// Introduces a worker to every arbiter. Returns its custody sockets in the order of devices.
+    fn introduce(&self, session: u32, worker: &Worker) -> Result<Vec<OwnedFd>, String> {
+        let borrower =
+            Borrower { vm: self.spec.id, epoch: self.epoch.get(), process: worker.process, session };
+        let introduce = |unit: &Rc<Unit>| match unit.introduce(borrower, worker.pidfd.get_ref()) {
+            Ok(Some(custody)) => Ok(custody),
+            Ok(None) => Err(format!("unit {} does not lend memory any more", unit.number())),
+            Err(error) => Err(error.to_string()),
+        };
+        self.units.iter().map(introduce).collect()
     }
 
     async fn refuse(&self, life: &Life, session: u32) {
@@ -447,21 +532,7 @@ impl Worker {
         Ok((Self { process, pidfd: Rc::new(pidfd) }, socket))
     }
 
-    /// Whether the process has ended, seen by the kernel and not by the event loop, which may be a turn behind.
     fn is_gone(&self) -> bool {
-        let mut polled = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
-        matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
-    }
-}
-
-fn kill(pidfd: BorrowedFd<'_>) {
-    signal(pidfd, Signal::KILL);
-}
-
-fn signal(pidfd: BorrowedFd<'_>, which: Signal) {
-    match rustix::process::pidfd_send_signal(pidfd, which) {
-        // Ended already.
-        Ok(()) | Err(Errno::SRCH) => {}
-        Err(error) => tracing::error!("cannot signal a process: {error}"),
+        is_gone(self.pidfd.get_ref())
     }
 }

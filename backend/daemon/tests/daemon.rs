@@ -385,3 +385,156 @@ fn the_control_socket_bounds_its_clients() {
     drop(silent);
     daemon.end();
 }
+
+/// What the stand-in arbiter of a unit was told, as it takes it down.
+fn told(place: &Place, unit: u32) -> Vec<String> {
+    serde_json::from_str(&place.tell(&format!("unit-{unit}"), "told")).expect("a list")
+}
+
+#[test]
+fn an_arbiter_is_told_who_there_is_and_a_worker_who_lends() {
+    let place = Place::new();
+    let vms = ["--vm", "7,direct,memory=1GiB,headroom=64MiB", "--vm", "8"];
+    let daemon = Daemon::start(&place, &[&["--units", "2"], vms.as_slice()].concat());
+    let mut front = place.front(7);
+    let worker = front.open(3);
+    assert_eq!((&worker["custody"], &worker["memory"]), (&2.into(), &0.into()));
+    for unit in 0..2 {
+        let told = told(&place, unit);
+        assert!(told[0].contains("scrub: true, ") && told[0].contains("verify: Sampled"), "{told:?}");
+        assert!(told[0].contains(&format!("unit: {unit}, ")), "{told:?}");
+        let vm = "Vm { vm: 7, epoch: 1, limit: 1073741824, guaranteed: 0, headroom: 67108864, pinned: 0, ancestors: 0 }";
+        assert!(told.iter().any(|line| line == vm), "{told:?}");
+        let worker = format!("Worker {{ vm: 7, epoch: 1, process: {}, session: 3 }}", worker["pid"]);
+        assert_eq!(told.last(), Some(&worker));
+        let log = std::fs::read_to_string(place.run().join(format!("scrub-unit-{unit}.log"))).expect("a log");
+        assert!(log.contains("stand-in"), "{log:?}");
+    }
+    place.tell("unit-0", "has 7 4096 0");
+    let status = status(&place);
+    assert_eq!(status["units"][0]["memory"]["lent"], 4096);
+    let has = &status["vms"][0]["memory"][0]["has"];
+    assert_eq!((&has["lent"], &has["holders"]), (&4096.into(), &1.into()));
+    daemon.end();
+    place.wait_empty();
+}
+
+#[test]
+fn without_custody_a_worker_gets_the_quota_itself() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--units", "0", "--memory", "1MiB", "--vm", "1,direct"]);
+    let worker = place.front(1).open(1);
+    assert_eq!((&worker["custody"], &worker["memory"]), (&0.into(), &(1 << 20).into()));
+    daemon.end();
+}
+
+// Promise: Q41
+#[test]
+fn an_arbiter_that_dies_takes_its_workers_along_and_the_next_is_told_everything() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--units", "1", "--vm", "1,direct"]);
+    let mut front = place.front(1);
+    let worker = watch(pid_of(&front.open(1))).expect("a process");
+    let device = status(&place)["vms"][0]["device"].clone();
+    let before = status(&place)["units"][0]["arbiter"].clone();
+    let arbiter = watch(u32::try_from(before.as_u64().expect("a pid")).expect("a pid")).expect("a process");
+    signal(&arbiter, Signal::KILL);
+    wait_gone(&worker);
+    // It waits for the next arbiter.
+    assert_eq!(front.ask("close 1"), "closed 1");
+    let again = front.open(2);
+    assert_eq!(again["custody"], 1);
+    let told = told(&place, 0);
+    assert!(told[1].starts_with("Vm { vm: 1, epoch: 1,"), "{told:?}");
+    let status = status(&place);
+    assert_ne!(status["units"][0]["arbiter"], before);
+    assert_eq!(status["vms"][0]["device"], device, "the device was touched");
+    daemon.end();
+    place.wait_empty();
+}
+
+#[test]
+fn a_session_waits_for_a_unit_that_is_being_swept_and_no_longer() {
+    let place = Place::new();
+    place.mark("slow", "");
+    let daemon = Daemon::start(&place, &["--units", "1", "--vm", "1,direct"]);
+    let mut front = place.front(1);
+    front.send("open 1");
+    place.tell("unit-0", "told");
+    place.unmark("slow");
+    let answer = front.hear();
+    assert!(answer.starts_with("worker 1 "), "{answer}");
+    place.mark("slow", "");
+    let arbiter = status(&place)["units"][0]["arbiter"].as_u64().expect("a pid");
+    let arbiter = watch(u32::try_from(arbiter).expect("a pid")).expect("a process");
+    signal(&arbiter, Signal::KILL);
+    wait_gone(&arbiter);
+    until(|| status(&place)["units"][0]["lendable"].clone(), serde_json::Value::is_null);
+    let start = std::time::Instant::now();
+    assert_eq!(front.ask("open 2"), "refused 2 46");
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    daemon.end();
+    place.wait_empty();
+}
+
+#[test]
+fn the_inventory_says_how_many_units_there_are_and_arbiters_can_ask_it() {
+    let place = Place::new();
+    place.mark("devices", "3");
+    let nvml = place.driver();
+    let nvml = nvml.to_str().expect("UTF-8");
+    let daemon = Daemon::start(&place, &["--nvml", nvml, "--vm", "1,direct"]);
+    assert_eq!(place.front(1).open(1)["custody"], 3);
+    let told = told(&place, 2);
+    assert!(told.iter().any(|line| line == "Inventory"), "{told:?}");
+    daemon.end();
+    place.wait_empty();
+}
+
+#[test]
+fn an_inventory_that_hangs_is_replaced() {
+    let place = Place::new();
+    let nvml = place.driver();
+    let nvml = nvml.to_str().expect("UTF-8");
+    let daemon = Daemon::start(&place, &["--nvml", nvml, "--vm", "1,direct"]);
+    let mut front = place.front(1);
+    front.open(1);
+    let inventory = |value: &serde_json::Value| value["inventory"].as_u64();
+    let before = inventory(&status(&place)).and_then(|pid| u32::try_from(pid).ok()).expect("a pid");
+    let before = watch(before).expect("a process");
+    place.mark("mute", "");
+    wait_gone(&before);
+    // Nothing waits for it meanwhile.
+    front.open(2);
+    place.unmark("mute");
+    let told = until(|| told(&place, 0), |told| told.iter().filter(|line| *line == "Inventory").count() > 1);
+    assert!(told.iter().filter(|line| *line == "Inventory").count() > 1, "{told:?}");
+    assert!(inventory(&status(&place)).is_some());
+    daemon.end();
+    place.wait_empty();
+}
+
+// Promise: Q40
+#[test]
+fn a_unit_gets_of_a_project_what_another_does_not_use() {
+    let place = Place::new();
+    let file = place.directory.path().join("sluiced.toml");
+    let text =
+        "units = 2\n[[project]]\nid = 5\nmemory = \"64MiB\"\n[[vm]]\nid = 1\ndirect = true\nproject = 5\n";
+    std::fs::write(&file, text).expect("written");
+    let daemon = Daemon::start(&place, &["--config", file.to_str().expect("UTF-8")]);
+    place.front(1).open(1);
+    let says = |unit: u32, bytes: u64| {
+        let line = format!("Escrow {{ ancestor: 5, bytes: {bytes} }}");
+        let told = until(|| told(&place, unit), |told| told.contains(&line));
+        assert!(told.contains(&line), "unit {unit}: {told:?}");
+    };
+    says(0, 32 << 20);
+    // Unit 1 has lent half of what it may: only the other half can go.
+    place.tell("unit-1", &format!("has 1 {} 0", 16 << 20));
+    place.tell("unit-0", &format!("want 5 {}", 64 << 20));
+    says(1, 16 << 20);
+    says(0, 48 << 20);
+    daemon.end();
+    place.wait_empty();
+}

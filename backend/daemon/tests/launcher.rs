@@ -37,6 +37,8 @@ impl Launcher {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-launcher"));
         command.arg("--device").arg(place.libexec().join("sluice-device"));
         command.arg("--worker").arg(place.libexec().join("sluice-worker"));
+        command.arg("--arbiter").arg(place.libexec().join("sluice-arbiter")).args(["--units", "2"]);
+        command.arg("--inventory").arg(place.libexec().join("sluice-inventory"));
         command.arg("--socket-dir").arg(place.run()).args(["--vm", "1,direct", "--vm", "2"]).args(extra);
         command.env("SECRET", "of the host").env("CUDA_FORCE_PTX_JIT", "1").env("SLUICE_LOG", "off");
         command.env("SLUICE_SOFTGPU_MEMORY", "1G").env_remove("RUST_BACKTRACE");
@@ -426,4 +428,32 @@ fn a_cgroup_ends_what_a_worker_has_forked() {
     assert!(until(groups, |&count| count <= 1) <= 1, "groups were left");
     launcher.end();
     std::fs::remove_dir(&directory.0).expect("no group was left");
+}
+
+#[test]
+fn there_is_one_arbiter_per_unit_of_the_command_line() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, true, &[]);
+    let arbiter = launcher.ask(ToLauncher::StartArbiter { unit: 1 }).expect("an arbiter");
+    assert_eq!(launcher.ask(ToLauncher::StartArbiter { unit: 1 }).err(), Some(Errno::AGAIN));
+    assert_eq!(launcher.ask(ToLauncher::StartArbiter { unit: 2 }).err(), Some(Errno::INVAL));
+    drop(launcher.ask(ToLauncher::StartArbiter { unit: 0 }).expect("another unit's"));
+    signal(&arbiter.pidfd, Signal::KILL);
+    wait_gone(&arbiter.pidfd);
+    let again =
+        until(|| launcher.ask(ToLauncher::StartArbiter { unit: 1 }), Result::is_ok).expect("an arbiter");
+    assert_ne!(again.pid, arbiter.pid);
+    launcher.end();
+    place.wait_empty();
+}
+
+#[test]
+fn an_inventory_that_cannot_be_killed_is_replaced_all_the_same() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, true, &[]);
+    let first = launcher.ask(ToLauncher::StartInventory {}).expect("an inventory");
+    let second = launcher.ask(ToLauncher::StartInventory {}).expect("while the first is still there");
+    assert_ne!(first.pid, second.pid);
+    launcher.end();
+    place.wait_empty();
 }

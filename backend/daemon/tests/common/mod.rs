@@ -35,8 +35,9 @@ impl Place {
             std::fs::create_dir(directory).expect("a directory");
         }
         place.link("sluice-launcher", env!("CARGO_BIN_EXE_sluice-launcher"));
-        place.link("sluice-device", env!("CARGO_BIN_EXE_sluice-stand-in"));
-        place.link("sluice-worker", env!("CARGO_BIN_EXE_sluice-stand-in"));
+        for name in ["sluice-device", "sluice-worker", "sluice-arbiter", "sluice-inventory"] {
+            place.link(name, env!("CARGO_BIN_EXE_sluice-stand-in"));
+        }
         std::fs::write(place.driver(), "").expect("a driver");
         place
     }
@@ -60,6 +61,24 @@ impl Place {
     /// Connects to the stand-in device of a VM.
     pub(crate) fn front(&self, vm: u32) -> Front {
         Front::connect(&self.run().join(format!("vm-{vm}.sock")))
+    }
+
+    /// Says something to the stand-in arbiter of a unit, or to the inventory, when there is one; what it answers.
+    pub(crate) fn tell(&self, whom: &str, command: &str) -> String {
+        let path = self.libexec().join(format!("{whom}.sock"));
+        let stream = until(|| UnixStream::connect(&path), Result::is_ok).expect("a stand-in that listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        Front { stream: BufReader::new(stream) }.ask(command)
+    }
+
+    /// Makes a file beside the programs that a stand-in looks for.
+    pub(crate) fn mark(&self, name: &str, text: &str) {
+        std::fs::write(self.libexec().join(name), text).expect("written");
+    }
+
+    /// Removes it.
+    pub(crate) fn unmark(&self, name: &str) {
+        std::fs::remove_file(self.libexec().join(name)).expect("removed");
     }
 
     /// Process ids of everything started from this place that still runs.

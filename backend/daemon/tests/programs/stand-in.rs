@@ -1,22 +1,32 @@
-//! Plays `sluice-device` or `sluice-worker`, by the name it is started under, where a test is about the processes around
+//! Plays `sluice-device`, `sluice-worker`, `sluice-arbiter` or `sluice-inventory`, by the name it is started under, where a test is about the processes around
 //! them.
 //!
 //! **As a device** it listens on the socket it is given and takes commands from tests, a line each: `open N` asks for a
 //! worker for session N and is answered `worker N PID` or `refused N ERROR`; `close N` ends a session; `garbage` sends
 //! the daemon a message that is none; `exit CODE` ends the process. **As a worker** it answers on its control socket
-//! with what it finds of itself, and ends when that socket closes.
+//! with what it finds of itself, and ends when that socket closes. **As an arbiter** it lends nothing, takes down what it is
+//! told, and takes commands on `unit-N.sock` beside the program: `told` lists what it was told, `has VM LENT DIRTY` sets what
+//! it says of a VM, `event`, `want` report something, `hang` and `exit CODE` end its usefulness. While there is a file `slow`
+//! beside the program it does not become ready. **As an inventory** it knows as many devices as the file `devices` beside the
+//! program says and no process, reports an error on `xid UNIT XID PROCESS` at `inventory.sock`, and says nothing while there is a
+//! file `mute`.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io::{self, BufRead as _, BufReader, Write as _},
     os::{
         fd::{AsFd as _, FromRawFd as _, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
+    path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use sluice_protocol::control::{self, FromDevice, ToDevice, WorkerSetup, codec};
+use sluice_protocol::control::{
+    self, ArbiterSetup, FromArbiter, FromDevice, FromInventory, ToArbiter, ToDevice, ToInventory, ToWorker,
+    WorkerSetup, codec,
+};
 use sluice_shared_memory::socket;
 
 fn main() -> Result<()> {
@@ -26,7 +36,9 @@ fn main() -> Result<()> {
     match name.rsplit('/').next() {
         Some("sluice-worker") => worker(&arguments),
         Some("sluice-device") => device(&arguments),
-        other => bail!("this is a stand-in for sluice-device and sluice-worker, started as {other:?}"),
+        Some("sluice-arbiter") => arbiter(&arguments, Path::new(&name)),
+        Some("sluice-inventory") => inventory(&arguments, Path::new(&name)),
+        other => bail!("this is a stand-in for Sluice's programs, started as {other:?}"),
     }
 }
 
@@ -50,13 +62,22 @@ fn worker(arguments: &[String]) -> Result<()> {
     let Some((bytes, descriptors)) = socket::receive(&control, &mut buffer)? else { return Ok(()) };
     ensure!(descriptors.is_empty(), "descriptors with the set-up");
     let setup: WorkerSetup = codec::decode(bytes)?;
+    let found = what_it_has()?;
+    // Held, as the real one does: their end is the end of the worker.
+    let mut custody = Vec::new();
+    for device in 0..setup.devices {
+        let Some((bytes, mut descriptors)) = socket::receive(&control, &mut buffer)? else { return Ok(()) };
+        ensure!(ToWorker::decode(bytes)? == ToWorker::Custody { device }, "custody in the order of devices");
+        custody.push(descriptors.pop().context("a custody socket")?);
+    }
     let found = format!(
-        "{{\"pid\":{},\"vm\":{},\"session\":{},\"driver\":{:?},{}}}",
+        "{{\"pid\":{},\"vm\":{},\"session\":{},\"driver\":{:?},\"memory\":{},\"custody\":{},{found}}}",
         std::process::id(),
         setup.vm,
         setup.session,
         setup.driver,
-        what_it_has()?
+        setup.memory,
+        custody.len()
     );
     socket::send(&control, found.as_bytes(), &[])?;
     while socket::receive(&control, &mut buffer)?.is_some() {}
@@ -78,7 +99,7 @@ fn what_it_has() -> Result<String> {
     names.sort_unstable();
     let group = rustix::process::getpgrp().as_raw_nonzero();
     let core = rustix::process::getrlimit(rustix::process::Resource::Core);
-    let silent = std::fs::read_link("/proc/self/fd/1")? == std::path::Path::new("/dev/null");
+    let silent = std::fs::read_link("/proc/self/fd/1")? == Path::new("/dev/null");
     let capabilities = rustix::thread::capabilities(None)?;
     Ok(format!(
         "\"silent\":{silent},\"capabilities\":{},\"fds\":{descriptors:?},\"environment\":{names:?},\"group\":{group},\"core\":{},\"privileges\":{},\"uid\":{}",
@@ -87,6 +108,175 @@ fn what_it_has() -> Result<String> {
         !rustix::thread::no_new_privs()?,
         rustix::process::getuid().as_raw()
     ))
+}
+
+/// What an arbiter knows.
+#[derive(Default)]
+struct Unit {
+    told: Vec<String>,
+    /// By VM: epoch, bytes lent, bytes dirty.
+    vms: BTreeMap<u32, (u64, u64, u64)>,
+    /// Workers: the VM, the custody socket, the pidfd.
+    workers: Vec<(u32, OwnedFd, OwnedFd)>,
+}
+
+impl Unit {
+    fn holders(&self, vm: u32) -> u32 {
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let lives = |(of, _, pidfd): &&(u32, OwnedFd, OwnedFd)| {
+            let mut polled = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
+            *of == vm && matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(0))
+        };
+        u32::try_from(self.workers.iter().filter(lives).count()).unwrap_or(u32::MAX)
+    }
+}
+
+fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
+    let daemon = std::sync::Arc::new(inherited(arguments, "--control-fd")?);
+    let mut buffer = vec![0; sluice_protocol::limits::CONTROL_BYTES];
+    let Some((bytes, mut descriptors)) = socket::receive(&*daemon, &mut buffer)? else { return Ok(()) };
+    let setup: ArbiterSetup = codec::decode(bytes)?;
+    let log = descriptors.pop().context("an audit log")?;
+    writeln!(std::fs::File::from(log), "{{\"stand-in\":{}}}", std::process::id())?;
+    let unit = std::sync::Arc::new(std::sync::Mutex::new(Unit::default()));
+    unit.lock().expect("unpoisoned").told.push(format!("{setup:?}"));
+    let (listening, beside) =
+        (program.with_file_name(format!("unit-{}.sock", setup.unit)), program.to_owned());
+    std::thread::spawn({
+        let (unit, daemon) = (unit.clone(), daemon.clone());
+        move || obey(&listening, |line| arbiter_command(&unit, &daemon, line))
+    });
+    std::thread::spawn({
+        let daemon = daemon.clone();
+        move || {
+            while beside.with_file_name("slow").exists() {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            socket::send(&*daemon, &FromArbiter::Ready { bytes: 1 << 30, context: 1 << 20 }.encode(), &[])
+        }
+    });
+    while let Some((bytes, descriptors)) = socket::receive(&*daemon, &mut buffer)? {
+        let message = ToArbiter::decode(bytes)?;
+        ensure!(descriptors.len() == message.descriptors(), "descriptors as announced");
+        let mut unit = unit.lock().expect("unpoisoned");
+        let answer = match message {
+            ToArbiter::DescribeVm { vm } => unit.vms.get(&vm).map(|&(epoch, lent, dirty)| FromArbiter::Vm {
+                vm,
+                epoch,
+                lent,
+                headroom: 0,
+                dirty,
+                holders: unit.holders(vm),
+            }),
+            ToArbiter::DescribeUnit {} => {
+                let lent = unit.vms.values().map(|(_, lent, _)| lent).sum();
+                Some(FromArbiter::Unit { total: 1 << 30, lent, clean: 0, dirty: 0, headroom: 0, suspect: 0 })
+            }
+            _ => {
+                unit.told.push(format!("{message:?}"));
+                None
+            }
+        };
+        match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
+            (ToArbiter::Vm { vm, epoch, .. }, _) => _ = unit.vms.insert(vm, (epoch, 0, 0)),
+            (ToArbiter::Worker { vm, .. }, Ok([custody, pidfd])) => unit.workers.push((vm, custody, pidfd)),
+            _ => {}
+        }
+        if let Some(answer) = answer {
+            socket::send(&*daemon, &answer.encode(), &[])?;
+        }
+    }
+    // As the real one: sluiced is not needed for what is lent.
+    loop {
+        std::thread::park();
+    }
+}
+
+fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) -> Result<String> {
+    let mut words = line.split(' ');
+    let verb = words.next().unwrap_or_default();
+    let numbers = words.map(str::parse).collect::<Result<Vec<u32>, _>>()?;
+    let mut unit = unit.lock().expect("unpoisoned");
+    let message = match (verb, numbers.as_slice()) {
+        ("told", []) => return Ok(format!("{:?}", unit.told)),
+        ("hang", []) => loop {
+            std::thread::park();
+        },
+        ("exit", &[code]) => std::process::exit(code.cast_signed()),
+        ("has", &[vm, lent, dirty]) => {
+            let known = unit.vms.get_mut(&vm).context("a VM")?;
+            (known.1, known.2) = (lent.into(), dirty.into());
+            return Ok("yes".to_owned());
+        }
+        ("event", &[kind, vm, process, bytes]) => {
+            FromArbiter::Event { kind, vm, process, bytes: bytes.into() }
+        }
+        ("want", &[ancestor, bytes]) => FromArbiter::WantEscrow { ancestor, bytes: bytes.into() },
+        _ => return Ok(format!("unknown command {line:?}")),
+    };
+    socket::send(daemon, &message.encode(), &[])?;
+    Ok("said".to_owned())
+}
+
+/// Answers commands, a line each, from whoever connects.
+fn obey(path: &Path, command: impl Fn(&str) -> Result<String>) -> Result<()> {
+    drop(std::fs::remove_file(path));
+    for stream in UnixListener::bind(path)?.incoming() {
+        let mut stream = stream?;
+        for line in BufReader::new(stream.try_clone()?).lines() {
+            let answer = command(&line?).unwrap_or_else(|error| format!("{error:#}"));
+            writeln!(stream, "{answer}")?;
+        }
+    }
+    Ok(())
+}
+
+fn inventory(arguments: &[String], program: &Path) -> Result<()> {
+    let daemon = std::sync::Arc::new(inherited(arguments, "--control-fd")?);
+    let listening = program.with_file_name("inventory.sock");
+    std::thread::spawn({
+        let daemon = daemon.clone();
+        move || {
+            obey(&listening, |line| {
+                let numbers = line.split(' ').skip(1).map(str::parse).collect::<Result<Vec<u32>, _>>()?;
+                let &[unit, xid, process] = numbers.as_slice() else { bail!("three numbers") };
+                socket::send(&*daemon, &FromInventory::Xid { unit, xid, process }.encode(), &[])?;
+                Ok("said".to_owned())
+            })
+        }
+    });
+    answer_questions(&daemon, program.to_owned())
+}
+
+fn answer_questions(client: &OwnedFd, program: PathBuf) -> Result<()> {
+    let mut bytes = [0; control::BYTES];
+    while let Some((message, mut descriptors)) = socket::receive(client, &mut bytes)? {
+        if program.with_file_name("mute").exists() {
+            continue;
+        }
+        let answer = match ToInventory::decode(message)? {
+            ToInventory::Units { serial } => {
+                let count = std::fs::read_to_string(program.with_file_name("devices")).unwrap_or_default();
+                FromInventory::Units { serial, count: count.trim().parse().unwrap_or(1) }
+            }
+            ToInventory::Process { serial, process, .. } => {
+                FromInventory::Process { serial, process, present: false, bytes: 0 }
+            }
+            ToInventory::Nth { serial, .. } => {
+                FromInventory::Process { serial, process: 0, present: false, bytes: 0 }
+            }
+            ToInventory::Memory { serial, .. } => {
+                FromInventory::Memory { serial, total: 1 << 30, used: 0, free: 1 << 30 }
+            }
+            ToInventory::Client {} => {
+                let (client, program) = (descriptors.pop().context("a socket")?, program.clone());
+                std::thread::spawn(move || answer_questions(&client, program));
+                continue;
+            }
+        };
+        socket::send(client, &answer.encode(), &[])?;
+    }
+    Ok(())
 }
 
 /// What happens next to a device.

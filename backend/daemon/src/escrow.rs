@@ -1,0 +1,106 @@
+//! What projects and organisations may have of each unit.
+//!
+//! A limit of a project spans units, and each arbiter decides alone: so each is granted an *escrow*, a part of the limit of
+//! its own, and the parts never add up to more than the whole. To move a part, the unit that has it is told of less first;
+//! what it still has lent then can only fall, and only what is beyond both is given to another.
+
+use std::collections::BTreeMap;
+
+use sluice_protocol::custody::UNIT;
+
+/// The escrows of all projects and organisations.
+#[derive(Debug)]
+pub(crate) struct Escrows {
+    books: BTreeMap<u32, Book>,
+}
+
+/// One project's or organisation's.
+#[derive(Debug)]
+struct Book {
+    limit: u64,
+    /// By unit. Their sum never exceeds the limit.
+    shares: Vec<u64>,
+}
+
+impl Escrows {
+    /// Even parts for all units.
+    pub(crate) fn new(limits: impl IntoIterator<Item = (u32, u64)>, units: usize) -> Self {
+        let book = |limit: u64| {
+            let part = u64::try_from(units).ok().and_then(|units| limit.checked_div(units)).unwrap_or(0);
+            // What a quota is counted in; the rest is free to be asked for.
+            Book { limit, shares: vec![part - part % UNIT; units] }
+        };
+        Self { books: limits.into_iter().map(|(ancestor, limit)| (ancestor, book(limit))).collect() }
+    }
+
+    /// All of them: ancestor, unit, bytes.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u32, usize, u64)> + '_ {
+        self.books.iter().flat_map(|(ancestor, book)| {
+            book.shares.iter().enumerate().map(|(unit, share)| (*ancestor, unit, *share))
+        })
+    }
+
+    /// What a unit has.
+    pub(crate) fn share(&self, ancestor: u32, unit: usize) -> u64 {
+        self.books.get(&ancestor).and_then(|book| book.shares.get(unit)).copied().unwrap_or(0)
+    }
+
+    /// Gives a unit of what no other has, up to `bytes` in all. Returns what is missing then, never more than the limit
+    /// allows at all.
+    pub(crate) fn grow(&mut self, ancestor: u32, unit: usize, bytes: u64) -> u64 {
+        let Some(book) = self.books.get_mut(&ancestor) else { return 0 };
+        let free = book.limit.saturating_sub(book.shares.iter().sum());
+        let Some(share) = book.shares.get_mut(unit) else { return 0 };
+        let need = bytes.min(book.limit).saturating_sub(*share);
+        let grant = need.min(free);
+        *share += grant;
+        need - grant
+    }
+
+    /// Takes from a unit what is above `bytes`.
+    pub(crate) fn shrink(&mut self, ancestor: u32, unit: usize, bytes: u64) {
+        let share = self.books.get_mut(&ancestor).and_then(|book| book.shares.get_mut(unit));
+        if let Some(share) = share {
+            *share = (*share).min(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_unit_gets_what_others_do_not_use() {
+        let mut escrows = Escrows::new([(7, 100 * UNIT)], 4);
+        assert_eq!(escrows.all().map(|(_, _, bytes)| bytes).collect::<Vec<_>>(), [25 * UNIT; 4]);
+        assert_eq!(escrows.grow(7, 0, 40 * UNIT), 15 * UNIT, "all of it is with others");
+        escrows.shrink(7, 3, 5 * UNIT);
+        assert_eq!(escrows.grow(7, 0, 40 * UNIT), 0);
+        assert_eq!(escrows.share(7, 0), 40 * UNIT);
+        assert_eq!(escrows.grow(7, 0, u64::MAX), 55 * UNIT, "never more than the limit");
+        assert_eq!(escrows.grow(8, 0, 1), 0, "an unknown ancestor has nothing");
+    }
+
+    proptest! {
+        // Promise: Q40
+        #[test]
+        fn parts_never_exceed_the_whole(
+            limit in 0..1_000_u64,
+            units in 0..5_usize,
+            moves in proptest::collection::vec((any::<bool>(), 0..6_usize, 0..2_000_u64), 0..50)
+        ) {
+            let mut escrows = Escrows::new([(1, limit * UNIT)], units);
+            for (grow, unit, bytes) in moves {
+                if grow {
+                    escrows.grow(1, unit, bytes * UNIT);
+                } else {
+                    escrows.shrink(1, unit, bytes * UNIT);
+                }
+                let sum: u64 = escrows.all().map(|(_, _, bytes)| bytes).sum();
+                prop_assert!(sum <= limit * UNIT);
+            }
+        }
+    }
+}

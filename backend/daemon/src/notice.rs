@@ -1,0 +1,47 @@
+//! What the rooms of the daemon tell the one that decides about VMs and units ([`crate::custodian`]).
+
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Something has happened that is about more than the room it happened in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// The arbiter of a unit has ended, and what it lent is lent no more.
+    ArbiterEnded {
+        /// The unit.
+        unit: u32,
+    },
+    /// An arbiter reports an event.
+    Arbiter {
+        /// The unit.
+        unit: u32,
+        /// An [`sluice_protocol::control::ArbiterEvent`].
+        kind: u32,
+        /// The VM, or 0.
+        vm: u32,
+        /// The process, or 0.
+        process: u32,
+        /// Bytes it is about.
+        bytes: u64,
+    },
+    /// An ancestor has not enough on a unit.
+    Escrow {
+        /// The unit.
+        unit: u32,
+        /// The project or organisation.
+        ancestor: u32,
+        /// Bytes that would do.
+        bytes: u64,
+    },
+    /// A device reports an error.
+    Xid {
+        /// The unit.
+        unit: u32,
+        /// The number of the error.
+        xid: u32,
+        /// The process, or 0.
+        process: u32,
+    },
+}
+
+/// Where notices go.
+pub(crate) type Notices = UnboundedSender<Notice>;

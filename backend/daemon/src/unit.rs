@@ -1,0 +1,477 @@
+//! One placement unit: its arbiter, and what the arbiter is told.
+//!
+//! Owns what each VM may have of the unit, and tells every arbiter of the unit anew: an arbiter that has died took
+//! nothing with it but what it had lent, and the one that follows takes the unit's memory again and sweeps it. The daemon
+//! never decides about memory: it says who there is, and what they may have, and the arbiter decides alone.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    fs::{File, OpenOptions},
+    io,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::OpenOptionsExt as _,
+    },
+    path::PathBuf,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use sluice_protocol::control::{ArbiterSetup, FromArbiter, ToArbiter, ToLauncher, codec};
+use sluice_shared_memory::socket;
+use tokio::{
+    io::unix::AsyncFd,
+    sync::{Notify, watch},
+    time::{interval, sleep, timeout},
+};
+
+use crate::{
+    channel::Channel,
+    configuration::Configuration,
+    inventory::Inventory,
+    launching::Launching,
+    notice::{Notice, Notices},
+    outbox::{Outbox, outbox},
+    process::{gone, kill, signal},
+    rate::TokenBucket,
+    watched::watch,
+};
+
+/// How long an arbiter may take for an answer, once it lends, before it counts as hung. Drivers have long calls.
+const HUNG: Duration = Duration::from_secs(20);
+/// How long it may take to take all memory and clear it, before it counts as hung.
+const READY: Duration = Duration::from_secs(120);
+/// How often it is asked what it has.
+const PULSE: Duration = Duration::from_millis(500);
+/// How long a description may take before it is called unknown.
+const DESCRIBE: Duration = Duration::from_secs(1);
+/// How long it may take to end when asked to.
+const END: Duration = Duration::from_secs(2);
+/// How long a killed one may take to go away.
+const KILLED: Duration = Duration::from_secs(5);
+/// Restarts at once, and per second in the long run.
+const RESTARTS: (u32, f64) = (3, 0.2);
+
+/// A unit.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    number: u32,
+    configuration: Rc<Configuration>,
+    launching: Rc<Launching>,
+    inventory: Option<Rc<Inventory>>,
+    notices: Notices,
+    running: RefCell<Option<Outbox>>,
+    process: Cell<Option<u32>>,
+    /// Bytes that can be lent, while there is an arbiter that lends.
+    lends: watch::Sender<Option<u64>>,
+    terms: RefCell<BTreeMap<u32, Terms>>,
+    escrows: RefCell<BTreeMap<u32, u64>>,
+    heard: RefCell<Heard>,
+    reported: Notify,
+}
+
+/// What a VM may have of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// Its epoch.
+    pub(crate) epoch: u64,
+    /// Whether it is fenced and gets nothing.
+    pub(crate) fenced: bool,
+    /// Bytes of chunks; 0 for all of the unit.
+    pub(crate) limit: u64,
+    /// Of these, kept for it.
+    pub(crate) guaranteed: u64,
+    /// Bytes the driver may take for it; 0 for no limit.
+    pub(crate) headroom: u64,
+    /// Bytes of guest memory it may have pinned; 0 for no limit.
+    pub(crate) pinned: u64,
+    /// Its project and organisation, as in the message.
+    pub(crate) ancestors: u64,
+}
+
+/// What an arbiter last said, with a count of how often it has.
+#[derive(Debug, Default)]
+struct Heard {
+    count: u64,
+    unit: Option<(u64, UnitReport)>,
+    vms: BTreeMap<u32, (u64, VmReport)>,
+}
+
+/// What a unit has, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct UnitReport {
+    pub(crate) total: u64,
+    pub(crate) lent: u64,
+    pub(crate) clean: u64,
+    pub(crate) dirty: u64,
+    pub(crate) headroom: u64,
+    pub(crate) suspect: u64,
+}
+
+/// What a VM has of a unit, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct VmReport {
+    pub(crate) epoch: u64,
+    pub(crate) lent: u64,
+    pub(crate) headroom: u64,
+    pub(crate) dirty: u64,
+    pub(crate) holders: u32,
+}
+
+/// A worker, as arbiters are told of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Borrower {
+    pub(crate) vm: u32,
+    pub(crate) epoch: u64,
+    pub(crate) process: u32,
+    pub(crate) session: u32,
+}
+
+impl Unit {
+    pub(crate) fn new(
+        number: u32,
+        configuration: Rc<Configuration>,
+        launching: Rc<Launching>,
+        inventory: Option<Rc<Inventory>>,
+        notices: Notices,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            number,
+            configuration,
+            launching,
+            inventory,
+            notices,
+            running: RefCell::new(None),
+            process: Cell::new(None),
+            lends: watch::Sender::new(None),
+            terms: RefCell::new(BTreeMap::new()),
+            escrows: RefCell::new(BTreeMap::new()),
+            heard: RefCell::new(Heard::default()),
+            reported: Notify::new(),
+        })
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its arbiter's process, if one runs.
+    pub(crate) fn process(&self) -> Option<u32> {
+        self.process.get()
+    }
+
+    /// Bytes that can be lent; `None` while nothing can.
+    pub(crate) fn lendable(&self) -> Option<u64> {
+        *self.lends.borrow()
+    }
+
+    /// Says what a VM may have, from now on and to every arbiter that follows.
+    pub(crate) fn admit(&self, vm: u32, terms: Terms) {
+        self.terms.borrow_mut().insert(vm, terms);
+        self.tell_terms(vm, &terms);
+    }
+
+    /// Says what a project or organisation may have of the unit.
+    pub(crate) fn escrow(&self, ancestor: u32, bytes: u64) {
+        self.escrows.borrow_mut().insert(ancestor, bytes);
+        self.tell(ToArbiter::Escrow { ancestor, bytes });
+    }
+
+    /// Waits, not longer than `limit`, until the unit lends.
+    pub(crate) async fn ready(&self, limit: Duration) -> bool {
+        let mut lends = self.lends.subscribe();
+        let ready = async { lends.wait_for(Option::is_some).await.is_ok() };
+        timeout(limit, ready).await.unwrap_or(false)
+    }
+
+    /// Introduces a worker; returns its end of the custody socket, or `None` when there is no arbiter.
+    pub(crate) fn introduce(&self, borrower: Borrower, pidfd: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+        let running = self.running.borrow();
+        let Some(outbox) = running.as_ref().filter(|_| self.lends.borrow().is_some()) else {
+            return Ok(None);
+        };
+        let (ours, theirs) = socket::pair()?;
+        let Borrower { vm, epoch, process, session } = borrower;
+        let message = ToArbiter::Worker { vm, epoch, process, session }.encode();
+        Ok(outbox.post(message, vec![theirs, pidfd.try_clone()?]).then_some(ours))
+    }
+
+    /// What the unit has now; `None` when its arbiter does not say.
+    pub(crate) async fn describe(&self) -> Option<UnitReport> {
+        let asked = self.heard.borrow().count;
+        self.tell(ToArbiter::DescribeUnit {});
+        self.hear_of(asked, |heard| heard.unit).await
+    }
+
+    /// What a VM has of the unit now; `None` when the arbiter does not say.
+    pub(crate) async fn describe_vm(&self, vm: u32) -> Option<VmReport> {
+        let asked = self.heard.borrow().count;
+        self.tell(ToArbiter::DescribeVm { vm });
+        self.hear_of(asked, |heard| heard.vms.get(&vm).copied()).await
+    }
+
+    /// Waits for a report that came after the first `asked`.
+    async fn hear_of<T>(&self, asked: u64, find: impl Fn(&Heard) -> Option<(u64, T)>) -> Option<T> {
+        let fresh = async {
+            loop {
+                let reported = self.reported.notified();
+                if let Some((count, report)) = find(&self.heard.borrow())
+                    && count > asked
+                {
+                    return report;
+                }
+                reported.await;
+            }
+        };
+        if self.running.borrow().is_none() {
+            return None;
+        }
+        timeout(DESCRIBE, fresh).await.ok()
+    }
+
+    fn tell(&self, message: ToArbiter) {
+        if let Some(outbox) = self.running.borrow().as_ref() {
+            // One that is gone is followed by one that is told everything.
+            _ = outbox.post(message.encode(), Vec::new());
+        }
+    }
+
+    fn tell_terms(&self, vm: u32, terms: &Terms) {
+        let &Terms { epoch, fenced, limit, guaranteed, headroom, pinned, ancestors } = terms;
+        self.tell(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors });
+        if fenced {
+            self.tell(ToArbiter::Fence { vm, epoch });
+        }
+    }
+
+    /// Keeps an arbiter running until `stop` says so. Returns then, or, where `give_up` is set, when there can be none.
+    pub(crate) async fn serve(
+        self: Rc<Self>,
+        mut stop: watch::Receiver<bool>,
+        give_up: bool,
+    ) -> Result<(), UnitError> {
+        let mut restarts = TokenBucket::new(RESTARTS.1, RESTARTS.0, Instant::now());
+        loop {
+            let arbiter = tokio::select! {
+                arbiter = self.start() => arbiter,
+                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            };
+            let mut stopped = false;
+            match arbiter {
+                Ok(arbiter) => {
+                    tokio::select! {
+                        result = self.converse(&arbiter) => {
+                            let why = result.unwrap_or_else(|error| error.to_string());
+                            tracing::error!("the arbiter of unit {}: {why}; it is started again", self.number);
+                        }
+                        _ = stop.wait_for(|stop| *stop) => stopped = true,
+                    }
+                    self.end(&arbiter, stopped).await;
+                }
+                Err(error) => tracing::error!("cannot start the arbiter of unit {}: {error}", self.number),
+            }
+            if stopped {
+                return Ok(());
+            }
+            while let Err(wait) = restarts.take(Instant::now()) {
+                if give_up {
+                    return Err(UnitError { unit: self.number });
+                }
+                tokio::select! {
+                    () = sleep(wait) => {}
+                    _ = stop.wait_for(|stop| *stop) => return Ok(()),
+                }
+            }
+        }
+    }
+
+    async fn start(&self) -> io::Result<Arbiter> {
+        let log = self.open_log()?;
+        let started = self
+            .launching
+            .start(ToLauncher::StartArbiter { unit: self.number })
+            .await
+            .map_err(io::Error::other)?;
+        tracing::info!("unit {}: arbiter is process {}", self.number, started.process);
+        let arbiter = Arbiter { pidfd: watch(started.pidfd)?, channel: Channel::new(started.socket)?, log };
+        self.process.set(Some(started.process));
+        Ok(arbiter)
+    }
+
+    /// The log of what was scrubbed: appended to, never read by us, and never lost with a process.
+    fn open_log(&self) -> io::Result<File> {
+        let path = audit_log(&self.configuration, self.number);
+        OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    }
+
+    /// Tells an arbiter everything and listens to it, to its end. Returns what became of it.
+    async fn converse(&self, arbiter: &Arbiter) -> io::Result<String> {
+        let setup = ArbiterSetup {
+            unit: self.number,
+            driver: self.configuration.driver.clone(),
+            device: self.number,
+            verify: self.configuration.verify,
+            scrub: self.configuration.scrub,
+            reserve: self.configuration.reserve,
+        };
+        let setup = codec::encode(&setup).map_err(io::Error::other)?;
+        let (outbox, mut letters) = outbox();
+        outbox.post(setup, vec![arbiter.log.as_fd().try_clone_to_owned()?]);
+        *self.running.borrow_mut() = Some(outbox);
+        self.tell_inventory();
+        for (&ancestor, &bytes) in self.escrows.borrow().iter() {
+            self.tell(ToArbiter::Escrow { ancestor, bytes });
+        }
+        for (&vm, terms) in self.terms.borrow().iter() {
+            self.tell_terms(vm, terms);
+        }
+        Ok(tokio::select! {
+            result = self.hear(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
+            result = letters.send(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
+            why = self.watch_pulse() => why,
+            () = self.follow_inventory() => unreachable!("an inventory is followed for ever"),
+            () = gone(&arbiter.pidfd) => "it has ended".to_owned(),
+        })
+    }
+
+    fn tell_inventory(&self) {
+        let client = self.inventory.as_ref().and_then(|inventory| inventory.client());
+        match (client, self.running.borrow().as_ref()) {
+            (Some(client), Some(outbox)) => {
+                _ = outbox.post(ToArbiter::Inventory {}.encode(), vec![client]);
+            }
+            (None, Some(_)) if self.inventory.is_none() => tracing::warn!(
+                "unit {}: without NVML nobody can tell that a worker's memory is free again: what a VM had stays its own",
+                self.number
+            ),
+            _ => {}
+        }
+    }
+
+    /// Gives the arbiter a socket of each new inventory.
+    async fn follow_inventory(&self) {
+        let Some(inventory) = &self.inventory else { return std::future::pending().await };
+        let mut generation = inventory.generation();
+        loop {
+            if generation.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+            self.tell_inventory();
+        }
+    }
+
+    /// Returns when the arbiter does not do what it is there for.
+    async fn watch_pulse(&self) -> String {
+        if !self.ready(READY).await {
+            return "it does not become ready".to_owned();
+        }
+        let mut pulse = interval(PULSE);
+        let mut answered = Instant::now();
+        loop {
+            pulse.tick().await;
+            match self.describe().await {
+                Some(_) => answered = Instant::now(),
+                None if answered.elapsed() > HUNG => return format!("it has not answered for {HUNG:?}"),
+                None => {}
+            }
+        }
+    }
+
+    async fn hear(&self, channel: &Channel) -> io::Result<()> {
+        while let Some((bytes, descriptors)) = channel.receive().await? {
+            if !descriptors.is_empty() {
+                return Err(io::Error::other("its message has descriptors"));
+            }
+            self.heed(FromArbiter::decode(&bytes).map_err(io::Error::other)?);
+        }
+        Ok(())
+    }
+
+    fn heed(&self, message: FromArbiter) {
+        let unit = self.number;
+        // Notices are heard by nobody while everything ends.
+        match message {
+            FromArbiter::Ready { bytes, context } => {
+                tracing::info!("unit {unit} lends {bytes} bytes; a context takes {context}");
+                self.lends.send_replace(Some(bytes));
+            }
+            FromArbiter::Vm { vm, epoch, lent, headroom, dirty, holders } => {
+                // Of a VM that it was told of: what it says of others is kept from filling memory.
+                if self.terms.borrow().contains_key(&vm) {
+                    let report = VmReport { epoch, lent, headroom, dirty, holders };
+                    self.note(|heard, count| _ = heard.vms.insert(vm, (count, report)));
+                }
+            }
+            FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect } => {
+                let report = UnitReport { total, lent, clean, dirty, headroom, suspect };
+                self.note(|heard, count| heard.unit = Some((count, report)));
+            }
+            FromArbiter::WantEscrow { ancestor, bytes } => {
+                _ = self.notices.send(Notice::Escrow { unit, ancestor, bytes });
+            }
+            FromArbiter::Event { kind, vm, process, bytes } => {
+                _ = self.notices.send(Notice::Arbiter { unit, kind, vm, process, bytes });
+            }
+        }
+    }
+
+    fn note(&self, enter: impl FnOnce(&mut Heard, u64)) {
+        let mut heard = self.heard.borrow_mut();
+        heard.count += 1;
+        let count = heard.count;
+        enter(&mut heard, count);
+        self.reported.notify_waiters();
+    }
+
+    /// Ends an arbiter, in order where it can be, and says that what it lent is lent no more.
+    async fn end(&self, arbiter: &Arbiter, orderly: bool) {
+        *self.running.borrow_mut() = None;
+        self.process.set(None);
+        self.lends.send_replace(None);
+        {
+            let mut heard = self.heard.borrow_mut();
+            heard.unit = None;
+            heard.vms.clear();
+        }
+        _ = self.notices.send(Notice::ArbiterEnded { unit: self.number });
+        if orderly {
+            signal(arbiter.pidfd.as_fd(), Signal::TERM);
+            if timeout(END, gone(&arbiter.pidfd)).await.is_ok() {
+                return;
+            }
+        }
+        kill(arbiter.pidfd.as_fd());
+        if timeout(KILLED, gone(&arbiter.pidfd)).await.is_err() {
+            tracing::error!("the arbiter of unit {} was killed and is still there", self.number);
+        }
+    }
+}
+
+/// A running arbiter.
+#[derive(Debug)]
+struct Arbiter {
+    pidfd: AsyncFd<OwnedFd>,
+    channel: Channel,
+    log: File,
+}
+
+impl Drop for Arbiter {
+    /// One that nobody talks to must not hold the unit's memory.
+    fn drop(&mut self) {
+        kill(self.pidfd.as_fd());
+    }
+}
+
+/// Where a unit's receipts of scrubbing are.
+pub(crate) fn audit_log(configuration: &Configuration, unit: u32) -> PathBuf {
+    configuration.runtime_dir.join(format!("scrub-unit-{unit}.log"))
+}
+
+/// A unit's arbiter cannot be kept running.
+#[derive(Debug, thiserror::Error)]
+#[error("the arbiter of unit {unit} keeps ending")]
+pub(crate) struct UnitError {
+    unit: u32,
+}
