@@ -11,11 +11,13 @@
 mod cubin;
 mod extent;
 mod fatbin;
+mod mention;
 mod ptx;
 
 pub use cubin::{KernelParams, Param, cubin_params, nobits_bytes};
 pub use extent::{Extent, ImageKind, Wrapper, size_of};
 pub use fatbin::{Entries, Entry, EntryKind, Fatbin};
+pub use mention::may_mention;
 pub use ptx::{Target, select_ptx, target};
 
 use crate::sys::CUresult;

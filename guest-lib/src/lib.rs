@@ -9,6 +9,7 @@
 mod api;
 mod arena;
 mod arguments;
+mod console;
 mod contexts;
 mod devices;
 mod error;

@@ -1,6 +1,7 @@
 //! The session: calls out through the ring, answers in through the reply slots.
 
 use crate::{
+    console,
     error::{Error, Result},
     log, thread,
     transport::Transport,
@@ -21,7 +22,7 @@ use sluice_protocol::{
 };
 use sluice_shared_memory::{Reservation, mapping::Words};
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -41,6 +42,8 @@ pub(crate) struct Session {
     replies: [AtomicU64; limits::REPLY_SLOTS as usize / 64],
     tickets: Box<[AtomicU32]>,
     attachments: Mutex<Vec<bool>>,
+    /// Held while text of kernels is fetched and written.
+    text: Mutex<()>,
     /// Turns every post into a sync, for debugging (`SLUICE_SYNC=1`).
     synchronous: bool,
     /// What `cuDriverGetVersion` answers.
@@ -107,6 +110,7 @@ impl Session {
             tickets: (0..limits::REPLY_SLOTS).map(|_| AtomicU32::new(0)).collect(),
             // Slot 0 is the control resource.
             attachments: Mutex::new((0..limits::ATTACHMENTS).map(|slot| slot == 0).collect()),
+            text: Mutex::default(),
             synchronous: std::env::var_os("SLUICE_SYNC").is_some_and(|value| value == "1"),
             driver_version: 0,
             device_count: 0,
@@ -174,16 +178,34 @@ impl Session {
         layout::completed(self.words(), slot) >= sequence
     }
 
-    /// Waits until everything posted to a stream slot up to `sequence` is complete.
+    /// Waits until everything posted to a stream slot up to `sequence` is complete, and passes on what it has printed.
     pub(crate) fn wait_complete(&self, slot: u32, sequence: u64) -> Result {
         if !self.is_complete(slot, sequence) {
             self.waiting.until(Condition::Sequence { slot, sequence });
-            if !self.is_complete(slot, sequence) {
-                self.healthy()?;
-                return Err(Error::UNKNOWN);
-            }
         }
-        Ok(())
+        self.pass_on_text();
+        if self.is_complete(slot, sequence) {
+            return Ok(());
+        }
+        self.healthy()?;
+        Err(Error::UNKNOWN)
+    }
+
+    /// Writes what kernels have printed to the program's output.
+    fn pass_on_text(&self) {
+        if self.words().load_u32(layout::CONSOLE, Ordering::Acquire) == 0 {
+            return;
+        }
+        // One thread at a time, so that the text keeps its order; the others wait, so that theirs is out when they return.
+        let _order = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.words().load_u32(layout::CONSOLE, Ordering::Acquire) != 0 {
+            let call = wire::console_read::CALL;
+            let publish =
+                |slot, ticket| self.publish(0, call, None, slot, ticket, wire::console_read::put).map(drop);
+            // A session that has ended has no text any more.
+            let Ok(read) = self.answered(publish, wire::console_read::Reply::get) else { return };
+            console::print(read.text.get(..read.length as usize).unwrap_or_default());
+        }
     }
 
     /// A call with an answer.

@@ -38,6 +38,9 @@ macro_rules! for_each_wire_call {
             /// it on its side before.
             0x0003 sync window_reserve(base: u64, bytes: Size<{ limits::SESSION_WINDOW_BYTES }>) -> ();
 
+            /// Takes the oldest text that kernels have printed, `length` bytes of it. Answered also after a sticky error.
+            0x0004 sync console_read() -> (length: u32, text: [u8; 1024]);
+
             /// Creates a context, or retains the primary one. `stream` is the stream slot of its legacy default stream.
             0x0010 sync context_create(context: Mint<Context>, device: u32, flags: u32, primary: bool, stream: u32) -> ();
             /// Destroys a context, or resets the primary one, with everything in it. The guest has waited for its work.

@@ -82,6 +82,8 @@ pub const WINDOWS: usize = 16;
 pub const WINDOW_BOUNDS: core::ops::Range<u64> = 0x7e00_0000_0000..0x7f00_0000_0000;
 /// Bytes of JIT log returned to a guest.
 pub const JIT_LOG_BYTES: u64 = 64 << 10;
+/// Bytes of what kernels print that a worker keeps for its guest: as much as a driver does by default.
+pub const CONSOLE_BYTES: usize = 1 << 20;
 /// Bytes of one message between backend processes.
 pub const CONTROL_BYTES: usize = 64 << 10;
 /// Leases one worker may hold: a full H200 in the smallest chunks.

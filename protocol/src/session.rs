@@ -37,6 +37,9 @@ pub const RING_TAIL: usize = 0x140;
 /// Offset of the ring's head: bytes ever consumed; worker to guest.
 pub const RING_HEAD: usize = 0x180;
 
+/// Offset of the word that is 1 while there is text of kernels to fetch; worker to guest.
+pub const CONSOLE: usize = 0x1c0;
+
 /// Offset of the attach table.
 pub const ATTACHMENTS_AT: usize = 0x1000;
 /// Offset of the table of completed sequences.

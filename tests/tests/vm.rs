@@ -189,7 +189,7 @@ fn programs_print_the_same(series: Series, cpus: u32) -> Result<()> {
     stage.power_off()
 }
 
-// Promise: C1
+// Promise: C1, C13
 #[test]
 fn programs_print_the_same_natively_and_on_kernel_6_1() -> Result<()> {
     programs_print_the_same(Series::V6_1, 1)

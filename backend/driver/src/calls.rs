@@ -697,6 +697,11 @@ impl Driver {
         }
     }
 
+    /// `cuEventSynchronize`. For events that are reached: it waits for others.
+    pub fn event_synchronize(&self, event: Handle) -> Result<()> {
+        call!(self.cuEventSynchronize(event))
+    }
+
     /// Whether everything before the event's last recording is done.
     pub fn event_done(&self, event: Handle) -> Result<bool> {
         match call!(self.cuEventQuery(event)) {

@@ -14,7 +14,7 @@ use core::{
     sync::atomic::{AtomicBool, Ordering, fence},
     time::Duration,
 };
-use sluice_driver::Driver;
+use sluice_driver::{Driver, Handle};
 use std::{
     sync::{Arc, Mutex, OnceLock},
     thread::Thread,
@@ -109,21 +109,35 @@ impl Completion {
             match state {
                 Ok(true) => {
                     lane.retire();
-                    done = Some(marker.sequence);
+                    done = Some(marker);
                 }
                 Ok(false) => break,
                 Err(failed) => {
                     // Whatever is queued behind the failure must not appear done, on any stream.
+                    self.publish_text(None);
                     self.session.set_sticky(failed);
                     return false;
                 }
             }
         }
-        if let Some(sequence) = done {
-            lane.settle(sequence, |to, rows| self.attached.deliver(to, rows));
-            self.session.set_completed(slot, sequence);
+        if let Some(marker) = done {
+            lane.settle(marker.sequence, |to, rows| self.attached.deliver(to, rows));
+            self.publish_text(Some(marker.event));
+            self.session.set_completed(slot, marker.sequence);
         }
         done.is_some()
+    }
+
+    /// Offers what kernels have printed, before their work is published as complete.
+    fn publish_text(&self, event: Option<Handle>) {
+        if !self.session.console().is_open() {
+            return;
+        }
+        // A driver prints when it is waited for, and not when it is only asked. The event is reached, so nothing is waited for.
+        if let Some(Err(failed)) = event.map(|event| self.driver.event_synchronize(event)) {
+            tracing::debug!(code = failed, "an event that was reached cannot be waited for");
+        }
+        self.session.offer_text(self.session.console().settle());
     }
 
     /// The completion thread.

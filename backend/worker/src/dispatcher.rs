@@ -24,7 +24,7 @@ use crate::{
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
-    calls::{CallError, Dispatched, Outcome, dispatch},
+    calls::{CallError, Dispatched, Outcome, dispatch, wire},
     field::FieldError,
     handle::{Context, Event, Function, Id, Module, Stream},
     limits,
@@ -189,7 +189,9 @@ impl Dispatcher {
             self.read_notices();
         }
         let to = reply_to(&header);
-        if let Some(failed) = self.shared.session.sticky() {
+        if let Some(failed) = self.shared.session.sticky()
+            && header.call != wire::console_read::CALL
+        {
             self.shared.session.answer(to, failed, &[]);
             return Ok(());
         }

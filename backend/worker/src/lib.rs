@@ -14,6 +14,7 @@
 mod address;
 mod arenas;
 mod completion;
+mod console;
 mod control;
 mod dispatcher;
 mod exit;

@@ -1,6 +1,6 @@
 //! `sluice-worker`: one session on the driver, over an inherited control socket.
 
-#![expect(unsafe_code, reason = "adopts the control socket by its number and sets up C's standard output")]
+#![expect(unsafe_code, reason = "adopts the control socket by its number")]
 
 use clap::Parser;
 use rustix::fd::{FromRawFd, OwnedFd};
@@ -15,27 +15,12 @@ struct Arguments {
     control_fd: RawFd,
 }
 
-/// Gives C's standard output its buffer now. Drivers print there what kernels print, and whoever prints first would
-/// otherwise have to ask what kind of file it is, which the filter does not allow.
-fn prepare_standard_output() {
-    unsafe extern "C" {
-        static stdout: *mut libc::FILE;
-    }
-    let buffer: &'static mut [u8; 4096] = Box::leak(Box::new([0; 4096]));
-    // SAFETY: nothing was printed yet, and the buffer lives as long as the process.
-    let status = unsafe { libc::setvbuf(stdout, buffer.as_mut_ptr().cast(), libc::_IOLBF, buffer.len()) };
-    if status != 0 {
-        tracing::warn!("standard output keeps a buffer of its own: a kernel that prints may end the session");
-    }
-}
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_env("SLUICE_LOG"))
         .with_writer(std::io::stderr)
         .init();
-    prepare_standard_output();
     // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.
     let control = unsafe { OwnedFd::from_raw_fd(arguments.control_fd) };
     match sluice_worker::run(control) {

@@ -2,7 +2,7 @@
 //!
 //! Everything the guest must see is published through here, so that no publication forgets to wake a sleeping guest.
 
-use crate::{arenas::Pages, exit::exit};
+use crate::{arenas::Pages, console::Console, exit::exit};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
@@ -47,6 +47,7 @@ pub(crate) struct Session {
     inner: OwnedFd,
     wake: OwnedFd,
     sticky: AtomicU32,
+    console: Console,
     /// What was published as complete, per stream slot; the guest's page is not read back.
     completed: Box<[AtomicU64]>,
 }
@@ -55,7 +56,15 @@ impl Session {
     pub(crate) fn new(words: Pages, doorbell: OwnedFd, wake: OwnedFd) -> Result<Session, Errno> {
         let inner = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let completed = (0..limits::STREAMS).map(|_| AtomicU64::new(0)).collect();
-        Ok(Session { words, doorbell, inner, wake, sticky: AtomicU32::new(0), completed })
+        Ok(Session {
+            words,
+            doorbell,
+            inner,
+            wake,
+            sticky: AtomicU32::new(0),
+            console: Console::default(),
+            completed,
+        })
     }
 
     /// The control resource.
@@ -149,6 +158,24 @@ impl Session {
             word.store(sequence, Ordering::Release);
             session::set_completed(&self.words, slot, sequence);
         }
+    }
+
+    /// What kernels print.
+    pub(crate) const fn console(&self) -> &Console {
+        &self.console
+    }
+
+    /// Tells the guest that there is text to fetch, if there is.
+    pub(crate) fn offer_text(&self, some: bool) {
+        if some {
+            self.words.store_u32(session::CONSOLE, 1, Ordering::Release);
+        }
+    }
+
+    /// Moves text to the guest.
+    pub(crate) fn fetch_text(&self, into: &mut [u8]) -> usize {
+        self.console
+            .fetch(into, |more| self.words.store_u32(session::CONSOLE, more.into(), Ordering::Release))
     }
 
     /// Publishes what became of an attachment.

@@ -86,6 +86,17 @@ impl Handler for Dispatcher {
         Outcome::Later
     }
 
+    fn console_read(
+        &mut self,
+        _header: &Header,
+        _args: wire::console_read::Args<'_>,
+    ) -> Outcome<wire::console_read::Reply> {
+        let mut text = [0; 1024];
+        let length = self.shared.session.fetch_text(&mut text);
+        // At most 1,024.
+        Outcome::Done(wire::console_read::Reply { length: u32::try_from(length).unwrap_or(0), text })
+    }
+
     fn context_create(
         &mut self,
         header: &Header,

@@ -6,6 +6,7 @@ use crate::{
     arenas::Arena,
     completion::Current,
     lanes::ContextRef,
+    limit_log::limited,
     notice::{Notice, Notices},
     objects::{self, Function, Image, Module},
     session::{ReplyTo, Session},
@@ -250,6 +251,7 @@ impl ModuleHelper {
             Ok(image) => image,
             Err(failed) => return (Err(failed), 0),
         };
+        self.expect_text(&image);
         if library {
             return (self.driver.library_load(&image).map(Image::Library), 0);
         }
@@ -260,6 +262,32 @@ impl ModuleHelper {
         let used = used.min(bytes);
         log.write(text.get(..used).unwrap_or_default());
         (loaded.map(Image::Module), used as u64)
+    }
+
+    /// Sees to it that what the image's kernels print reaches the guest.
+    fn expect_text(&self, image: &[u8]) {
+        if self.session.console().is_open() || !image::may_mention(image, b"vprintf") {
+            return;
+        }
+        match self.session.console().open() {
+            Ok(true) => {
+                let session = Arc::clone(&self.session);
+                let watch = move || loop {
+                    match session.console().watch() {
+                        Ok(some) => session.offer_text(some),
+                        Err(error) => {
+                            tracing::warn!(%error, "what kernels print is no longer read");
+                            return;
+                        }
+                    }
+                };
+                if let Err(error) = std::thread::Builder::new().name("console".to_owned()).spawn(watch) {
+                    limited!(warn, %error, "what kernels print reaches the guest late");
+                }
+            }
+            Ok(false) => {}
+            Err(error) => limited!(warn, %error, "what kernels print is lost"),
+        }
     }
 
     fn function(

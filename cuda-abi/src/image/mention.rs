@@ -1,0 +1,66 @@
+//! Whether an image names something.
+
+use super::{Fatbin, Fields, extent::FATBIN_MAGIC};
+
+/// Bytes of compressed payloads that are unpacked for a look; what is larger may hold anything.
+const LOOK_BYTES: u64 = 64 << 20;
+
+/// Whether a PTX text or the symbols of a cubin in the image may mention a name. An image that cannot be read, or only at
+/// great cost, may mention everything.
+#[must_use]
+pub fn may_mention(image: &[u8], name: &[u8]) -> bool {
+    if image.u32_at(0) != Some(FATBIN_MAGIC) {
+        return contains(image, name);
+    }
+    let Ok(fatbin) = Fatbin::parse(image) else { return true };
+    let mut left = LOOK_BYTES;
+    fatbin.entries().any(|entry| match entry.and_then(|entry| entry.payload(left)) {
+        Ok(payload) => {
+            left = left.saturating_sub(payload.len() as u64);
+            contains(&payload, name)
+        }
+        Err(_) => true,
+    })
+}
+
+fn contains(bytes: &[u8], name: &[u8]) -> bool {
+    memchr::memmem::find(bytes, name).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_found_in_text_and_never_missed_in_what_cannot_be_read() {
+        assert!(may_mention(b".extern .func (.param .b32 r) vprintf", b"vprintf"));
+        assert!(!may_mention(b".visible .entry quiet()", b"vprintf"));
+        let damaged =
+            [&FATBIN_MAGIC.to_le_bytes()[..], &[1, 0, 16, 0, 8, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3]].concat();
+        assert!(may_mention(&damaged, b"vprintf"));
+    }
+
+    #[test]
+    fn compressed_entries_are_looked_into() {
+        let fatbin = |text: &[u8]| {
+            let packed = lz4_flex::block::compress(text);
+            let padded = packed.len().next_multiple_of(8);
+            let mut entry = vec![0_u8; 64];
+            entry[0..4].copy_from_slice(&[1, 0, 1, 1]);
+            entry[4..8].copy_from_slice(&64_u32.to_le_bytes());
+            entry[8..16].copy_from_slice(&(padded as u64).to_le_bytes());
+            entry[16..20].copy_from_slice(&u32::try_from(packed.len()).unwrap().to_le_bytes());
+            entry[28..32].copy_from_slice(&80_u32.to_le_bytes());
+            entry[40..48].copy_from_slice(&0x2000_u64.to_le_bytes());
+            entry[56..64].copy_from_slice(&(text.len() as u64).to_le_bytes());
+            entry.extend_from_slice(&packed);
+            entry.resize(64 + padded, 0);
+            let header =
+                [&FATBIN_MAGIC.to_le_bytes()[..], &[1, 0, 16, 0], &(entry.len() as u64).to_le_bytes()];
+            [&header.concat()[..], &entry].concat()
+        };
+        let filler = "mov.b32 %r1, %r2; ".repeat(50);
+        assert!(may_mention(&fatbin(format!("{filler}call vprintf;").as_bytes()), b"vprintf"));
+        assert!(!may_mention(&fatbin(filler.as_bytes()), b"vprintf"));
+    }
+}

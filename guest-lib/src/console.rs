@@ -1,0 +1,14 @@
+//! What kernels print, written where the program's own output goes.
+
+#![expect(unsafe_code, reason = "writes to C's standard output")]
+
+/// Appends text to C's standard output, so that it keeps its place among what the program prints itself.
+pub(crate) fn print(text: &[u8]) {
+    unsafe extern "C" {
+        static stdout: *mut libc::FILE;
+    }
+    // SAFETY: the C library's stream exists from its start to its end.
+    let stream = unsafe { stdout };
+    // SAFETY: pointer and length describe the text. A stream that fails is the program's own, as for a driver.
+    let _ = unsafe { libc::fwrite(text.as_ptr().cast(), 1, text.len(), stream) };
+}
