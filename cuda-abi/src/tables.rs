@@ -52,6 +52,46 @@ pub trait Hooks: Sync {
     fn driver_version(&self) -> u32;
     /// A table was asked for and refused. Called each time; a log should name each table once.
     fn refused(&self, uuid: [u8; 16]);
+    /// What a management library of the same system wants to know; `None` where there is none.
+    fn monitor(&self) -> Option<&dyn Monitor> {
+        None
+    }
+}
+
+/// What a management library may ask, whatever devices the program itself may see, with or without a context.
+pub trait Monitor {
+    /// How many devices there are.
+    fn devices(&self) -> Result<u32, u32>;
+    /// What a device is.
+    fn device(&self, index: u32) -> Result<MonitoredDevice, u32>;
+    /// Bytes of a device's memory, and how many of them are in use.
+    fn memory(&self, index: u32) -> Result<(u64, u64), u32>;
+    /// Fills in the processes that use a device, of this system alone; answers how many there are.
+    fn processes(&self, index: u32, into: &mut [MonitoredProcess]) -> Result<u32, u32>;
+    /// A device attribute (`CUdevice_attribute`).
+    fn attribute(&self, index: u32, attribute: u32) -> Result<i32, u32>;
+}
+
+/// A device, for a management library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct MonitoredDevice {
+    /// As `cuDeviceGetUuid` answers.
+    pub uuid: [u8; 16],
+    /// As `cuDeviceGetName` answers, with at least one NUL at the end.
+    pub name: [u8; 128],
+}
+
+/// A process that uses a device, for a management library.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct MonitoredProcess {
+    /// Its number in its own system.
+    pub process: u32,
+    /// Nothing.
+    pub pad: u32,
+    /// Bytes it has of the device.
+    pub bytes: u64,
 }
 
 static HOOKS: OnceLock<&'static dyn Hooks> = OnceLock::new();
@@ -77,6 +117,7 @@ pub fn get(uuid: [u8; 16]) -> Option<*const c_void> {
         TOOLS_CONTEXT => TOOLS_CONTEXT_TABLE.address(),
         CUBLAS => CUBLAS_TABLE.address(),
         CUPTI => CUPTI_TABLE.address(),
+        MONITOR if HOOKS.get().is_some_and(|hooks| hooks.monitor().is_some()) => MONITOR_TABLE.address(),
         _ => {
             if let Some(hooks) = HOOKS.get() {
                 hooks.refused(uuid);
@@ -99,6 +140,7 @@ pub const fn name(uuid: [u8; 16]) -> Option<&'static str> {
         TOOLS_CONTEXT => "tools context",
         CUBLAS => "unnamed, used by cuBLASLt",
         CUPTI => "CUPTI",
+        MONITOR => "Sluice, for a management library",
         RUNTIME_OPTIONAL => "unnamed, optional to the runtime",
         NVRTC_CACHE => "NVRTC cache",
         PROFILER_TOOLS => "profiler tools",
@@ -137,6 +179,19 @@ pub const TOOLS_CONTEXT: [u8; 16] = id(0x21318c60_9714_3248_8ca6_41ff7324c8f2);
 pub const CUBLAS: [u8; 16] = id(0x1734dc26_800d_4745_8726_c0f1e7dd8bca);
 /// Without this table CUPTI recurses without end.
 pub const CUPTI: [u8; 16] = id(0x7cb63f9b_9ca4_8e42_a484_beb66e6aed7f);
+
+/// Ours, for the management library that comes with the driver. Slot 0 is the table's size; every function answers a
+/// `CUresult`, and none needs a context:
+///
+/// | slot | function |
+/// |---|---|
+/// | 1 | `(uint32_t *devices)` |
+/// | 2 | `(uint32_t index, struct { uint8_t uuid[16]; char name[128]; } *)` |
+/// | 3 | `(uint32_t index, uint64_t *total, uint64_t *used)` |
+/// | 4 | `(uint32_t index, uint32_t *count, struct { uint32_t process, pad; uint64_t bytes; } *)`: room in, processes out |
+/// | 5 | `(uint32_t index, uint32_t attribute, int32_t *value)` |
+/// | 6 | `(uint32_t *driver_version)` |
+pub const MONITOR: [u8; 16] = id(0x736c7569_6365_4d6f_8e69_746f722d7631);
 
 /// Refused: a runtime does without it, but calls into it where it is offered.
 pub const RUNTIME_OPTIONAL: [u8; 16] = id(0xf8cff951_2146_8b4e_b9e2_fb469e7c0dd9);
@@ -199,6 +254,14 @@ static CONTEXT_CHECKS_TABLE: Table<15> =
 static TOOLS_CONTEXT_TABLE: Table<95> = Table::new(&[(4, context_id as *const c_void)]);
 static CUBLAS_TABLE: Table<64> = Table::new(&[]);
 static CUPTI_TABLE: Table<64> = Table::new(&[]);
+static MONITOR_TABLE: Table<7> = Table::new(&[
+    (1, monitor_devices as *const c_void),
+    (2, monitor_device as *const c_void),
+    (3, monitor_memory as *const c_void),
+    (4, monitor_processes as *const c_void),
+    (5, monitor_attribute as *const c_void),
+    (6, monitor_version as *const c_void),
+]);
 
 // --- The functions ---------------------------------------------------------------------------------------------------
 
@@ -230,6 +293,81 @@ unsafe fn answer<T>(place: *mut T, value: T) -> Result<(), u32> {
     // SAFETY: not null, so valid for writing by the condition above.
     unsafe { place.write(value) };
     Ok(())
+}
+
+/// Runs the body of a slot of [`MONITOR`].
+fn with_monitor(body: impl FnOnce(&dyn Monitor) -> Result<(), u32>) -> u32 {
+    with_hooks(|hooks| body(hooks.monitor().ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED as u32)?))
+}
+
+/// # Safety
+///
+/// `devices` is null or may be written to.
+unsafe extern "C" fn monitor_devices(devices: *mut u32) -> u32 {
+    // SAFETY: passed on.
+    with_monitor(|monitor| unsafe { answer(devices, monitor.devices()?) })
+}
+
+/// # Safety
+///
+/// `device` is null or may be written to.
+unsafe extern "C" fn monitor_device(index: u32, device: *mut MonitoredDevice) -> u32 {
+    // SAFETY: passed on.
+    with_monitor(|monitor| unsafe { answer(device, monitor.device(index)?) })
+}
+
+/// # Safety
+///
+/// Both places are null or may be written to.
+unsafe extern "C" fn monitor_memory(index: u32, total: *mut u64, used: *mut u64) -> u32 {
+    with_monitor(|monitor| {
+        let (all, taken) = monitor.memory(index)?;
+        // SAFETY: passed on.
+        unsafe { answer(total, all) }?;
+        // SAFETY: passed on.
+        unsafe { answer(used, taken) }
+    })
+}
+
+/// # Safety
+///
+/// `count` is null or may be read and written; `processes` has room for as many entries as it says.
+unsafe extern "C" fn monitor_processes(index: u32, count: *mut u32, processes: *mut MonitoredProcess) -> u32 {
+    /// More processes than one system can have at the device.
+    const MOST: usize = 1024;
+    with_monitor(|monitor| {
+        if count.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
+        }
+        // SAFETY: not null, so valid for reading by the condition above.
+        let room = unsafe { count.read() } as usize;
+        let mut list =
+            vec![MonitoredProcess::default(); if processes.is_null() { 0 } else { room.min(MOST) }];
+        let found = monitor.processes(index, &mut list)?;
+        let filled = list.len().min(found as usize);
+        if filled > 0 {
+            // SAFETY: not null, there is room for `room` entries, and at most as many are written.
+            unsafe { ptr::copy_nonoverlapping(list.as_ptr(), processes, filled) };
+        }
+        // SAFETY: passed on.
+        unsafe { answer(count, found) }
+    })
+}
+
+/// # Safety
+///
+/// `value` is null or may be written to.
+unsafe extern "C" fn monitor_attribute(index: u32, attribute: u32, value: *mut i32) -> u32 {
+    // SAFETY: passed on.
+    with_monitor(|monitor| unsafe { answer(value, monitor.attribute(index, attribute)?) })
+}
+
+/// # Safety
+///
+/// `version` is null or may be written to.
+unsafe extern "C" fn monitor_version(version: *mut u32) -> u32 {
+    // SAFETY: passed on.
+    with_hooks(|hooks| unsafe { answer(version, hooks.driver_version()) })
 }
 
 /// The context a null handle means: the current one.

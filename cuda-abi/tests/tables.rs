@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Mutex;
 
-use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks};
+use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
 
 const VERSION: u32 = 13050;
 const NOT_SUPPORTED: u32 = 801;
@@ -48,6 +48,31 @@ impl Hooks for Driver {
     }
     fn refused(&self, uuid: [u8; 16]) {
         self.refused.lock().unwrap().push(uuid);
+    }
+    fn monitor(&self) -> Option<&dyn Monitor> {
+        Some(self)
+    }
+}
+
+impl Monitor for Driver {
+    fn devices(&self) -> Result<u32, u32> {
+        Ok(2)
+    }
+    fn device(&self, index: u32) -> Result<MonitoredDevice, u32> {
+        let identity = self.devices.get(index as usize).ok_or(101_u32)?;
+        Ok(MonitoredDevice { uuid: identity.uuid, name: [0; 128] })
+    }
+    fn memory(&self, index: u32) -> Result<(u64, u64), u32> {
+        Ok((100, u64::from(index)))
+    }
+    fn processes(&self, _index: u32, into: &mut [MonitoredProcess]) -> Result<u32, u32> {
+        for (process, entry) in (1..=3).zip(into) {
+            *entry = MonitoredProcess { process, pad: 0, bytes: 7 };
+        }
+        Ok(3)
+    }
+    fn attribute(&self, _index: u32, attribute: u32) -> Result<i32, u32> {
+        i32::try_from(attribute).map_err(|_| 1)
     }
 }
 
@@ -89,6 +114,7 @@ const SERVED: &[([u8; 16], usize, &[usize])] = &[
     (tables::TOOLS_CONTEXT, 95, &[4]),
     (tables::CUBLAS, 64, &[]),
     (tables::CUPTI, 64, &[]),
+    (tables::MONITOR, 7, &[1, 2, 3, 4, 5, 6]),
 ];
 
 #[test]
@@ -166,6 +192,28 @@ fn contexts_and_checks() {
     CURRENT.set(0);
     assert_eq!(call(tables::TOOLS_CONTEXT, 4, 0_usize, &raw mut id, 0), 201);
     assert_eq!(id, 0xc5);
+}
+
+#[test]
+fn a_management_library_is_told_what_it_asks() {
+    let (mut devices, mut version, mut value) = (0_u32, 0_u32, 0_i32);
+    assert_eq!(call(tables::MONITOR, 1, &raw mut devices, 0, 0), 0);
+    assert_eq!(call(tables::MONITOR, 6, &raw mut version, 0, 0), 0);
+    assert_eq!(call(tables::MONITOR, 5, 0_u32, 75_u32, &raw mut value), 0);
+    assert_eq!((devices, version, value), (2, VERSION, 75));
+    let mut device = MonitoredDevice { uuid: [0; 16], name: [1; 128] };
+    assert_eq!(call(tables::MONITOR, 2, 1_u32, &raw mut device, 0), 0);
+    assert_eq!(device.uuid, [2; 16]);
+    assert_eq!(call(tables::MONITOR, 2, 2_u32, &raw mut device, 0), 101);
+    let (mut total, mut used) = (0_u64, 0_u64);
+    assert_eq!(call(tables::MONITOR, 3, 1_u32, &raw mut total, &raw mut used), 0);
+    assert_eq!((total, used), (100, 1));
+    let mut list = [MonitoredProcess::default(); 3];
+    let mut count = 2_u32;
+    assert_eq!(call(tables::MONITOR, 4, 0_u32, &raw mut count, list.as_mut_ptr()), 0);
+    assert_eq!(count, 3, "how many there are");
+    assert_eq!(list.map(|entry| entry.process), [1, 2, 0], "no more than there is room for");
+    assert_eq!(call(tables::MONITOR, 4, 0_u32, &raw mut count, ptr::null_mut::<MonitoredProcess>()), 0);
 }
 
 #[test]

@@ -30,6 +30,7 @@ pub(crate) mod attribute {
 }
 
 /// One device.
+#[derive(Clone)]
 pub(crate) struct Device {
     /// Its number on the host's side of the session.
     pub(crate) ordinal: u32,
@@ -63,6 +64,8 @@ impl Device {
 /// The visible devices.
 pub(crate) struct Devices {
     list: Vec<Device>,
+    /// Those that are not visible to the program, too, in the host's order.
+    all: Vec<Device>,
     identities: Vec<DeviceIdentity>,
 }
 
@@ -74,8 +77,8 @@ impl Devices {
             all.push(read_one(session, ordinal)?);
         }
         let list = match std::env::var("CUDA_VISIBLE_DEVICES") {
-            Ok(value) => visible(all, &value),
-            Err(_) => all,
+            Ok(value) => visible(all.clone(), &value),
+            Err(_) => all.clone(),
         };
         if list.is_empty() {
             log::info(format_args!("no device is visible"));
@@ -86,7 +89,7 @@ impl Devices {
             pci_bus: device.attribute(attribute::PCI_BUS_ID).unwrap_or(0),
             pci_device: device.attribute(attribute::PCI_DEVICE_ID).unwrap_or(0),
         };
-        Ok(Devices { identities: list.iter().map(identity).collect(), list })
+        Ok(Devices { identities: list.iter().map(identity).collect(), list, all })
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -100,6 +103,11 @@ impl Devices {
     /// The device of a `CUdevice`.
     pub(crate) fn get(&self, device: i32) -> Result<&Device> {
         usize::try_from(device).ok().and_then(|index| self.list.get(index)).ok_or(Error::INVALID_DEVICE)
+    }
+
+    /// Any device by its number on the host's side, visible to the program or not.
+    pub(crate) fn any(&self, ordinal: u32) -> Result<&Device> {
+        self.all.get(ordinal as usize).ok_or(Error::INVALID_DEVICE)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Device> {

@@ -1,8 +1,11 @@
 //! What the export tables ask of the shim.
 
 use crate::{error::Error, log, process, thread};
-use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks};
-use sluice_protocol::handle::{Context, Id};
+use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
+use sluice_protocol::{
+    calls::wire,
+    handle::{Context, Id},
+};
 use std::{collections::HashSet, sync::Mutex};
 
 struct Shim;
@@ -43,6 +46,10 @@ impl Hooks for Shim {
         process::connect().map_or(0, |process| process.session.driver_version)
     }
 
+    fn monitor(&self) -> Option<&dyn Monitor> {
+        Some(self)
+    }
+
     fn refused(&self, uuid: [u8; 16]) {
         static SEEN: Mutex<Option<HashSet<[u8; 16]>>> = Mutex::new(None);
         let mut seen = SEEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -51,6 +58,67 @@ impl Hooks for Shim {
             log::info(format_args!("export table {name} ({:032x}) is refused", u128::from_be_bytes(uuid)));
         }
     }
+}
+
+impl Monitor for Shim {
+    fn devices(&self) -> Result<u32, u32> {
+        monitored(|process| Ok(process.session.device_count))
+    }
+
+    fn device(&self, index: u32) -> Result<MonitoredDevice, u32> {
+        monitored(|process| {
+            let device = process.devices.any(index)?;
+            let mut name = [0; 128];
+            let length = device.name.len().min(name.len() - 1);
+            name[..length].copy_from_slice(&device.name[..length]);
+            Ok(MonitoredDevice { uuid: device.uuid, name })
+        })
+    }
+
+    fn memory(&self, index: u32) -> Result<(u64, u64), u32> {
+        monitored(|process| {
+            let memory = process.session.sync(
+                0,
+                wire::device_memory::CALL,
+                |writer| wire::device_memory::put(writer, index),
+                wire::device_memory::Reply::get,
+            )?;
+            Ok((memory.total, memory.total.saturating_sub(memory.free)))
+        })
+    }
+
+    fn processes(&self, index: u32, into: &mut [MonitoredProcess]) -> Result<u32, u32> {
+        monitored(|process| {
+            let mut count = 0;
+            loop {
+                let reply = process.session.sync(
+                    0,
+                    wire::process_info::CALL,
+                    |writer| wire::process_info::put(writer, index, count),
+                    wire::process_info::Reply::get,
+                )?;
+                // A host that never comes to an end is not followed.
+                if !reply.found || count >= MOST_PROCESSES {
+                    return Ok(count);
+                }
+                if let Some(entry) = into.get_mut(count as usize) {
+                    *entry = MonitoredProcess { process: reply.process, pad: 0, bytes: reply.bytes };
+                }
+                count += 1;
+            }
+        })
+    }
+
+    fn attribute(&self, index: u32, attribute: u32) -> Result<i32, u32> {
+        monitored(|process| process.devices.any(index)?.attribute(attribute))
+    }
+}
+
+/// More processes than a VM may have sessions.
+const MOST_PROCESSES: u32 = 1024;
+
+fn monitored<R>(what: impl FnOnce(&'static process::Process) -> crate::error::Result<R>) -> Result<R, u32> {
+    process::connect().and_then(what).map_err(|Error(code)| code)
 }
 
 fn handle(raw: u64) -> usize {

@@ -40,6 +40,11 @@ macro_rules! for_each_wire_call {
 
             /// Takes the oldest text that kernels have printed, `length` bytes of it. Answered also after a sticky error.
             0x0004 sync console_read() -> (length: u32, text: [u8; 1024]);
+            /// The `index`-th process of the VM that uses device `device`, with the number its own system gave it and the bytes it
+            /// has. `found` is false behind the last one.
+            0x0005 sync process_info(device: u32, index: u32) -> (found: bool, process: u32, bytes: u64);
+            /// Free and total bytes of device `device` as the VM may see them; needs no context.
+            0x0006 sync device_memory(device: u32) -> (free: u64, total: u64);
 
             /// Creates a context, or retains the primary one. `stream` is the stream slot of its legacy default stream.
             0x0010 sync context_create(context: Mint<Context>, device: u32, flags: u32, primary: bool, stream: u32) -> ();

@@ -224,6 +224,21 @@ impl Mapping {
         Ok(Mapping { reservation })
     }
 
+    /// Maps the first `bytes` of a file that somebody else writes, to be read only: a write is a fault. The caller has
+    /// checked the file's size.
+    ///
+    /// # Errors
+    /// [`MapError`] when the kernel refuses.
+    pub fn read_only(file: BorrowedFd<'_>, bytes: u64) -> Result<Mapping, MapError> {
+        let reservation = Reservation::new(0, bytes)?;
+        let error = |error| MapError::Piece { offset: 0, bytes, error };
+        let (pointer, length) = (core::ptr::without_provenance_mut(reservation.base), reservation.bytes);
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: exactly the fresh reservation is replaced.
+        unsafe { mm::mmap(pointer, length, ProtFlags::READ, flags, file, 0) }.map_err(error)?;
+        Ok(Mapping { reservation })
+    }
+
     /// First address.
     #[must_use]
     pub const fn base(&self) -> u64 {

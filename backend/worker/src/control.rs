@@ -3,13 +3,14 @@
 use crate::{
     arenas::{AttachError, Attached, Counts, Extent, Incoming, Mapped},
     completion::Completion,
+    custody::{Custody, CustodyError},
     dispatcher::{Dispatcher, Shared},
     exit::exit,
     helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, tell},
     lanes::Lanes,
     limit_log::limited,
-    memory::Ledger,
     notice::{Notice, Notices},
+    provision::Provision,
     queue::Gate,
     session::Session,
     submit::Submitter,
@@ -56,6 +57,12 @@ pub enum RunError {
     /// The control resource is too small or not a shim's.
     #[error("the control resource is not a session's")]
     NotASession,
+    /// Nobody lends memory.
+    #[error(transparent)]
+    Custody(#[from] CustodyError),
+    /// The driver does not answer.
+    #[error("the driver fails: CUresult {0}")]
+    Code(u32),
     /// There is no driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -85,6 +92,7 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
         // A driver in software has all it needs. One for hardware opens its devices again for every context.
         sluice_sandbox::enter(Role::WorkerSettled)?;
     }
+    let lenders = lenders(&control, setup.devices)?;
     let (doorbell, wake) = begin(&control)?;
     let most = usize::try_from(setup.mapped_runs).unwrap_or(usize::MAX);
     let page = control_resource(&control, most)?;
@@ -99,7 +107,14 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     };
     let attached = Arc::new(Attached::default());
     attached.insert(0, extent);
-    let (helper, notices) = match start(&control, &session, driver, &setup, &attached) {
+    let provision = match provision(&driver, &setup, lenders) {
+        Ok(provision) => provision,
+        Err(error) => {
+            tracing::error!(%error, "no session without device memory");
+            session.lose(code::DEVICE_UNAVAILABLE, 1)
+        }
+    };
+    let (helper, notices) = match start(&control, &session, driver, provision, &attached) {
         Ok(started) => started,
         Err(error) => {
             tracing::error!(%error, "cannot serve the session");
@@ -154,6 +169,30 @@ fn message(control: &OwnedFd) -> Result<Option<(ToWorker, Vec<OwnedFd>)>, RunErr
     }
 }
 
+/// The sockets to the lenders of all devices, which come before anything of the device's.
+fn lenders(control: &OwnedFd, devices: u32) -> Result<Vec<OwnedFd>, RunError> {
+    let next = |ordinal| {
+        let (message, descriptors) = message(control)?.ok_or(RunError::Closed)?;
+        match (message, <[OwnedFd; 1]>::try_from(descriptors)) {
+            (ToWorker::Custody { device }, Ok([socket])) if device == ordinal => Ok(socket),
+            (message, _) => Err(RunError::Unexpected(message, 1)),
+        }
+    };
+    (0..devices.min(limits::DEVICES)).map(next).collect()
+}
+
+/// Where the session's memory comes from.
+fn provision(
+    driver: &Arc<Driver>,
+    setup: &WorkerSetup,
+    lenders: Vec<OwnedFd>,
+) -> Result<Provision, RunError> {
+    if lenders.is_empty() {
+        return Provision::own(driver, setup.memory).map_err(RunError::Code);
+    }
+    Ok(Provision::Lent(Arc::new(Custody::new(Arc::clone(driver), lenders)?)))
+}
+
 /// The doorbell and the wake-up.
 fn begin(control: &OwnedFd) -> Result<(OwnedFd, OwnedFd), RunError> {
     let (message, descriptors) = message(control)?.ok_or(RunError::Closed)?;
@@ -201,7 +240,7 @@ fn start(
     control: &Arc<OwnedFd>,
     session: &Arc<Session>,
     driver: Arc<Driver>,
-    setup: &WorkerSetup,
+    provision: Provision,
     attached: &Arc<Attached>,
 ) -> Result<(Helper, Arc<Notices>), std::io::Error> {
     let cpus = thread::available_parallelism().map_or(1, core::num::NonZero::get);
@@ -214,7 +253,6 @@ fn start(
         Arc::clone(attached),
     ));
     let gate = Arc::new(Gate::new());
-    let ledger = Arc::new(Ledger::new(setup.memory));
     let (helper, inboxes) = Helper::new();
 
     let memory = MemoryHelper::new(
@@ -222,19 +260,31 @@ fn start(
         Arc::clone(session),
         Arc::clone(&notices),
         helper.clone(),
-        Arc::clone(&ledger),
+        provision.clone(),
         Arc::clone(control),
         Arc::clone(attached),
     );
     spawn("memory", session, move || memory.run(&inboxes.memory))?;
-    let modules =
-        ModuleHelper::new(Arc::clone(&driver), Arc::clone(session), Arc::clone(&notices), helper.clone());
+    if let Some(custody) = provision.custody() {
+        let (custody, listening, recalled) = (Arc::clone(custody), Arc::clone(session), helper.clone());
+        spawn("custody", session, move || custody.listen(&listening, || recalled.recall()))?;
+    }
+    let modules = ModuleHelper::new(
+        Arc::clone(&driver),
+        Arc::clone(session),
+        Arc::clone(&notices),
+        helper.clone(),
+        provision.clone(),
+    );
     spawn("modules", session, move || modules.run(&inboxes.modules))?;
     let looking = Arc::clone(&completion);
     spawn("completion", session, move || looking.run(cpus))?;
-    let (feeding, feeder_driver, feeder_session, feeder_helper) =
-        (Arc::clone(&gate), Arc::clone(&driver), Arc::clone(session), helper.clone());
-    spawn("feeder", session, move || feeding.feed(&feeder_driver, &feeder_session, &feeder_helper))?;
+    let (feeding, feeder_driver, feeder_session) =
+        (Arc::clone(&gate), Arc::clone(&driver), Arc::clone(session));
+    let (feeder_helper, feeder_provision) = (helper.clone(), provision.clone());
+    spawn("feeder", session, move || {
+        feeding.feed(&feeder_driver, &feeder_session, &feeder_helper, &feeder_provision);
+    })?;
     let submitter = Submitter::new(
         Arc::clone(&driver),
         Arc::clone(session),
@@ -248,7 +298,7 @@ fn start(
         notices: Arc::clone(&notices),
         completion,
         gate,
-        ledger,
+        provision,
         helper: helper.clone(),
     };
     let dispatcher = Dispatcher::new(shared, submitter, cpus);

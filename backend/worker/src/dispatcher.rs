@@ -13,9 +13,10 @@ use crate::{
     helper::{Helper, ModuleJob, Question},
     lanes::ContextRef,
     limit_log::limited,
-    memory::Ledger,
+    local::Local,
     notice::{Notice, Notices},
     objects,
+    provision::Provision,
     queue::{Gate, Item, perform},
     session::{EXIT_MALFORMED, ReplyTo, Session},
     spin::Spin,
@@ -92,7 +93,7 @@ pub(crate) struct Shared {
     pub(crate) notices: Arc<Notices>,
     pub(crate) completion: Arc<Completion>,
     pub(crate) gate: Arc<Gate>,
-    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) provision: Provision,
     pub(crate) helper: Helper,
 }
 
@@ -105,6 +106,8 @@ pub(crate) struct Dispatcher {
     current: Current,
     caller: Option<Caller>,
     greeted: bool,
+    /// Devices the session has, known once it has said hello.
+    devices: u32,
     violation: Option<Violation>,
     map: AddressMap,
     contexts: Table<Context, objects::Context>,
@@ -124,6 +127,7 @@ impl Dispatcher {
             current: Current::default(),
             caller: None,
             greeted: false,
+            devices: 0,
             violation: None,
             map: AddressMap::default(),
             contexts: Table::new(),
@@ -320,13 +324,30 @@ impl Dispatcher {
         operation: Result<Operation, Code>,
         payload: Payload<'_>,
     ) -> Result<Submitted, Code> {
+        self.growing_work(header, operation, payload, None)
+    }
+
+    /// The same for work that may make the driver take memory for itself: then it is the feeder's, for it has to wait.
+    fn growing_work(
+        &mut self,
+        header: &Header,
+        operation: Result<Operation, Code>,
+        payload: Payload<'_>,
+        local: Option<Local>,
+    ) -> Result<Submitted, Code> {
         let target = self.count(header)?;
         let refused = operation.err();
         let operation = operation.unwrap_or(Operation::Nothing);
         let reply = if refused.is_some() { ReplyTo { slot: NO_REPLY, ticket: 0 } } else { reply_to(header) };
         let work = Work { target, sequence: header.sequence, reply, operation };
-        let submitted = match &mut self.submitter {
-            Some(submitter) if self.shared.gate.is_open() => {
+        let submitted = match (&mut self.submitter, local) {
+            (_, Some(local)) => {
+                let (attributes, parameters) = (payload.attributes.into(), payload.parameters.into());
+                let item = Item::Growing(work, attributes, parameters, local);
+                self.shared.gate.queue(&mut self.submitter, item);
+                Ok(Submitted::Later)
+            }
+            (Some(submitter), None) if self.shared.gate.is_open() => {
                 submitter.submit(&mut self.current, &work, payload).map(|()| Submitted::Done)
             }
             _ => self.queue(work, payload),
@@ -416,6 +437,7 @@ impl Dispatcher {
         if let Some(submitter) = &self.submitter {
             submitter.forget(context);
         }
+        self.shared.gate.local.forget(context);
         for slot in &mut self.slots {
             if matches!(slot.binding, Binding::Stream(target) if target.context == context) {
                 slot.binding = Binding::Free;

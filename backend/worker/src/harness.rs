@@ -7,8 +7,8 @@ use crate::{
     dispatcher::{Dispatcher, Shared},
     helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper},
     lanes::Lanes,
-    memory::Ledger,
     notice::Notices,
+    provision::Provision,
     queue::{Gate, OPEN},
     session::Session,
     submit::Submitter,
@@ -81,7 +81,7 @@ impl Harness {
         );
         let completion = Arc::new(completion);
         let gate = Arc::new(Gate::new());
-        let ledger = Arc::new(Ledger::new(1 << 30));
+        let provision = Provision::own(&driver, 1 << 30).expect("the driver answers");
         let notices = Arc::new(Notices::default());
         let (control, peer) = socket::pair().expect("socket pair");
         let (helper, inboxes) = Helper::new();
@@ -90,7 +90,7 @@ impl Harness {
             Arc::clone(&session),
             Arc::clone(&notices),
             helper.clone(),
-            Arc::clone(&ledger),
+            provision.clone(),
             Arc::new(control),
             Arc::clone(&attached),
         );
@@ -99,6 +99,7 @@ impl Harness {
             Arc::clone(&session),
             Arc::clone(&notices),
             helper.clone(),
+            provision.clone(),
         );
         let submitter = Submitter::new(
             Arc::clone(&driver),
@@ -112,7 +113,8 @@ impl Harness {
         let looking = Arc::clone(&completion);
         thread::spawn(move || looking.run(2));
         let feeding = (Arc::clone(&gate), Arc::clone(&driver), Arc::clone(&session), helper.clone());
-        thread::spawn(move || feeding.0.feed(&feeding.1, &feeding.2, &feeding.3));
+        let feeder_provision = provision.clone();
+        thread::spawn(move || feeding.0.feed(&feeding.1, &feeding.2, &feeding.3, &feeder_provision));
 
         let arena = limits::WINDOW_BOUNDS.start + place * (1 << 30);
         let mapping = memory(arena, ARENA_BYTES);
@@ -125,7 +127,7 @@ impl Harness {
             notices,
             completion,
             gate: Arc::clone(&gate),
-            ledger,
+            provision,
             helper,
         };
         Harness {

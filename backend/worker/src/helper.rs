@@ -6,7 +6,7 @@
 mod memory;
 mod modules;
 
-pub(crate) use memory::{MemoryHelper, MemoryJob};
+pub(crate) use memory::{MemoryHelper, MemoryJob, resident_threads};
 pub(crate) use modules::{ModuleHelper, ModuleJob, Question};
 
 use crate::session::{ReplyTo, Session};
@@ -74,12 +74,20 @@ impl Helper {
         }
     }
 
+    /// Has the memory helper look for what the lenders want back. If it has too much to do it looks in any case.
+    pub(crate) fn recall(&self) {
+        self.memory_announced();
+        if self.memory.try_send(MemoryJob::Recall).is_err() {
+            self.memory_done();
+        }
+    }
+
     /// A memory job is finished.
     fn memory_done(&self) {
         self.memory_jobs.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Whether the memory helper has nothing to do and nothing waits for it, so that its ledger says what the guest may expect.
+    /// Whether the memory helper has nothing to do and nothing waits for it, so that the books say what the guest may expect.
     pub(crate) fn memory_is_idle(&self) -> bool {
         self.memory_jobs.load(Ordering::Acquire) == 0
     }

@@ -9,6 +9,7 @@
 //! | completion | publishes what is done | |
 //! | feeder | submits what a closed permit held up | |
 //! | memory, modules | what may wait: contexts, memory, images | |
+//! | custody | takes in what the lenders of memory say | waits for anything else |
 //! | control | maps guest pages, ends the process with the device | |
 
 mod address;
@@ -16,6 +17,7 @@ mod arenas;
 mod completion;
 mod console;
 mod control;
+mod custody;
 mod dispatcher;
 mod exit;
 #[cfg(any(test, fuzzing))]
@@ -23,9 +25,11 @@ pub mod harness;
 mod helper;
 mod lanes;
 mod limit_log;
+mod local;
 mod memory;
 mod notice;
 mod objects;
+mod provision;
 mod queue;
 mod session;
 mod spin;
@@ -34,4 +38,5 @@ mod table;
 
 pub use arenas::AttachError;
 pub use control::{RunError, run};
+pub use custody::CustodyError;
 pub use sluice_driver::DriverError;

@@ -69,6 +69,8 @@ pub(crate) struct Function {
     pub(crate) code: Code,
     /// Bytes of all its parameters.
     pub(crate) parameters: usize,
+    /// Bytes of local memory of each of its threads.
+    pub(crate) local: u32,
     /// The context of its module; `None` for a kernel.
     pub(crate) context: Option<ContextRef>,
 }

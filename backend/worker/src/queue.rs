@@ -8,6 +8,8 @@
 use crate::{
     completion::Current,
     helper::{Helper, MemoryJob, ModuleJob},
+    local::{Local, LocalMemory},
+    provision::Provision,
     session::Session,
     submit::{Operation, Payload, Submitter, Work},
 };
@@ -16,6 +18,7 @@ use core::{
     time::Duration,
 };
 use sluice_driver::{Code, Driver, Handle, LaunchAttribute};
+use sluice_protocol::custody::Growth;
 use std::{
     collections::VecDeque,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -29,6 +32,8 @@ pub(crate) const OPEN: u32 = 1;
 pub(crate) enum Item {
     /// Work on a stream, with its payload.
     Work(Work, Box<[LaunchAttribute]>, Box<[u8]>),
+    /// The same, when it may make the driver take memory for itself. Only the feeder does it, for it may wait.
+    Growing(Work, Box<[LaunchAttribute]>, Box<[u8]>, Local),
     /// Destroys a stream.
     StreamDestroy(Handle),
     /// Destroys an event.
@@ -42,7 +47,7 @@ pub(crate) enum Item {
 impl Item {
     fn bytes(&self) -> usize {
         match self {
-            Item::Work(_, attributes, parameters) => {
+            Item::Work(_, attributes, parameters) | Item::Growing(_, attributes, parameters, _) => {
                 size_of_val(&**attributes) + parameters.len() + size_of::<Item>()
             }
             _ => size_of::<Item>(),
@@ -71,6 +76,7 @@ pub(crate) struct Gate {
     permit: AtomicU32,
     waiting: Mutex<Waiting>,
     changed: Condvar,
+    pub(crate) local: LocalMemory,
 }
 
 impl Gate {
@@ -79,6 +85,7 @@ impl Gate {
             permit: AtomicU32::new(OPEN),
             waiting: Mutex::new(Waiting::default()),
             changed: Condvar::new(),
+            local: LocalMemory::default(),
         }
     }
 
@@ -120,7 +127,7 @@ impl Gate {
     }
 
     /// The feeder thread.
-    pub(crate) fn feed(&self, driver: &Driver, session: &Session, helper: &Helper) {
+    pub(crate) fn feed(&self, driver: &Driver, session: &Session, helper: &Helper, provision: &Provision) {
         let mut current = Current::default();
         let mut waiting = self.lock();
         loop {
@@ -140,7 +147,15 @@ impl Gate {
             waiting.feeding = true;
             let last = waiting.items.is_empty();
             drop(waiting);
-            perform(item, &mut submitter, &mut current, driver, session, helper);
+            match item {
+                Item::Growing(work, attributes, parameters, local) => {
+                    let payload = Payload { attributes: &attributes, parameters: &parameters };
+                    let result =
+                        self.grow(provision, &work, local, || submitter.submit(&mut current, &work, payload));
+                    session.conclude(work.reply, result);
+                }
+                item => perform(item, &mut submitter, &mut current, driver, session, helper),
+            }
             if last {
                 submitter.mark(&mut current);
                 submitter.tell();
@@ -150,6 +165,27 @@ impl Gate {
             waiting.submitter = Some(submitter);
             self.changed.notify_all();
         }
+    }
+}
+
+impl Gate {
+    /// Does work with leave for the driver to take local memory. Work that is refused still takes its place in its stream.
+    fn grow(
+        &self,
+        provision: &Provision,
+        work: &Work,
+        local: Local,
+        submit: impl FnOnce() -> Result<(), Code>,
+    ) -> Result<(), Code> {
+        let context = work.target.context;
+        if self.local.covers(context, local.each) {
+            return submit();
+        }
+        let grant = provision.grow(local.device, Growth::Launch, local.bytes);
+        let _grant = grant?;
+        submit()?;
+        self.local.note(context, local.each);
+        Ok(())
     }
 }
 
@@ -163,7 +199,7 @@ pub(crate) fn perform(
     helper: &Helper,
 ) {
     match item {
-        Item::Work(work, attributes, parameters) => {
+        Item::Work(work, attributes, parameters) | Item::Growing(work, attributes, parameters, _) => {
             let payload = Payload { attributes: &attributes, parameters: &parameters };
             let result = submitter.submit(current, &work, payload);
             session.conclude(work.reply, result);

@@ -15,6 +15,7 @@ use core::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 type Handle = u64;
 type Status = c_uint;
@@ -102,6 +103,29 @@ fn held(stream: Handle) -> &'static Held {
     }
     // SAFETY: a handle that `give` made of a `Held`, and that the caller has not destroyed.
     unsafe { &*pointer::<Held>(stream) }
+}
+
+/// Device memory: pages that other processes can map.
+struct Chunk {
+    file: OwnedFd,
+}
+
+fn chunk(handle: Handle) -> &'static Chunk {
+    // SAFETY: a handle that `give` made of a chunk, and that the caller has not released.
+    unsafe { &*pointer::<Chunk>(handle) }
+}
+
+fn memory_file(bytes: usize) -> Option<OwnedFd> {
+    // SAFETY: a terminated name.
+    let file = unsafe { libc::memfd_create(c"null-gpu".as_ptr(), libc::MFD_CLOEXEC) };
+    if file < 0 {
+        return None;
+    }
+    // SAFETY: just made, and nobody else's.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    // SAFETY: a file of our own.
+    let sized = unsafe { libc::ftruncate(file.as_raw_fd(), libc::off_t::try_from(bytes).ok()?) };
+    (sized == 0).then_some(file)
 }
 
 fn function(handle: Handle) -> &'static Function {
@@ -207,9 +231,34 @@ export! {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return INVALID_VALUE;
         }
-        if bytes > MEMORY { OUT_OF_MEMORY } else { put(handle, next()) }
+        if bytes > MEMORY {
+            return OUT_OF_MEMORY;
+        }
+        match memory_file(bytes) {
+            Some(file) => put(handle, give(Chunk { file })),
+            None => OUT_OF_MEMORY,
+        }
     }
-    cuMemRelease(_handle: Handle) { SUCCESS }
+    cuMemRelease(handle: Handle) {
+        // SAFETY: a handle that `give` made of a chunk, and that the caller releases once.
+        drop(unsafe { Box::from_raw(pointer::<Chunk>(handle)) });
+        SUCCESS
+    }
+    cuMemExportToShareableHandle(descriptor: *mut c_int, handle: Handle, _kind: c_uint, _flags: u64) {
+        match chunk(handle).file.try_clone() {
+            Ok(copy) => put(descriptor, copy.into_raw_fd()),
+            Err(_) => OUT_OF_MEMORY,
+        }
+    }
+    cuMemImportFromShareableHandle(handle: *mut Handle, descriptor: usize, _kind: c_uint) {
+        let Ok(descriptor) = c_int::try_from(descriptor) else { return INVALID_VALUE };
+        // SAFETY: the caller passes a descriptor in the place of a pointer and keeps it open for the call.
+        let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        match file.try_clone_to_owned() {
+            Ok(copy) => put(handle, give(Chunk { file: copy })),
+            Err(_) => INVALID_VALUE,
+        }
+    }
     cuMemAddressReserve(at: *mut u64, bytes: usize, _alignment: usize, hint: u64, _flags: u64) {
         let got = anonymous(pointer(hint), bytes, libc::PROT_NONE, 0);
         if got == libc::MAP_FAILED { OUT_OF_MEMORY } else { put(at, got.expose_provenance() as u64) }
@@ -218,8 +267,10 @@ export! {
         // SAFETY: a range that `cuMemAddressReserve` gave out.
         if unsafe { libc::munmap(pointer(at), bytes) } == 0 { SUCCESS } else { INVALID_VALUE }
     }
-    cuMemMap(at: u64, bytes: usize, _offset: usize, _handle: Handle, _flags: u64) {
-        let got = anonymous(pointer(at), bytes, libc::PROT_NONE, libc::MAP_FIXED);
+    cuMemMap(at: u64, bytes: usize, _offset: usize, handle: Handle, _flags: u64) {
+        let (flags, file) = (libc::MAP_SHARED | libc::MAP_FIXED, chunk(handle).file.as_raw_fd());
+        // SAFETY: over a range that `cuMemAddressReserve` gave out.
+        let got = unsafe { libc::mmap(pointer(at), bytes, libc::PROT_NONE, flags, file, 0) };
         if got == libc::MAP_FAILED { OUT_OF_MEMORY } else { SUCCESS }
     }
     cuMemUnmap(at: u64, bytes: usize) {

@@ -55,13 +55,15 @@ impl Handler for Dispatcher {
         limited!(info, process = args.process, "session begins");
         let known = self.shared.driver.version().and_then(|version| {
             let devices = self.shared.driver.device_count()?.min(limits::DEVICES);
-            for ordinal in 0..devices {
-                let device = self.shared.driver.device(ordinal)?;
-                self.shared.ledger.set_total(device, self.shared.driver.device_memory(device)?);
-            }
-            Ok((version.min(symbols::CUDA_VERSION), devices))
+            // A device whose memory nobody lends is none.
+            let lent = self.shared.provision.books().devices().and_then(|lent| u32::try_from(lent).ok());
+            Ok((version.min(symbols::CUDA_VERSION), lent.map_or(devices, |lent| devices.min(lent))))
         });
         self.greeted = known.is_ok();
+        if let Ok((_, devices)) = known {
+            self.devices = devices;
+            self.shared.helper.memory(MemoryJob::Hello { process: args.process });
+        }
         answer(known, |(driver_version, devices)| wire::session_hello::Reply { driver_version, devices })
     }
 
@@ -104,7 +106,7 @@ impl Handler for Dispatcher {
     ) -> Outcome<wire::context_create::Reply> {
         let free =
             self.slots.get(args.stream as usize).is_some_and(|slot| matches!(slot.binding, Binding::Free));
-        if !free || !self.greeted {
+        if !free || !self.greeted || args.device >= self.devices {
             return Outcome::Failed(code::INVALID_VALUE);
         }
         let id = args.context.0;
@@ -159,7 +161,7 @@ impl Handler for Dispatcher {
         args: wire::context_set_limit::Args<'_>,
     ) -> Outcome<wire::context_set_limit::Reply> {
         later(self.context(header).map(|context| {
-            let (to, context) = (reply_to(header), context.context);
+            let to = reply_to(header);
             let (limit, value) = (args.limit, args.value);
             self.shared.helper.memory(MemoryJob::SetLimit { to, context, limit, value });
         }))
@@ -200,13 +202,35 @@ impl Handler for Dispatcher {
             Ok(context) => context.device,
             Err(failed) => return Outcome::Failed(failed),
         };
-        // Nothing under way and nothing queued: the ledger is what the guest's earlier calls made it.
-        if self.shared.helper.memory_is_idle() {
-            let (free, total) = self.shared.ledger.info(device);
+        // Nothing under way and nothing queued: the books are what the guest's earlier calls made them.
+        let books = self.shared.provision.books();
+        if self.shared.helper.memory_is_idle() && books.is_settled(device) {
+            let (free, total) = books.info(device);
             return Outcome::Done(wire::memory_info::Reply { free, total });
         }
         self.ordered(Item::Memory(MemoryJob::Info { to: reply_to(header), device }));
         Outcome::Later
+    }
+
+    fn process_info(
+        &mut self,
+        header: &Header,
+        args: wire::process_info::Args<'_>,
+    ) -> Outcome<wire::process_info::Reply> {
+        later(self.device(args.device).map(|device| {
+            let job = MemoryJob::Process { to: reply_to(header), device, index: args.index };
+            self.shared.helper.memory(job);
+        }))
+    }
+
+    fn device_memory(
+        &mut self,
+        header: &Header,
+        args: wire::device_memory::Args<'_>,
+    ) -> Outcome<wire::device_memory::Reply> {
+        later(self.device(args.device).map(|device| {
+            self.ordered(Item::Memory(MemoryJob::Info { to: reply_to(header), device }));
+        }))
     }
 
     fn copy_to_device(
@@ -484,10 +508,16 @@ fn unless_empty(bytes: u64, operation: Result<Operation, Code>) -> Result<Operat
 }
 
 impl Dispatcher {
+    /// A device of the session.
+    fn device(&self, ordinal: u32) -> Result<i32, Code> {
+        let known = (ordinal < self.devices).then_some(ordinal).ok_or(code::INVALID_DEVICE)?;
+        self.shared.driver.device(known)
+    }
+
     /// What the guest keeps about a device.
     fn describe(&self, ordinal: u32) -> Result<wire::device_info::Reply, Code> {
         let driver = &self.shared.driver;
-        if ordinal >= limits::DEVICES {
+        if ordinal >= self.devices {
             return Err(code::INVALID_DEVICE);
         }
         let device = driver.device(ordinal)?;
@@ -506,7 +536,7 @@ impl Dispatcher {
         Ok(wire::device_info::Reply {
             name: driver.device_name(device)?,
             uuid: driver.device_uuid(device)?,
-            memory: self.shared.ledger.info(device).1,
+            memory: self.shared.provision.books().info(device).1,
             least_priority,
             greatest_priority,
             attributes,

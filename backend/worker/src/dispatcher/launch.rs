@@ -2,14 +2,15 @@
 
 use super::{Dispatcher, Submitted};
 use crate::{
-    helper::Question,
+    helper::{Question, resident_threads},
+    local::Local,
     objects,
     submit::{Operation, Payload},
 };
 use sluice_driver::{Code, Launch, LaunchAttribute, code};
 use sluice_protocol::{
     calls::wire,
-    handle::{Event, Id},
+    handle::{Event, Function, Id},
     limits,
     record::Header,
 };
@@ -63,9 +64,10 @@ impl Dispatcher {
         args: &wire::launch::Args<'_>,
     ) -> Result<Submitted, Code> {
         let operation = self.checked_launch(header, args);
+        let local = if operation.is_ok() { self.local(header, args.function) } else { None };
         let parameters = args.parameters.0;
         if args.attributes.0.is_empty() && !args.cooperative {
-            return self.work(header, operation, Payload { attributes: &[], parameters });
+            return self.growing_work(header, operation, Payload { attributes: &[], parameters }, local);
         }
         let mut list = AttributeList::new();
         let read = self.read_attributes(args.attributes.0, &mut list).and_then(|()| {
@@ -75,7 +77,20 @@ impl Dispatcher {
             Ok(())
         });
         let operation = read.and(operation);
-        self.work(header, operation, Payload { attributes: list.as_slice(), parameters })
+        let local = local.filter(|_| operation.is_ok());
+        self.growing_work(header, operation, Payload { attributes: list.as_slice(), parameters }, local)
+    }
+
+    /// The local memory for which the driver has no room yet, if the function needs some.
+    fn local(&mut self, header: &Header, function: Id<Function>) -> Option<Local> {
+        let each = self.function(function).ok()?.local;
+        let context = self.target(header)?.context;
+        if each == 0 || self.shared.gate.local.covers(context, each) {
+            return None;
+        }
+        let device = self.context(header).ok()?.device;
+        let bytes = u64::from(each).saturating_mul(resident_threads(&self.shared.driver, device));
+        Some(Local { device, each, bytes })
     }
 
     fn checked_launch(&self, header: &Header, args: &wire::launch::Args<'_>) -> Result<Operation, Code> {

@@ -6,9 +6,10 @@ use crate::{
     completion::Current,
     lanes::ContextRef,
     limit_log::limited,
-    memory::{Ledger, Memory, OwnChunks},
+    memory::{ChunkSource, Memory},
     notice::{Notice, Notices},
     objects::Context,
+    provision::Provision,
     session::{ReplyTo, Session},
 };
 use rustix::fd::OwnedFd;
@@ -16,6 +17,7 @@ use sluice_driver::{Code, Driver};
 use sluice_protocol::{
     calls::wire,
     control::FromWorker,
+    custody::Growth,
     handle::{self, Id},
     session::Attachment,
 };
@@ -24,23 +26,75 @@ use std::sync::{Arc, mpsc::Receiver};
 /// What the memory helper is asked to do.
 #[derive(Debug)]
 pub(crate) enum MemoryJob {
-    ContextCreate { to: ReplyTo, id: Id<handle::Context>, device: u32, flags: u32, primary: bool, slot: u32 },
-    ContextDestroy { to: ReplyTo, context: Context, allocations: Vec<u64> },
-    Limit { to: ReplyTo, context: ContextRef, limit: u32 },
-    SetLimit { to: ReplyTo, context: ContextRef, limit: u32, value: u64 },
-    Window { to: ReplyTo, base: u64, bytes: u64 },
-    Allocate { to: ReplyTo, context: ContextRef, device: i32, bytes: u64 },
-    Free { to: ReplyTo, address: u64 },
-    Info { to: ReplyTo, device: i32 },
-    Adopt { slot: u32, mapped: Mapped },
-    Detach { arena: Arc<Arena> },
+    ContextCreate {
+        to: ReplyTo,
+        id: Id<handle::Context>,
+        device: u32,
+        flags: u32,
+        primary: bool,
+        slot: u32,
+    },
+    ContextDestroy {
+        to: ReplyTo,
+        context: Context,
+        allocations: Vec<u64>,
+    },
+    Limit {
+        to: ReplyTo,
+        context: ContextRef,
+        limit: u32,
+    },
+    SetLimit {
+        to: ReplyTo,
+        context: Context,
+        limit: u32,
+        value: u64,
+    },
+    Window {
+        to: ReplyTo,
+        base: u64,
+        bytes: u64,
+    },
+    Allocate {
+        to: ReplyTo,
+        context: ContextRef,
+        device: i32,
+        bytes: u64,
+    },
+    Free {
+        to: ReplyTo,
+        address: u64,
+    },
+    Info {
+        to: ReplyTo,
+        device: i32,
+    },
+    /// The guest's own number of its process.
+    Hello {
+        process: u32,
+    },
+    /// A process of the VM.
+    Process {
+        to: ReplyTo,
+        device: i32,
+        index: u32,
+    },
+    /// Not a guest's: a lender wants memory back.
+    Recall,
+    Adopt {
+        slot: u32,
+        mapped: Mapped,
+    },
+    Detach {
+        arena: Arc<Arena>,
+    },
 }
 
 /// An arena and the context it is pinned through.
 #[derive(Debug)]
 struct Pinned {
     arena: Arc<Arena>,
-    through: Option<ContextRef>,
+    through: Option<Context>,
 }
 
 /// The thread's state.
@@ -49,12 +103,12 @@ pub(crate) struct MemoryHelper {
     session: Arc<Session>,
     notices: Arc<Notices>,
     helper: Helper,
-    ledger: Arc<Ledger>,
+    provision: Provision,
     control: Arc<OwnedFd>,
     attached: Arc<Attached>,
-    memory: Memory<OwnChunks, Arc<Driver>>,
+    memory: Memory<Box<dyn ChunkSource + Send>, Arc<Driver>>,
     current: Current,
-    contexts: Vec<ContextRef>,
+    contexts: Vec<Context>,
     serial: u64,
     arenas: Vec<Pinned>,
 }
@@ -65,18 +119,17 @@ impl MemoryHelper {
         session: Arc<Session>,
         notices: Arc<Notices>,
         helper: Helper,
-        ledger: Arc<Ledger>,
+        provision: Provision,
         control: Arc<OwnedFd>,
         attached: Arc<Attached>,
     ) -> MemoryHelper {
-        let source = OwnChunks::new(Arc::clone(&driver), Arc::clone(&ledger));
-        let memory = Memory::new(source, Arc::clone(&driver), Arc::clone(&ledger));
+        let memory = Memory::new(provision.source(), Arc::clone(&driver));
         MemoryHelper {
             driver,
             session,
             notices,
             helper,
-            ledger,
+            provision,
             control,
             attached,
             memory,
@@ -93,7 +146,16 @@ impl MemoryHelper {
         }
     }
 
+    /// Gives back what the lenders want, as far as it is idle.
+    fn recall(&mut self) {
+        let Some(custody) = self.provision.custody() else { return };
+        for device in custody.recalls() {
+            self.memory.recall(device, custody.recalled(device));
+        }
+    }
+
     fn job(&mut self, job: MemoryJob) {
+        self.recall();
         // The job counts as done before its answer is published, so that the dispatcher sees an idle helper when the
         // guest's next call comes.
         let session = Arc::clone(&self.session);
@@ -117,10 +179,7 @@ impl MemoryHelper {
                 });
             }
             MemoryJob::SetLimit { to, context, limit, value } => {
-                let value = self
-                    .set_current(context)
-                    .and_then(|()| self.driver.set_limit(limit, value))
-                    .and_then(|()| self.driver.limit(limit));
+                let value = self.set_limit(&context, limit, value);
                 self.helper.memory_done();
                 respond(&session, to, value, |value, writer| {
                     wire::context_set_limit::Reply { value: *value }.put(writer)
@@ -147,12 +206,32 @@ impl MemoryHelper {
                 session.conclude(to, freed);
             }
             MemoryJob::Info { to, device } => {
-                let (free, total) = self.ledger.info(device);
+                let books = self.provision.books();
+                books.settle(device);
+                let (free, total) = books.info(device);
                 self.helper.memory_done();
                 respond(&session, to, Ok(()), |(), writer| {
                     wire::memory_info::Reply { free, total }.put(writer)
                 });
             }
+            MemoryJob::Hello { process } => {
+                if let Some(custody) = self.provision.custody() {
+                    custody.hello(process);
+                }
+                self.helper.memory_done();
+            }
+            MemoryJob::Process { to, device, index } => {
+                let tenant = match self.provision.custody() {
+                    Some(custody) => custody.tenant(device, index),
+                    None => Ok(None),
+                };
+                self.helper.memory_done();
+                respond(&session, to, tenant, |tenant, writer| {
+                    let (process, bytes) = tenant.map_or((0, 0), |tenant| (tenant.process, tenant.bytes));
+                    wire::process_info::Reply { found: tenant.is_some(), process, bytes }.put(writer)
+                });
+            }
+            MemoryJob::Recall => self.helper.memory_done(),
             MemoryJob::Adopt { slot, mapped } => {
                 self.adopt(slot, mapped);
                 self.helper.memory_done();
@@ -172,19 +251,31 @@ impl MemoryHelper {
         let device = self.driver.device(ordinal)?;
         // Creating a context makes it this thread's current one behind our back.
         self.current = Current::default();
-        let handle = match primary {
-            true => self.driver.primary_retain(device, flags)?,
-            false => self.driver.context_create(device, flags)?,
+        let handle = {
+            let _grant = self.provision.grow(device, Growth::Context, 0)?;
+            match primary {
+                true => self.driver.primary_retain(device, flags)?,
+                false => self.driver.context_create(device, flags)?,
+            }
         };
         self.serial += 1;
         let context = ContextRef { handle, serial: self.serial };
         let created = Context { context, device, primary };
-        if let Err(failed) = self.pin_all(context) {
+        if let Err(failed) = self.pin_all(&created) {
             self.release(&created)?;
             return Err(failed);
         }
-        self.contexts.push(context);
+        self.contexts.push(created);
         Ok(created)
+    }
+
+    /// Sets a limit, for which the driver may take memory, and answers what it became.
+    fn set_limit(&mut self, context: &Context, limit: u32, value: u64) -> Result<u64, Code> {
+        self.set_current(context.context)?;
+        let bytes = limit_bytes(&self.driver, context.device, limit, value);
+        let _grant = self.provision.grow(context.device, Growth::Limit, bytes)?;
+        self.driver.set_limit(limit, value)?;
+        self.driver.limit(limit)
     }
 
     fn release(&mut self, context: &Context) -> Result<(), Code> {
@@ -199,26 +290,33 @@ impl MemoryHelper {
         for address in allocations {
             self.memory.free(*address)?;
         }
-        self.contexts.retain(|other| *other != context.context);
-        let through = self.arenas.iter_mut().filter(|pinned| pinned.through == Some(context.context));
+        self.contexts.retain(|other| other.context != context.context);
+        let ours = |through: &Context| through.context == context.context;
+        let through = self.arenas.iter_mut().filter(|pinned| pinned.through.as_ref().is_some_and(ours));
         for pinned in through {
             self.current.set(&self.driver, context.context)?;
             self.driver.host_unregister(pinned.arena.base())?;
             pinned.through = None;
+            self.provision.unpin(context.device, pinned.arena.bytes());
         }
         self.release(context)?;
-        match self.contexts.first() {
-            Some(other) => self.pin_all(*other),
+        match self.contexts.first().copied() {
+            Some(other) => self.pin_all(&other),
             None => Ok(()),
         }
     }
 
     /// Pins every arena that is not pinned yet.
-    fn pin_all(&mut self, through: ContextRef) -> Result<(), Code> {
+    fn pin_all(&mut self, through: &Context) -> Result<(), Code> {
         for pinned in self.arenas.iter_mut().filter(|pinned| pinned.through.is_none()) {
-            self.current.set(&self.driver, through)?;
-            self.driver.host_register(pinned.arena.base(), pinned.arena.bytes())?;
-            pinned.through = Some(through);
+            let (base, bytes) = (pinned.arena.base(), pinned.arena.bytes());
+            self.current.set(&self.driver, through.context)?;
+            self.provision.pin(through.device, bytes)?;
+            if let Err(failed) = self.driver.host_register(base, bytes) {
+                self.provision.unpin(through.device, bytes);
+                return Err(failed);
+            }
+            pinned.through = Some(*through);
         }
         Ok(())
     }
@@ -228,7 +326,7 @@ impl MemoryHelper {
         let arena = Arc::new(Arena::new(slot, mapped));
         self.arenas.push(Pinned { arena: Arc::clone(&arena), through: None });
         if let Some(context) = self.contexts.first().copied()
-            && let Err(failed) = self.pin_all(context)
+            && let Err(failed) = self.pin_all(&context)
         {
             limited!(warn, slot, code = failed, "cannot pin guest memory");
             self.arenas.retain(|pinned| pinned.arena.slot() != slot);
@@ -251,13 +349,15 @@ impl MemoryHelper {
         let Some(index) = self.arenas.iter().position(|pinned| pinned.arena.slot() == slot) else { return };
         let pinned = self.arenas.swap_remove(index);
         if let Some(context) = pinned.through {
-            let unpinned =
-                self.set_current(context).and_then(|()| self.driver.host_unregister(pinned.arena.base()));
+            let unpinned = self
+                .set_current(context.context)
+                .and_then(|()| self.driver.host_unregister(pinned.arena.base()));
             if let Err(failed) = unpinned {
                 limited!(error, slot, code = failed, "cannot unpin guest memory");
                 self.arenas.push(pinned);
                 return;
             }
+            self.provision.unpin(context.device, pinned.arena.bytes());
         }
         drop(pinned);
         self.attached.detached(&arena);
@@ -272,4 +372,26 @@ impl MemoryHelper {
         self.session.set_attachment(slot, Attachment::Detached);
         tell(&self.control, FromWorker::Detached { slot });
     }
+}
+
+/// What a limit may make the driver take: local memory of every thread there can be, or a buffer as it is.
+fn limit_bytes(driver: &Driver, device: i32, limit: u32, value: u64) -> u64 {
+    const STACK: u32 = 0;
+    const PRINT_BUFFER: u32 = 1;
+    const HEAP: u32 = 2;
+    match limit {
+        STACK => value.saturating_mul(resident_threads(driver, device)),
+        PRINT_BUFFER | HEAP => value,
+        _ => 0,
+    }
+}
+
+/// Threads that a device can have resident at once; 0 when the driver does not say.
+pub(crate) fn resident_threads(driver: &Driver, device: i32) -> u64 {
+    const MULTIPROCESSORS: u32 = 16;
+    const THREADS_PER_MULTIPROCESSOR: u32 = 39;
+    let attribute = |id| driver.device_attribute(id, device).ok().and_then(|value| u64::try_from(value).ok());
+    attribute(MULTIPROCESSORS)
+        .zip(attribute(THREADS_PER_MULTIPROCESSOR))
+        .map_or(0, |(a, b)| a.saturating_mul(b))
 }

@@ -9,12 +9,14 @@ use crate::{
     limit_log::limited,
     notice::{Notice, Notices},
     objects::{self, Function, Image, Module},
+    provision::Provision,
     session::{ReplyTo, Session},
 };
 use sluice_cuda_abi::image;
 use sluice_driver::{Code, Driver, Handle, Launch, LaunchAttribute, code};
 use sluice_protocol::{
     calls::{FunctionAttributes, Parameters, wire},
+    custody::Growth,
     handle::{self, Id},
     limits,
 };
@@ -102,6 +104,7 @@ pub(crate) struct ModuleHelper {
     session: Arc<Session>,
     notices: Arc<Notices>,
     helper: Helper,
+    provision: Provision,
     current: Current,
 }
 
@@ -111,8 +114,9 @@ impl ModuleHelper {
         session: Arc<Session>,
         notices: Arc<Notices>,
         helper: Helper,
+        provision: Provision,
     ) -> ModuleHelper {
-        ModuleHelper { driver, session, notices, helper, current: Current::default() }
+        ModuleHelper { driver, session, notices, helper, provision, current: Current::default() }
     }
 
     pub(crate) fn run(mut self, inbox: &Receiver<ModuleJob>) {
@@ -145,7 +149,7 @@ impl ModuleHelper {
         let device = job.context.map_or(0, |(_, device)| device);
         match job.question {
             Question::Load { id, library, image, log } => {
-                let (loaded, log_length) = self.load(library, &image, &log);
+                let (loaded, log_length) = self.load(library, device, &image, &log);
                 // The arenas are let go before the guest may have them back.
                 drop((image, log));
                 let context = if library { None } else { job.context.map(|(context, _)| context) };
@@ -167,6 +171,7 @@ impl ModuleHelper {
                 let function = found.as_ref().ok().map(|(code, reply)| Function {
                     code: *code,
                     parameters: usize::try_from(reply.attributes.0[16]).unwrap_or(0),
+                    local: u32::try_from(reply.attributes.0[LOCAL_BYTES]).unwrap_or(0),
                     context: if matches!(image, Image::Module(_)) { context } else { None },
                 });
                 self.notices.push(Notice::Function { id, module, function });
@@ -246,12 +251,22 @@ impl ModuleHelper {
     }
 
     /// Copies the image out of the arena, once, checks that it is whole, and loads it. Returns the log's length, too.
-    fn load(&self, library: bool, from: &HeldRange, log: &HeldRange) -> (Result<Image, Code>, u64) {
+    fn load(
+        &self,
+        library: bool,
+        device: i32,
+        from: &HeldRange,
+        log: &HeldRange,
+    ) -> (Result<Image, Code>, u64) {
         let image = match private_copy(from) {
             Ok(image) => image,
             Err(failed) => return (Err(failed), 0),
         };
         self.expect_text(&image);
+        let _grant = match self.provision.grow(device, Growth::Module, image.len() as u64) {
+            Ok(grant) => grant,
+            Err(failed) => return (Err(failed), 0),
+        };
         if library {
             return (self.driver.library_load(&image).map(Image::Library), 0);
         }
@@ -361,6 +376,9 @@ impl ModuleHelper {
         }
     }
 }
+
+/// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`.
+const LOCAL_BYTES: usize = 3;
 
 /// The first word of the compiler's wrapper around fatbins.
 const WRAPPER_MAGIC: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();

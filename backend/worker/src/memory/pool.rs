@@ -1,17 +1,42 @@
 //! A chunk that small allocations share, at a granularity of 512 bytes.
 
-use super::{Chunk, Ledger};
+use super::Chunk;
 use offset_allocator::Allocator;
+use sluice_protocol::custody::{CLASSES, UNIT};
 
-/// Bytes of a pool chunk; a smaller class is taken when the quota has no more.
-pub(super) const BYTES: u64 = 32 << 20;
 /// What the vendor's allocator aligns to, too.
 const GRAIN: u64 = 512;
 /// Allocations in one chunk at most, which bounds the allocator's own tables.
-const ALLOCATIONS: u32 = 16 << 10;
+const ALLOCATIONS: u64 = 16 << 10;
+/// Pools in units, before more of a kind come in larger chunks: a program that needs little takes little of its quota.
+const SMALL_ONES: usize = 8;
+
+/// What a pool is for. Each kind of pool fills its chunk before it runs out of allocations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Size {
+    /// Allocations so small that the smallest chunk has room for as many as a pool may have.
+    Fine,
+    /// All others.
+    Coarse,
+}
+
+impl Size {
+    /// The kind of pool for an allocation.
+    pub(super) const fn of(bytes: u64) -> Size {
+        if bytes < CLASSES[1] / ALLOCATIONS { Size::Fine } else { Size::Coarse }
+    }
+}
+
+/// The chunk class for one more pool beside `others` that are not full; a smaller one is taken when the quota has no more.
+pub(super) const fn class(size: Size, others: usize) -> u64 {
+    match size {
+        Size::Coarse if others >= SMALL_ONES => CLASSES[1],
+        _ => UNIT,
+    }
+}
 
 /// A place in a pool.
-pub(super) struct Place(offset_allocator::Allocation);
+pub(super) struct Place(offset_allocator::Allocation, u32);
 
 impl core::fmt::Debug for Place {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -22,8 +47,11 @@ impl core::fmt::Debug for Place {
 /// A pool chunk and its allocator.
 pub(super) struct Pool {
     chunk: Chunk,
+    size: Size,
     allocator: Allocator,
     used: u32,
+    /// Grains that are not allocated.
+    free: u32,
 }
 
 impl core::fmt::Debug for Pool {
@@ -33,46 +61,57 @@ impl core::fmt::Debug for Pool {
 }
 
 impl Pool {
-    pub(super) fn new(chunk: Chunk, ledger: &Ledger) -> Pool {
-        ledger.idle(chunk.device, chunk.bytes);
+    pub(super) fn new(chunk: Chunk, size: Size) -> Pool {
         // A chunk has at most 32 MiB here, so its grains fit 32 bits.
         let grains = u32::try_from(chunk.bytes / GRAIN).unwrap_or(u32::MAX);
-        Pool { chunk, allocator: Allocator::with_max_allocs(grains, ALLOCATIONS), used: 0 }
+        // Two more than there are allocations: what is left of the chunk takes one, and the last one is never given out.
+        let most = u32::try_from(ALLOCATIONS).unwrap_or(u32::MAX).min(grains) + 2;
+        Pool { chunk, size, allocator: Allocator::with_max_allocs(grains, most), used: 0, free: grains }
     }
 
     pub(super) const fn device(&self) -> i32 {
         self.chunk.device
     }
 
+    pub(super) const fn size(&self) -> Size {
+        self.size
+    }
+
+    /// Bytes of its chunk.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.chunk.bytes
+    }
+
     pub(super) const fn is_idle(&self) -> bool {
         self.used == 0
     }
 
-    /// Takes `bytes` of the pool at `base`. An idle pool counts as free in the ledger; its first user makes it used again,
-    /// if the quota still has that much.
-    pub(super) fn take(&mut self, base: u64, bytes: u64, ledger: &Ledger) -> Option<(u64, Place)> {
-        let grains = u32::try_from(bytes.div_ceil(GRAIN)).ok()?;
-        let place = self.allocator.allocate(grains)?;
-        if self.used == 0 {
-            ledger.busy(self.chunk.device, self.chunk.bytes);
-        }
-        self.used += 1;
-        Some((base + u64::from(place.offset) * GRAIN, Place(place)))
+    /// Whether not even the smallest allocation fits.
+    pub(super) const fn is_full(&self) -> bool {
+        self.free == 0 || self.used as u64 >= ALLOCATIONS
     }
 
-    /// Gives a place back; `true` when the pool is idle now.
-    pub(super) fn give(&mut self, place: Place, ledger: &Ledger) -> bool {
+    /// Takes `bytes`; answers where they begin.
+    pub(super) fn take(&mut self, bytes: u64) -> Option<(u64, Place)> {
+        let grains = u32::try_from(bytes.div_ceil(GRAIN)).ok()?;
+        if grains > self.free || u64::from(self.used) >= ALLOCATIONS {
+            return None;
+        }
+        let place = self.allocator.allocate(grains)?;
+        self.used += 1;
+        self.free -= grains;
+        Some((u64::from(place.offset) * GRAIN, Place(place, grains)))
+    }
+
+    /// Gives a place back.
+    pub(super) fn give(&mut self, place: Place) {
         self.allocator.free(place.0);
         self.used -= 1;
-        if self.used == 0 {
-            ledger.idle(self.chunk.device, self.chunk.bytes);
-        }
-        self.used == 0
+        self.free += place.1;
     }
 
     /// The chunk of an idle pool.
-    pub(super) fn into_chunk(self, ledger: &Ledger) -> Chunk {
-        ledger.busy(self.chunk.device, self.chunk.bytes);
+    pub(super) fn into_chunk(self) -> Chunk {
         self.chunk
     }
 }

@@ -1,9 +1,9 @@
-//! Chunks the worker makes itself, and the ledger of what the session has.
+//! Chunks the worker makes itself, with nobody to lend them, and the ledger of what the session has then.
 
-use super::{Chunk, ChunkSource, Mapper, UNIT};
+use super::{Books, Chunk, ChunkSource, Lease, Mapper};
 use core::sync::atomic::{AtomicU64, Ordering};
 use sluice_driver::{Code, Driver, code};
-use sluice_protocol::limits;
+use sluice_protocol::{custody::UNIT, limits};
 use std::sync::Arc;
 
 /// Bytes of chunks the session has, per device, and what it may have. The memory helper writes it; the dispatcher reads
@@ -39,22 +39,6 @@ impl Ledger {
         }
     }
 
-    /// Free and total bytes as the guest sees them.
-    pub(crate) fn info(&self, device: i32) -> (u64, u64) {
-        let Some(account) = self.account(device) else { return (0, 0) };
-        let (total, used) = if self.quota > 0 {
-            (self.quota, self.devices.iter().map(Account::used).sum())
-        } else {
-            (account.total.load(Ordering::Relaxed), account.used())
-        };
-        (total.saturating_sub(used), total)
-    }
-
-    /// Whether `bytes` more could be had, once idle pools are given back.
-    pub(crate) fn affords(&self, device: i32, bytes: u64) -> bool {
-        self.info(device).0 >= bytes
-    }
-
     /// Whether a chunk of `bytes` may be taken now.
     fn admits(&self, device: i32, bytes: u64) -> bool {
         let taken = |account: &Account| account.taken.load(Ordering::Relaxed);
@@ -78,19 +62,27 @@ impl Ledger {
             account.taken.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
+}
 
-    /// A pool has nothing allocated in it any more.
-    pub(super) fn idle(&self, device: i32, bytes: u64) {
-        if let Some(account) = self.account(device) {
-            account.idle.fetch_add(bytes, Ordering::Relaxed);
-        }
+impl Books for Ledger {
+    fn info(&self, device: i32) -> (u64, u64) {
+        let Some(account) = self.account(device) else { return (0, 0) };
+        let (total, used) = if self.quota > 0 {
+            (self.quota, self.devices.iter().map(Account::used).sum())
+        } else {
+            (account.total.load(Ordering::Relaxed), account.used())
+        };
+        (total.saturating_sub(used), total)
     }
 
-    /// A pool is no longer idle.
-    pub(super) fn busy(&self, device: i32, bytes: u64) {
-        if let Some(account) = self.account(device) {
-            account.idle.fetch_sub(bytes, Ordering::Relaxed);
-        }
+    fn is_settled(&self, _device: i32) -> bool {
+        true
+    }
+
+    fn settle(&self, _device: i32) {}
+
+    fn devices(&self) -> Option<usize> {
+        None
     }
 }
 
@@ -105,7 +97,7 @@ impl Account {
 pub(crate) struct OwnChunks {
     driver: Arc<Driver>,
     ledger: Arc<Ledger>,
-    /// Devices whose granularity divides our unit.
+    /// Devices whose granularity divides our unit; those looked at have their total in the ledger.
     fits: [Option<bool>; limits::DEVICES as usize],
 }
 
@@ -146,7 +138,7 @@ impl ChunkSource for OwnChunks {
         }
         let handle = self.driver.chunk_create(bytes, device)?;
         self.ledger.add(device, bytes);
-        Ok(Chunk { handle, bytes, device })
+        Ok(Chunk { handle, bytes, device, lease: Lease::Own })
     }
 
     fn give(&mut self, chunk: Chunk) {
@@ -155,6 +147,16 @@ impl ChunkSource for OwnChunks {
             // Not counted as free: nobody knows that it is.
             Err(failed) => tracing::error!(code = failed, "cannot release a chunk"),
         }
+    }
+
+    fn idle(&mut self, device: i32, bytes: u64) {
+        if let Some(account) = self.ledger.account(device) {
+            account.idle.store(bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn affords(&mut self, device: i32, bytes: u64) -> bool {
+        self.ledger.info(device).0 >= bytes
     }
 }
 

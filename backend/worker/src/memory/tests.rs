@@ -2,6 +2,8 @@ use super::*;
 use proptest::prelude::*;
 use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
+const MIB: u64 = 1 << 20;
+
 /// What the mock source and mapper did, checked as it happens.
 #[derive(Debug, Default)]
 struct World {
@@ -11,6 +13,8 @@ struct World {
     /// Bytes of chunks the device has left.
     left: u64,
     largest: u64,
+    /// Bytes of chunks said to be idle.
+    idle: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -27,7 +31,18 @@ impl ChunkSource for Mock {
         world.next += 1;
         let handle = world.next;
         world.chunks.insert(handle, bytes);
-        Ok(Chunk { handle, bytes, device })
+        Ok(Chunk { handle, bytes, device, lease: Lease::Own })
+    }
+
+    fn idle(&mut self, _device: i32, bytes: u64) {
+        let mut world = self.0.borrow_mut();
+        assert!(bytes <= world.chunks.values().sum(), "more is idle than there is");
+        world.idle = bytes;
+    }
+
+    fn affords(&mut self, _device: i32, bytes: u64) -> bool {
+        let world = self.0.borrow();
+        bytes <= world.left + world.idle
     }
 
     fn give(&mut self, chunk: Chunk) {
@@ -65,9 +80,7 @@ fn memory(left: u64) -> (Memory<Mock, Mock>, Mock) {
     let mock = Mock::default();
     mock.0.borrow_mut().left = left;
     mock.0.borrow_mut().largest = u64::MAX;
-    let ledger = Arc::new(Ledger::new(0));
-    ledger.set_total(0, 1 << 40);
-    let mut memory = Memory::new(mock.clone(), mock.clone(), ledger);
+    let mut memory = Memory::new(mock.clone(), mock.clone());
     memory.reserve(BASE, WINDOW).unwrap();
     (memory, mock)
 }
@@ -125,11 +138,44 @@ fn an_allocation_that_fails_leaves_nothing() {
 #[test]
 fn idle_pools_make_room_for_large_allocations() {
     let (mut memory, mock) = memory(32 * MIB);
-    let small = memory.allocate(0, 100).unwrap();
-    assert_eq!(memory.allocate(0, 32 * MIB), Err(code::OUT_OF_MEMORY), "the pool is in use");
-    memory.free(small).unwrap();
-    assert_eq!(mock.0.borrow().left, 0, "one idle pool stays");
+    let (fine, coarse) = (memory.allocate(0, 100).unwrap(), memory.allocate(0, 100_000).unwrap());
+    assert_eq!(memory.allocate(0, 30 * MIB), Err(code::OUT_OF_MEMORY), "the pools are in use");
+    memory.free(fine).unwrap();
+    memory.free(coarse).unwrap();
+    assert_eq!(mock.0.borrow().left, 28 * MIB, "one idle pool of a kind stays");
+    assert_eq!(mock.0.borrow().idle, 4 * MIB);
     assert!(memory.allocate(0, 32 * MIB).is_ok());
+    assert_eq!(mock.0.borrow().idle, 0);
+}
+
+// Promise: Q1
+#[test]
+fn a_million_tiny_allocations_take_only_their_chunks() {
+    let (mut memory, mock) = memory(512 * MIB);
+    let all: Vec<u64> = (0..1_000_000).map(|_| memory.allocate(0, 1).unwrap()).collect();
+    assert_eq!(
+        mock.0.borrow().left,
+        512 * MIB - 1_000_000_u64.div_ceil(4096) * UNIT,
+        "full to the last grain"
+    );
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+    for address in all {
+        memory.free(address).unwrap();
+    }
+    assert_eq!(mock.0.borrow().left, 512 * MIB - UNIT, "one idle pool stays");
+    assert_eq!(mock.0.borrow().idle, UNIT);
+}
+
+#[test]
+fn recalled_memory_goes_back_as_far_as_it_is_idle() {
+    let (mut memory, mock) = memory(64 * MIB);
+    let (fine, coarse) = (memory.allocate(0, 1).unwrap(), memory.allocate(0, 1 << 20).unwrap());
+    memory.recall(0, 64 * MIB);
+    assert_eq!(mock.0.borrow().left, 60 * MIB, "nothing is idle");
+    memory.free(fine).unwrap();
+    memory.recall(0, 64 * MIB);
+    assert_eq!((mock.0.borrow().left, mock.0.borrow().idle), (62 * MIB, 0));
+    memory.free(coarse).unwrap();
 }
 
 #[derive(Clone, Debug)]
@@ -180,7 +226,7 @@ proptest! {
         for address in live.into_keys() {
             prop_assert_eq!(memory.free(address), Ok(()));
         }
-        memory.drop_idle_pools();
+        memory.recall(0, u64::MAX);
         prop_assert_eq!(mock.0.borrow().left, 256 << 20);
         prop_assert_eq!(memory.space.ranges(), [(BASE, WINDOW)]);
     }

@@ -1,5 +1,6 @@
 //! Plays device and shim of one session, in this process, against a real worker.
 
+use crate::lender::Lender;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     fd::{AsFd, OwnedFd},
@@ -109,27 +110,30 @@ pub(crate) type Answer = (u32, Vec<u8>);
 impl Guest {
     /// A worker on the null driver, ready.
     pub(crate) fn start() -> Guest {
-        Guest::with(null_driver(), 0)
+        Guest::with_quota(0)
     }
 
     /// A worker on the null driver with a quota.
     pub(crate) fn with_quota(memory: u64) -> Guest {
-        Guest::with(null_driver(), memory)
+        Guest::of(&Lender::new(memory))
     }
 
-    pub(crate) fn with(driver: PathBuf, memory: u64) -> Guest {
-        Guest::with_environment(driver, memory, &[])
+    /// A worker on the null driver, of the VM of a lender.
+    pub(crate) fn of(lender: &Lender) -> Guest {
+        let guest = Guest::launched(null_driver(), 0, limits::MAPPED_RUNS, &[], vec![lender.admit()]);
+        eventually("READY", || guest.state() == session::READY);
+        guest
     }
 
     pub(crate) fn with_environment(driver: PathBuf, memory: u64, environment: &[(&str, &OsStr)]) -> Guest {
-        let guest = Guest::launched(driver, memory, limits::MAPPED_RUNS, environment);
+        let guest = Guest::launched(driver, memory, limits::MAPPED_RUNS, environment, Vec::new());
         eventually("READY", || guest.state() == session::READY);
         guest
     }
 
     /// A worker that may not become ready.
     pub(crate) fn unready(driver: PathBuf, memory: u64) -> Guest {
-        Guest::launched(driver, memory, limits::MAPPED_RUNS, &[])
+        Guest::launched(driver, memory, limits::MAPPED_RUNS, &[], Vec::new())
     }
 
     /// A worker that maps at most so many runs of guest pages one by one.
@@ -138,12 +142,19 @@ impl Guest {
         mapped_runs: u32,
         environment: &[(&str, &OsStr)],
     ) -> Guest {
-        let guest = Guest::launched(driver, 0, mapped_runs, environment);
+        let lenders = if environment.is_empty() { vec![Lender::new(0).admit()] } else { Vec::new() };
+        let guest = Guest::launched(driver, 0, mapped_runs, environment, lenders);
         eventually("READY", || guest.state() == session::READY);
         guest
     }
 
-    fn launched(driver: PathBuf, memory: u64, mapped_runs: u32, environment: &[(&str, &OsStr)]) -> Guest {
+    fn launched(
+        driver: PathBuf,
+        memory: u64,
+        mapped_runs: u32,
+        environment: &[(&str, &OsStr)],
+        lenders: Vec<OwnedFd>,
+    ) -> Guest {
         let (ours, theirs) = socket::pair().expect("socket pair");
         let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
             .args(["--control-fd", "0"])
@@ -157,10 +168,14 @@ impl Guest {
             driver: driver.into_os_string().into_string().expect("UTF-8"),
             memory,
             mapped_runs,
-            devices: 0,
+            devices: u32::try_from(lenders.len()).expect("few"),
             scrub_every_free: false,
         };
         socket::send(&ours, &codec::encode(&setup).expect("encodes"), &[]).expect("setup");
+        for (device, lender) in (0..).zip(lenders) {
+            let custody = ToWorker::Custody { device };
+            socket::send(&ours, &custody.encode(), &[lender.as_fd()]).expect("custody");
+        }
         let (doorbell, wake) = (
             eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd"),
             eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd"),

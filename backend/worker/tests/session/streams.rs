@@ -53,12 +53,18 @@ pub(crate) fn event(guest: &mut Guest, index: u32) -> Id<Event> {
     id
 }
 
+/// An arena that holds a PTX text at its start.
+pub(crate) fn image(guest: &Guest) -> crate::guest::Arena {
+    let arena = guest.attach(1, ARENA, 1 << 20);
+    arena.write(0, b".version 8.0\n.target sm_80\n.address_size 64\n\0");
+    arena
+}
+
 /// A guest with a context, an arena of a page holding a PTX text at its start.
 pub(crate) fn ready() -> (Guest, crate::guest::Arena) {
     let mut guest = Guest::start();
     guest.begin();
-    let arena = guest.attach(1, ARENA, 1 << 20);
-    arena.write(0, b".version 8.0\n.target sm_80\n.address_size 64\n\0");
+    let arena = image(&guest);
     (guest, arena)
 }
 

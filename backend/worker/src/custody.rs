@@ -1,0 +1,566 @@
+//! The worker's end of custody: where its device memory comes from.
+//!
+//! One socket and one page per device. Requests come from the helper threads and the feeder, each of which may wait; the
+//! dispatcher only reads the page. One thread reads every socket: it hands answers to whoever waits for them, notes
+//! recalls, and ends the session when a lender is gone, for then nobody answers for the memory any more.
+
+use crate::{
+    memory::{Books, Chunk, ChunkSource, Lease},
+    session::Session,
+};
+use core::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::{AsFd, OwnedFd},
+    io::Errno,
+};
+use sluice_driver::{Code, Driver, code};
+use sluice_protocol::{
+    control::BYTES,
+    custody::{Answer, Growth, Request, page},
+    field::FieldError,
+};
+use sluice_shared_memory::{Mapping, mapping::MapError, socket};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+/// How long a request may wait. Growth waits while a dead worker's memory is swept, so this is long; a lender refuses
+/// what it cannot give long before.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the lender's first word may take.
+const WELCOME_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why a worker has no memory.
+#[derive(Debug, thiserror::Error)]
+pub enum CustodyError {
+    /// A socket fails.
+    #[error("custody socket: {0}")]
+    Socket(#[from] Errno),
+    /// The lender said nothing.
+    #[error("the lender of device {0} does not answer")]
+    Silent(usize),
+    /// The lender is gone.
+    #[error("the lender of device {0} is gone")]
+    Gone(usize),
+    /// Not a message of the protocol.
+    #[error("custody message: {0}")]
+    Message(#[from] FieldError),
+    /// Not the message that is due, or not its descriptors.
+    #[error("{0:?} with {1} descriptors is not due")]
+    Unexpected(Answer, usize),
+    /// The custody page is none.
+    #[error("the custody page cannot be used: {0}")]
+    Page(&'static str),
+    /// The page cannot be mapped.
+    #[error(transparent)]
+    Map(#[from] MapError),
+}
+
+/// The lenders of all devices, in order of ordinals.
+#[derive(Debug)]
+pub(crate) struct Custody {
+    driver: Arc<Driver>,
+    links: Vec<Link>,
+}
+
+/// One lender.
+#[derive(Debug)]
+struct Link {
+    socket: OwnedFd,
+    page: Mapping,
+    unit: u32,
+    serial: AtomicU64,
+    /// Answers to those who wait, by serial.
+    desk: Mutex<BTreeMap<u64, VecDeque<Reply>>>,
+    answered: Condvar,
+    /// Held during a grant: one at a time.
+    growing: Mutex<()>,
+    /// How often something was said that has no answer, and how much of it the page shows for certain.
+    said: AtomicU64,
+    seen: AtomicU64,
+    /// Bytes the lender wants back.
+    recalled: AtomicU64,
+}
+
+/// What a request is answered with.
+#[derive(Debug)]
+enum Reply {
+    Lent { lease: u64, bytes: u64, more: bool, descriptor: OwnedFd },
+    Granted(u64),
+    Refused(Code),
+    Process { process: u32, bytes: u64 },
+}
+
+/// A process of the VM, for lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tenant {
+    /// The guest's own number of it.
+    pub(crate) process: u32,
+    pub(crate) bytes: u64,
+}
+
+/// Leave for the driver to take memory for itself; over when dropped.
+#[derive(Debug)]
+pub(crate) struct Grant<'a> {
+    link: &'a Link,
+    serial: u64,
+    _alone: MutexGuard<'a, ()>,
+}
+
+impl Drop for Grant<'_> {
+    fn drop(&mut self) {
+        self.link.tell(Request::Grown { serial: self.serial });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One message; `None` when the lender is gone.
+fn message(socket: &OwnedFd) -> Result<Option<(Answer, Vec<OwnedFd>)>, CustodyError> {
+    let mut buffer = [0; BYTES];
+    loop {
+        match socket::receive(socket, &mut buffer) {
+            Ok(None) | Err(Errno::CONNRESET) => return Ok(None),
+            Ok(Some((bytes, descriptors))) => {
+                let answer = Answer::decode(bytes)?;
+                if descriptors.len() != answer.descriptors() {
+                    return Err(CustodyError::Unexpected(answer, descriptors.len()));
+                }
+                return Ok(Some((answer, descriptors)));
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn readable(socket: &OwnedFd, patience: Duration) -> Result<bool, Errno> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))
+            .map_err(|_| Errno::INVAL)?;
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl Link {
+    fn welcomed(device: usize, socket: OwnedFd) -> Result<Link, CustodyError> {
+        if !readable(&socket, WELCOME_PATIENCE)? {
+            return Err(CustodyError::Silent(device));
+        }
+        let (answer, descriptors) = message(&socket)?.ok_or(CustodyError::Gone(device))?;
+        let (unit, file) = match (answer, <[OwnedFd; 1]>::try_from(descriptors)) {
+            (Answer::Welcome { unit, .. }, Ok([file])) => (unit, file),
+            (answer, _) => return Err(CustodyError::Unexpected(answer, 1)),
+        };
+        // A page shorter than it says would be a fault at the first look.
+        let bytes = rustix::fs::fstat(&file)?.st_size;
+        if u64::try_from(bytes).is_ok_and(|bytes| bytes < page::BYTES as u64) {
+            return Err(CustodyError::Page("too short"));
+        }
+        let page = Mapping::read_only(file.as_fd(), page::BYTES as u64)?;
+        let magic =
+            sluice_protocol::shared::Shared::load_u64(&page.words(), page::MAGIC_AT, Ordering::Acquire);
+        if magic != page::MAGIC {
+            return Err(CustodyError::Page("not a custody page"));
+        }
+        Ok(Link {
+            socket,
+            page,
+            unit,
+            serial: AtomicU64::new(1),
+            desk: Mutex::default(),
+            answered: Condvar::new(),
+            growing: Mutex::default(),
+            said: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            recalled: AtomicU64::new(0),
+        })
+    }
+
+    /// Says something that has no answer. A lender that cannot be told is gone, which the reading thread is about to see.
+    fn tell(&self, request: Request) {
+        if let Err(error) = self.send(request) {
+            tracing::warn!(%error, ?request, "cannot tell the lender");
+        }
+        self.said.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn send(&self, request: Request) -> Result<(), Errno> {
+        loop {
+            match socket::send(&self.socket, &request.encode(), &[]) {
+                Err(Errno::INTR) => {}
+                sent => return sent,
+            }
+        }
+    }
+
+    /// Asks and takes answers until `last` says that one was the last.
+    fn ask<R>(
+        &self,
+        make: impl FnOnce(u64) -> Request,
+        mut take: impl FnMut(Reply) -> Option<R>,
+    ) -> Result<R, Code> {
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        lock(&self.desk).insert(serial, VecDeque::new());
+        // What was said before the request is in the page once the answer is here.
+        let said = self.said.load(Ordering::Acquire);
+        let sent = self.send(make(serial));
+        let deadline = Instant::now() + PATIENCE;
+        let result = match sent {
+            Ok(()) => loop {
+                match self.reply(serial, deadline) {
+                    Ok(reply) => {
+                        if let Some(result) = take(reply) {
+                            break Ok(result);
+                        }
+                    }
+                    Err(failed) => break Err(failed),
+                }
+            },
+            Err(error) => {
+                tracing::warn!(%error, "cannot ask the lender");
+                Err(code::DEVICE_UNAVAILABLE)
+            }
+        };
+        self.seen.fetch_max(said, Ordering::AcqRel);
+        let left = lock(&self.desk).remove(&serial);
+        left.into_iter().flatten().for_each(|reply| self.decline(reply));
+        result
+    }
+
+    fn reply(&self, serial: u64, deadline: Instant) -> Result<Reply, Code> {
+        let mut desk = lock(&self.desk);
+        loop {
+            let Some(replies) = desk.get_mut(&serial) else { return Err(code::UNKNOWN) };
+            if let Some(reply) = replies.pop_front() {
+                return Ok(reply);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::error!("the lender does not answer");
+                return Err(code::OUT_OF_MEMORY);
+            }
+            desk = self.answered.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Takes an answer that a thread waits for to it.
+    fn deliver(&self, serial: u64, reply: Reply) {
+        let mut desk = lock(&self.desk);
+        match desk.get_mut(&serial) {
+            Some(replies) => {
+                replies.push_back(reply);
+                self.answered.notify_all();
+            }
+            None => {
+                drop(desk);
+                self.decline(reply);
+            }
+        }
+    }
+
+    /// What came too late goes back.
+    fn decline(&self, reply: Reply) {
+        if let Reply::Lent { lease, .. } = reply {
+            self.tell(Request::Give { lease });
+        }
+    }
+
+    fn memory(&self) -> (u64, u64) {
+        page::memory(&self.page.words())
+    }
+
+    fn is_settled(&self) -> bool {
+        self.seen.load(Ordering::Acquire) >= self.said.load(Ordering::Acquire)
+    }
+
+    /// Makes sure that the page shows what was said before.
+    fn settle(&self) {
+        // Nobody is behind the last worker, so this is answered at once, and answers keep their order.
+        let behind = |serial| Request::Process { serial, index: u32::MAX };
+        if !self.is_settled()
+            && let Err(failed) = self.ask(behind, Some)
+        {
+            tracing::warn!(code = failed, "the lender does not say where it stands");
+        }
+    }
+}
+
+impl Custody {
+    /// Waits for the first word of every lender.
+    pub(crate) fn new(driver: Arc<Driver>, sockets: Vec<OwnedFd>) -> Result<Custody, CustodyError> {
+        let links = sockets.into_iter().enumerate().map(|(device, socket)| Link::welcomed(device, socket));
+        Ok(Custody { driver, links: links.collect::<Result<_, _>>()? })
+    }
+
+    fn link(&self, device: i32) -> Result<&Link, Code> {
+        usize::try_from(device).ok().and_then(|device| self.links.get(device)).ok_or(code::INVALID_DEVICE)
+    }
+
+    /// The reading thread; `recall` is called when a lender wants memory back.
+    pub(crate) fn listen(&self, session: &Session, recall: impl Fn()) -> ! {
+        loop {
+            let mut polled: Vec<PollFd<'_>> =
+                self.links.iter().map(|link| PollFd::new(&link.socket, PollFlags::IN)).collect();
+            match poll(&mut polled, None::<&Timespec>) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "cannot hear the lenders");
+                    session.lose(code::DEVICE_UNAVAILABLE, 1)
+                }
+            }
+            let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+            for ((device, link), _) in self.links.iter().enumerate().zip(ready).filter(|(_, ready)| *ready) {
+                match message(&link.socket) {
+                    Ok(Some((answer, descriptors))) => {
+                        if let Err(error) = link.take_in(answer, descriptors, &recall) {
+                            tracing::error!(%error, device, "the lender does not keep to the protocol");
+                            session.lose(code::DEVICE_UNAVAILABLE, 1)
+                        }
+                    }
+                    Ok(None) => {
+                        tracing::warn!(device, "the lender is gone");
+                        session.lose(code::DEVICE_UNAVAILABLE, 1)
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, device, "the custody socket is unusable");
+                        session.lose(code::DEVICE_UNAVAILABLE, 1)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells the lenders which process of the guest this is.
+    pub(crate) fn hello(&self, process: u32) {
+        self.links.iter().for_each(|link| link.tell(Request::Hello { process }));
+    }
+
+    /// Asks for leave to have the driver take memory for itself, and waits for it.
+    pub(crate) fn grow(&self, device: i32, reason: Growth, bytes: u64) -> Result<Grant<'_>, Code> {
+        let link = self.link(device)?;
+        let alone = lock(&link.growing);
+        let mut granted = 0;
+        let grow = |serial| {
+            granted = serial;
+            Request::Grow { serial, reason: reason as u32, bytes }
+        };
+        let answer = link.ask(grow, Some)?;
+        match answer {
+            Reply::Granted(_) => Ok(Grant { link, serial: granted, _alone: alone }),
+            Reply::Refused(failed) => Err(failed),
+            unexpected => Err(link.strange(unexpected)),
+        }
+    }
+
+    /// Counts guest memory that is about to be pinned.
+    pub(crate) fn pin(&self, device: i32, bytes: u64) -> Result<(), Code> {
+        let link = self.link(device)?;
+        match link.ask(|serial| Request::Pin { serial, bytes }, Some)? {
+            Reply::Granted(_) => Ok(()),
+            Reply::Refused(failed) => Err(failed),
+            unexpected => Err(link.strange(unexpected)),
+        }
+    }
+
+    /// Guest memory is no longer pinned.
+    pub(crate) fn unpin(&self, device: i32, bytes: u64) {
+        if let Ok(link) = self.link(device) {
+            link.tell(Request::Unpin { bytes });
+        }
+    }
+
+    /// Bytes that a lender wants back, since this was last asked.
+    pub(crate) fn recalled(&self, device: i32) -> u64 {
+        self.link(device).map_or(0, |link| link.recalled.swap(0, Ordering::AcqRel))
+    }
+
+    /// Devices that want memory back.
+    pub(crate) fn recalls(&self) -> impl Iterator<Item = i32> + '_ {
+        (0..).zip(&self.links).filter(|(_, link)| link.recalled.load(Ordering::Acquire) > 0).map(|(d, _)| d)
+    }
+
+    /// The `index`-th process of the VM on a device.
+    pub(crate) fn tenant(&self, device: i32, index: u32) -> Result<Option<Tenant>, Code> {
+        let link = self.link(device)?;
+        match link.ask(|serial| Request::Process { serial, index }, Some)? {
+            Reply::Process { process, bytes } => Ok(Some(Tenant { process, bytes })),
+            Reply::Refused(_) => Ok(None),
+            unexpected => Err(link.strange(unexpected)),
+        }
+    }
+
+    fn import(&self, device: i32, lease: u64, bytes: u64, descriptor: &OwnedFd) -> Result<Chunk, Code> {
+        let handle = self.driver.chunk_import(descriptor.as_fd())?;
+        Ok(Chunk { handle, bytes, device, lease: Lease::Lent(lease) })
+    }
+
+    /// Gives back a chunk that is mapped nowhere.
+    fn give_back(&self, chunk: Chunk) {
+        if let Err(failed) = self.driver.chunk_release(chunk.handle) {
+            // Not given back: nobody knows that the driver has let go of it.
+            tracing::error!(code = failed, "cannot release a chunk");
+            return;
+        }
+        if let (Lease::Lent(lease), Ok(link)) = (chunk.lease, self.link(chunk.device)) {
+            link.tell(Request::Give { lease });
+        }
+    }
+}
+
+#[expect(dead_code, reason = "for memory that processes share, whose calls come next")]
+impl Custody {
+    /// Adds a chunk to a share, 0 for a new one; answers the share.
+    pub(crate) fn share(&self, share: u64, chunk: &Chunk) -> Result<u64, Code> {
+        let Lease::Lent(lease) = chunk.lease else { return Err(code::NOT_SUPPORTED) };
+        let link = self.link(chunk.device)?;
+        match link.ask(|serial| Request::Share { serial, share, lease }, Some)? {
+            Reply::Granted(share) => Ok(share),
+            Reply::Refused(failed) => Err(failed),
+            unexpected => Err(link.strange(unexpected)),
+        }
+    }
+
+    /// Ends a share of this worker.
+    pub(crate) fn unshare(&self, device: i32, share: u64) {
+        if let Ok(link) = self.link(device) {
+            link.tell(Request::Unshare { share });
+        }
+    }
+
+    /// The chunks of a share of the same VM.
+    pub(crate) fn open(&self, device: i32, share: u64) -> Result<Vec<Chunk>, Code> {
+        let link = self.link(device)?;
+        let mut chunks = Vec::new();
+        let mut failed = None;
+        let open = |serial| Request::Open { serial, share };
+        let asked = link.ask(open, |reply| match reply {
+            Reply::Lent { lease, bytes, more, descriptor } => {
+                match self.import(device, lease, bytes, &descriptor) {
+                    Ok(chunk) => chunks.push(chunk),
+                    Err(error) => {
+                        failed = Some(error);
+                        link.tell(Request::Give { lease });
+                    }
+                }
+                (!more).then_some(Ok(()))
+            }
+            Reply::Refused(failed) => Some(Err(failed)),
+            unexpected => Some(Err(link.strange(unexpected))),
+        });
+        match asked.and_then(|answer| answer).and(failed.map_or(Ok(()), Err)) {
+            Ok(()) => Ok(chunks),
+            Err(failed) => {
+                chunks.into_iter().for_each(|chunk| self.give_back(chunk));
+                Err(failed)
+            }
+        }
+    }
+
+    /// The placement unit of a device.
+    pub(crate) fn unit(&self, device: i32) -> Result<u32, Code> {
+        self.link(device).map(|link| link.unit)
+    }
+}
+
+impl Link {
+    /// One message of the lender.
+    fn take_in(
+        &self,
+        answer: Answer,
+        descriptors: Vec<OwnedFd>,
+        recall: impl FnOnce(),
+    ) -> Result<(), CustodyError> {
+        match (answer, descriptors.into_iter().next()) {
+            (Answer::Lent { serial, lease, bytes, more }, Some(descriptor)) => {
+                self.deliver(serial, Reply::Lent { lease, bytes, more, descriptor });
+            }
+            (Answer::Granted { serial, value }, _) => self.deliver(serial, Reply::Granted(value)),
+            (Answer::Refused { serial, error }, _) => self.deliver(serial, Reply::Refused(error)),
+            (Answer::Process { serial, process, bytes }, _) => {
+                self.deliver(serial, Reply::Process { process, bytes });
+            }
+            (Answer::Recall { bytes }, _) => {
+                self.recalled.fetch_max(bytes, Ordering::AcqRel);
+                recall();
+            }
+            (answer @ (Answer::Welcome { .. } | Answer::Lent { .. }), _) => {
+                return Err(CustodyError::Unexpected(answer, answer.descriptors()));
+            }
+        }
+        Ok(())
+    }
+
+    /// An answer of the wrong kind.
+    fn strange(&self, reply: Reply) -> Code {
+        tracing::error!(?reply, "the lender answers something else");
+        self.decline(reply);
+        code::UNKNOWN
+    }
+}
+
+impl ChunkSource for Arc<Custody> {
+    fn take(&mut self, device: i32, bytes: u64) -> Result<Chunk, Code> {
+        let link = self.link(device)?;
+        match link.ask(|serial| Request::Take { serial, bytes }, Some)? {
+            Reply::Lent { lease, bytes: lent, more: false, descriptor } if lent == bytes => {
+                self.import(device, lease, bytes, &descriptor).inspect_err(|failed| {
+                    tracing::error!(code = failed, "cannot import a chunk");
+                    link.tell(Request::Give { lease });
+                })
+            }
+            Reply::Refused(failed) => Err(failed),
+            unexpected => Err(link.strange(unexpected)),
+        }
+    }
+
+    fn give(&mut self, chunk: Chunk) {
+        self.give_back(chunk);
+    }
+
+    fn idle(&mut self, device: i32, bytes: u64) {
+        if let Ok(link) = self.link(device) {
+            link.tell(Request::Idle { bytes });
+        }
+    }
+
+    fn affords(&mut self, device: i32, bytes: u64) -> bool {
+        self.link(device).is_ok_and(|link| {
+            link.settle();
+            link.memory().0 >= bytes
+        })
+    }
+}
+
+impl Books for Custody {
+    fn info(&self, device: i32) -> (u64, u64) {
+        self.link(device).map_or((0, 0), Link::memory)
+    }
+
+    fn is_settled(&self, device: i32) -> bool {
+        self.link(device).is_ok_and(Link::is_settled)
+    }
+
+    fn settle(&self, device: i32) {
+        if let Ok(link) = self.link(device) {
+            link.settle();
+        }
+    }
+
+    fn devices(&self) -> Option<usize> {
+        Some(self.links.len())
+    }
+}

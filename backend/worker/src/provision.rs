@@ -1,0 +1,71 @@
+//! Where the session's memory comes from: the lenders of its devices, or, where nobody lends, the driver itself.
+
+use crate::{
+    custody::{Custody, Grant},
+    memory::{Books, ChunkSource, Ledger, OwnChunks},
+};
+use sluice_driver::{Code, Driver};
+use sluice_protocol::{custody::Growth, limits};
+use std::sync::Arc;
+
+/// The one or the other.
+#[derive(Clone, Debug)]
+pub(crate) enum Provision {
+    /// Lent, device by device.
+    Lent(Arc<Custody>),
+    /// Made here.
+    Own(Arc<Driver>, Arc<Ledger>),
+}
+
+impl Provision {
+    /// Chunks of the driver's, within a quota; 0 for all there is.
+    pub(crate) fn own(driver: &Arc<Driver>, quota: u64) -> Result<Provision, Code> {
+        let ledger = Ledger::new(quota);
+        for ordinal in 0..driver.device_count()?.min(limits::DEVICES) {
+            let device = driver.device(ordinal)?;
+            ledger.set_total(device, driver.device_memory(device)?);
+        }
+        Ok(Provision::Own(Arc::clone(driver), Arc::new(ledger)))
+    }
+
+    pub(crate) fn books(&self) -> &dyn Books {
+        match self {
+            Provision::Lent(custody) => &**custody,
+            Provision::Own(_, ledger) => &**ledger,
+        }
+    }
+
+    pub(crate) fn source(&self) -> Box<dyn ChunkSource + Send> {
+        match self {
+            Provision::Lent(custody) => Box::new(Arc::clone(custody)),
+            Provision::Own(driver, ledger) => {
+                Box::new(OwnChunks::new(Arc::clone(driver), Arc::clone(ledger)))
+            }
+        }
+    }
+
+    /// The lenders, if there are any.
+    pub(crate) const fn custody(&self) -> Option<&Arc<Custody>> {
+        match self {
+            Provision::Lent(custody) => Some(custody),
+            Provision::Own(..) => None,
+        }
+    }
+
+    /// Leave for the driver to take memory for itself, for as long as the answer lives.
+    pub(crate) fn grow(&self, device: i32, reason: Growth, bytes: u64) -> Result<Option<Grant<'_>>, Code> {
+        self.custody().map(|custody| custody.grow(device, reason, bytes)).transpose()
+    }
+
+    /// Counts guest memory that is about to be pinned.
+    pub(crate) fn pin(&self, device: i32, bytes: u64) -> Result<(), Code> {
+        self.custody().map_or(Ok(()), |custody| custody.pin(device, bytes))
+    }
+
+    /// Guest memory is no longer pinned.
+    pub(crate) fn unpin(&self, device: i32, bytes: u64) {
+        if let Some(custody) = self.custody() {
+            custody.unpin(device, bytes);
+        }
+    }
+}

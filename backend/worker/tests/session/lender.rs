@@ -1,0 +1,263 @@
+//! Plays the arbiter of one device for the workers of one VM: chunks of the null driver, made in this process.
+
+use crate::guest::null_driver;
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+};
+use sluice_driver::Driver;
+use sluice_protocol::{
+    control::{BYTES, Run},
+    custody::{Answer, Request, UNIT, page},
+    shared::Shared,
+};
+use sluice_shared_memory::{Mapping, socket};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver::load(&null_driver()).expect("the driver loads"));
+
+const OUT_OF_MEMORY: u32 = 2;
+const INVALID_VALUE: u32 = 1;
+
+#[derive(Debug, Default)]
+struct Books {
+    limit: u64,
+    /// Chunks by handle: bytes and leases on them.
+    chunks: BTreeMap<u64, (u64, u32)>,
+    leases: BTreeMap<u64, u64>,
+    shares: BTreeMap<u64, Vec<u64>>,
+    next: u64,
+    tenants: Vec<Arc<Tenant>>,
+    pinned: u64,
+    /// Reasons of all grants, and how many are open.
+    grown: Vec<u32>,
+    growing: u32,
+}
+
+#[derive(Debug)]
+struct Tenant {
+    page: Mapping,
+    socket: OwnedFd,
+    process: AtomicU32,
+    idle: Mutex<u64>,
+    /// Leases of this worker and their bytes.
+    held: Mutex<BTreeMap<u64, u64>>,
+}
+
+/// The lender of one device to one VM.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lender {
+    books: Arc<Mutex<Books>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Lender {
+    pub(crate) fn new(limit: u64) -> Lender {
+        let limit = if limit == 0 { 16 << 30 } else { limit / UNIT * UNIT };
+        Lender { books: Arc::new(Mutex::new(Books { limit, ..Books::default() })) }
+    }
+
+    /// Bytes of all chunks lent.
+    pub(crate) fn lent(&self) -> u64 {
+        lock(&self.books).chunks.values().map(|(bytes, _)| bytes).sum()
+    }
+
+    /// Bytes said to be pinned.
+    pub(crate) fn pinned(&self) -> u64 {
+        lock(&self.books).pinned
+    }
+
+    /// Why grants were asked for, and how many are not over.
+    pub(crate) fn grants(&self) -> (Vec<u32>, u32) {
+        let books = lock(&self.books);
+        (books.grown.clone(), books.growing)
+    }
+
+    /// Wants memory back from every worker.
+    pub(crate) fn recall(&self, bytes: u64) {
+        for tenant in &lock(&self.books).tenants {
+            socket::send(&tenant.socket, &Answer::Recall { bytes }.encode(), &[]).expect("recall");
+        }
+    }
+
+    /// Goes away.
+    pub(crate) fn hang_up(&self) {
+        for tenant in &lock(&self.books).tenants {
+            rustix::net::shutdown(&tenant.socket, rustix::net::Shutdown::Both).expect("shutdown");
+        }
+    }
+
+    /// The worker's end of a custody socket.
+    pub(crate) fn admit(&self) -> OwnedFd {
+        let (ours, theirs) = socket::pair().expect("socket pair");
+        let bytes = page::BYTES as u64;
+        let file = memfd_create("custody", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
+        ftruncate(&file, bytes).expect("truncate");
+        let page = Mapping::scattered(0, bytes, [(file.as_fd(), Run { offset: 0, bytes })]).expect("maps");
+        fcntl_add_seals(
+            &file,
+            SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+        )
+        .expect("seals");
+        let tenant = Arc::new(Tenant {
+            page,
+            socket: ours,
+            process: AtomicU32::new(0),
+            idle: Mutex::default(),
+            held: Mutex::default(),
+        });
+        let mut books = lock(&self.books);
+        books.tenants.push(Arc::clone(&tenant));
+        publish(&books);
+        let limit = books.limit;
+        drop(books);
+        tenant.page.words().store_u64(page::MAGIC_AT, page::MAGIC, Ordering::Release);
+        let welcome = Answer::Welcome { unit: 0, epoch: 1, limit };
+        socket::send(&tenant.socket, &welcome.encode(), &[file.as_fd()]).expect("welcome");
+        let lender = self.clone();
+        std::thread::spawn(move || lender.serve(&tenant));
+        theirs
+    }
+
+    fn serve(&self, tenant: &Arc<Tenant>) {
+        let mut buffer = [0; BYTES];
+        while let Ok(Some((bytes, descriptors))) = socket::receive(&tenant.socket, &mut buffer) {
+            assert!(descriptors.is_empty());
+            let request = Request::decode(bytes).expect("a request");
+            let mut books = lock(&self.books);
+            let answers = books.take_in(tenant, request);
+            publish(&books);
+            for (answer, chunk) in answers {
+                let exported = chunk.map(|chunk| DRIVER.chunk_export(chunk).expect("exports"));
+                let exported: Vec<_> = exported.iter().map(|file| file.as_fd()).collect();
+                // A worker that is gone needs no answer.
+                let _ = socket::send(&tenant.socket, &answer.encode(), &exported);
+            }
+        }
+        let mut books = lock(&self.books);
+        let held = core::mem::take(&mut *lock(&tenant.held));
+        held.into_keys().for_each(|lease| books.end(lease));
+        books.tenants.retain(|other| !Arc::ptr_eq(other, tenant));
+        publish(&books);
+    }
+}
+
+fn publish(books: &Books) {
+    let lent: u64 = books.chunks.values().map(|(bytes, _)| bytes).sum();
+    let idle: u64 = books.tenants.iter().map(|tenant| *lock(&tenant.idle)).sum();
+    for tenant in &books.tenants {
+        tenant.page.words().store_u64(page::LIMIT, books.limit, Ordering::Release);
+        tenant.page.words().store_u64(page::USED, lent - idle, Ordering::Release);
+    }
+}
+
+type Answers = Vec<(Answer, Option<u64>)>;
+
+impl Books {
+    fn lease(&mut self, tenant: &Tenant, chunk: u64) -> u64 {
+        self.next += 1;
+        self.leases.insert(self.next, chunk);
+        let (bytes, leases) = self.chunks.get_mut(&chunk).expect("known");
+        *leases += 1;
+        lock(&tenant.held).insert(self.next, *bytes);
+        self.next
+    }
+
+    fn end(&mut self, lease: u64) {
+        let chunk = self.leases.remove(&lease).expect("a lease");
+        let (_, leases) = self.chunks.get_mut(&chunk).expect("known");
+        *leases -= 1;
+        if *leases == 0 {
+            self.chunks.remove(&chunk);
+            DRIVER.chunk_release(chunk).expect("releases");
+        }
+    }
+
+    fn take_in(&mut self, tenant: &Arc<Tenant>, request: Request) -> Answers {
+        match request {
+            Request::Hello { process } => {
+                tenant.process.store(process, Ordering::Relaxed);
+                Vec::new()
+            }
+            Request::Take { serial, bytes } => {
+                let lent: u64 = self.chunks.values().map(|(bytes, _)| bytes).sum();
+                if lent + bytes > self.limit {
+                    return vec![(Answer::Refused { serial, error: OUT_OF_MEMORY }, None)];
+                }
+                let chunk = DRIVER.chunk_create(bytes, 0).expect("creates");
+                self.chunks.insert(chunk, (bytes, 0));
+                let lease = self.lease(tenant, chunk);
+                vec![(Answer::Lent { serial, lease, bytes, more: false }, Some(chunk))]
+            }
+            Request::Give { lease } => {
+                assert!(lock(&tenant.held).remove(&lease).is_some(), "its own lease");
+                self.end(lease);
+                Vec::new()
+            }
+            Request::Idle { bytes } => {
+                assert!(bytes <= lock(&tenant.held).values().sum(), "no more than it holds");
+                *lock(&tenant.idle) = bytes;
+                Vec::new()
+            }
+            Request::Grow { serial, reason, .. } => {
+                self.grown.push(reason);
+                self.growing += 1;
+                vec![(Answer::Granted { serial, value: 0 }, None)]
+            }
+            Request::Grown { .. } => {
+                self.growing -= 1;
+                Vec::new()
+            }
+            Request::Share { serial, share, lease } => {
+                let share = if share == 0 { self.shares.len() as u64 + 1 } else { share };
+                let chunk = self.leases[&lease];
+                self.shares.entry(share).or_default().push(chunk);
+                vec![(Answer::Granted { serial, value: share }, None)]
+            }
+            Request::Unshare { share } => {
+                self.shares.insert(share, Vec::new());
+                Vec::new()
+            }
+            Request::Open { serial, share } => {
+                let chunks = self.shares.get(&share).cloned().unwrap_or_default();
+                if chunks.is_empty() {
+                    return vec![(Answer::Refused { serial, error: INVALID_VALUE }, None)];
+                }
+                let count = chunks.len();
+                let lend = |(at, chunk)| {
+                    let lease = self.lease(tenant, chunk);
+                    let (bytes, more) = (self.chunks[&chunk].0, at + 1 < count);
+                    (Answer::Lent { serial, lease, bytes, more }, Some(chunk))
+                };
+                chunks.into_iter().enumerate().map(lend).collect()
+            }
+            Request::Pin { serial, bytes } => {
+                self.pinned += bytes;
+                vec![(Answer::Granted { serial, value: 0 }, None)]
+            }
+            Request::Unpin { bytes } => {
+                self.pinned -= bytes;
+                Vec::new()
+            }
+            Request::Process { serial, index } => {
+                let answer = match self.tenants.get(index as usize) {
+                    Some(of) => {
+                        let bytes = lock(&of.held).values().sum::<u64>() - *lock(&of.idle);
+                        Answer::Process { serial, process: of.process.load(Ordering::Relaxed), bytes }
+                    }
+                    None => Answer::Refused { serial, error: INVALID_VALUE },
+                };
+                vec![(answer, None)]
+            }
+        }
+    }
+}
