@@ -14,6 +14,12 @@ const LIBRARIES: &str = "/usr/lib/sluice";
 
 /// The shim programs load instead of the driver.
 pub(crate) const SHIM: Part = Part { file: "libsluice_guest.so", package: "sluice-guest", folder: LIBRARIES };
+/// The management library monitors load instead of the driver's.
+pub(crate) const SHIM_NVML: Part =
+    Part { file: "libsluice_guest_nvml.so", package: "sluice-guest-nvml", folder: LIBRARIES };
+/// The software GPU's management library.
+pub(crate) const SOFTGPU_NVML: Part =
+    Part { file: "libsoftgpu_nvml.so", package: "softgpu-nvml", folder: LIBRARIES };
 /// The software GPU.
 const SOFTGPU: Part = Part { file: "libsoftgpu_cuda.so", package: "softgpu-cuda", folder: LIBRARIES };
 /// The daemon.

@@ -38,11 +38,15 @@ impl std::fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// Puts `libcuda.so.1`, a link to `library`, into a directory that is for nothing else.
-pub(crate) fn offer_driver(directory: &Path, library: &Path) -> Result<()> {
+/// Puts `libcuda.so.1`, a link to `driver`, and `libnvidia-ml.so.1`, one to `management`, into a directory that is for
+/// nothing else.
+pub(crate) fn offer_driver(directory: &Path, driver: &Path, management: Option<&Path>) -> Result<()> {
     std::fs::create_dir(directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    for name in ["libcuda.so.1", "libcuda.so"] {
-        std::os::unix::fs::symlink(library, directory.join(name))
+    let names = |library: &str| [format!("{library}.so.1"), format!("{library}.so")];
+    let drivers = names("libcuda").map(|name| (name, driver));
+    let managements = management.map(|library| names("libnvidia-ml").map(|name| (name, library)));
+    for (name, library) in drivers.into_iter().chain(managements.into_iter().flatten()) {
+        std::os::unix::fs::symlink(library, directory.join(&name))
             .with_context(|| format!("cannot link {name} in {}", directory.display()))?;
     }
     Ok(())

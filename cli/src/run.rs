@@ -41,6 +41,12 @@ fn temporary() -> PathBuf {
 pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
     let driver = files::driver(arguments.options.driver.as_deref())?;
     let shim = (!arguments.native).then(|| files::SHIM.find()).transpose()?;
+    let management = match (arguments.native, &arguments.options.driver) {
+        (false, _) => Some(files::SHIM_NVML.find()?),
+        (true, None) => Some(files::SOFTGPU_NVML.find()?),
+        // Whose driver it is, only its owner knows: then the program finds the system's.
+        (true, Some(_)) => None,
+    };
     // From here on no signal ends this process and leaves something behind.
     let signals = Signals::take().context("cannot take signals over")?;
     let directory = tempfile::Builder::new()
@@ -50,7 +56,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
         .tempdir_in(temporary())
         .context("cannot make a temporary directory")?;
     let libraries = directory.path().join("lib");
-    program::offer_driver(&libraries, shim.as_ref().unwrap_or(&driver))?;
+    program::offer_driver(&libraries, shim.as_ref().unwrap_or(&driver), management.as_deref())?;
 
     let mut words = arguments.program.into_iter();
     let mut command = Command::new(words.next().context("no program")?);

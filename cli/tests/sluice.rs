@@ -47,7 +47,9 @@ impl Place {
             assert!(file.exists(), "{} is missing: run `cargo build -p sluice-daemon`", file.display());
             std::os::unix::fs::symlink(file, place.libexec().join(name)).expect("a link");
         }
-        for library in ["libsluice_guest.so", "libsoftgpu_cuda.so"] {
+        for library in
+            ["libsluice_guest.so", "libsluice_guest_nvml.so", "libsoftgpu_cuda.so", "libsoftgpu_nvml.so"]
+        {
             std::fs::write(place.libexec().join(library), "").expect("a library");
         }
         place
@@ -183,7 +185,7 @@ fn the_program_sees_the_shim_and_the_device() {
     let place = Place::new();
     let script = r#"echo "$SLUICE_TRANSPORT"; test -S "$SLUICE_SOCKET" && echo socket
         readlink "${LD_LIBRARY_PATH%%:*}/libcuda.so.1"; echo "$LD_LIBRARY_PATH"; echo "$CUDA_VISIBLE_DEVICES"
-        stat -c %a "$(dirname "$SLUICE_SOCKET")""#;
+        stat -c %a "$(dirname "$SLUICE_SOCKET")"; readlink "${LD_LIBRARY_PATH%%:*}/libnvidia-ml.so.1""#;
     let mut command = place.script(script);
     command.env("LD_LIBRARY_PATH", "/before").env("CUDA_VISIBLE_DEVICES", "1");
     let output = run(command);
@@ -196,6 +198,7 @@ fn the_program_sees_the_shim_and_the_device() {
     assert!(lines[3].ends_with("/lib:/before"), "{}", lines[3]);
     assert_eq!(lines[4], "1");
     assert_eq!(lines[5], "700", "others can reach the sockets");
+    assert_eq!(Path::new(lines[6]), place.libexec().join("libsluice_guest_nvml.so"));
     assert_eq!(text(&output.stderr), "", "sluice itself says nothing");
     place.assert_nothing_left();
 }
@@ -205,7 +208,8 @@ fn natively_the_program_sees_the_driver() {
     let place = Place::new();
     let driver = place.directory.path().join("real.so");
     std::fs::write(&driver, "").expect("a driver");
-    let script = r#"readlink "$LD_LIBRARY_PATH/libcuda.so.1"; echo "${SLUICE_SOCKET-none}"; exit 9"#;
+    let script = r#"readlink "$LD_LIBRARY_PATH/libcuda.so.1"; echo "${SLUICE_SOCKET-none}"
+        readlink "$LD_LIBRARY_PATH/libnvidia-ml.so.1"; exit 9"#;
     let output = run(place.sluice(&[
         "run",
         "--native",
@@ -216,8 +220,13 @@ fn natively_the_program_sees_the_driver() {
         "-c",
         script,
     ]));
-    assert_eq!(text(&output.stdout), format!("{}\nnone\n", driver.canonicalize().expect("a path").display()));
+    let expected = format!("{}\nnone\n", driver.canonicalize().expect("a path").display());
+    assert_eq!(text(&output.stdout), expected, "and no management library but the system's");
     assert_eq!(output.status.code(), Some(9));
+    let output = run(place.sluice(&["run", "--native", "--", "/bin/sh", "-c", script]));
+    let [driver, management] =
+        ["libsoftgpu_cuda.so", "libsoftgpu_nvml.so"].map(|file| place.libexec().join(file));
+    assert_eq!(text(&output.stdout), format!("{}\nnone\n{}\n", driver.display(), management.display()));
     place.assert_nothing_left();
 }
 
@@ -407,6 +416,7 @@ fn what_is_missing_is_named_with_how_to_build_it() {
     let place = Place::new();
     for (file, package) in [
         ("libsluice_guest.so", "sluice-guest"),
+        ("libsluice_guest_nvml.so", "sluice-guest-nvml"),
         ("libsoftgpu_cuda.so", "softgpu-cuda"),
         ("sluiced", "sluice-daemon"),
         ("sluice-launcher", "sluice-daemon"),

@@ -86,3 +86,29 @@ pub fn brand(name: &str) -> u32 {
     const NVIDIA: u32 = 14;
     BRANDS.iter().find(|(word, _)| name.contains(word)).map_or(NVIDIA, |(_, brand)| *brand)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_are_written_as_the_vendor_writes_them() {
+        let uuid = 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes();
+        assert_eq!(uuid_text(&uuid), "GPU-01234567-89ab-cdef-0011-223344556677");
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_guessed() {
+        assert_eq!((architecture((8, 0)), architecture((9, 0)), architecture((99, 0))), (7, 9, u32::MAX));
+        assert_eq!((cores_per_multiprocessor((8, 6)), cores_per_multiprocessor((3, 5))), (Some(128), None));
+        assert_eq!((brand("NVIDIA H200"), brand("Tesla T4")), (14, 2));
+    }
+
+    #[test]
+    fn every_code_has_a_text() {
+        for code in (0..=30).chain([999]) {
+            let text = Status::text(code).to_str().unwrap_or_default();
+            assert!(!text.is_empty() && (code == 999 || text != "Unknown Error"), "{code}: {text}");
+        }
+    }
+}

@@ -196,6 +196,7 @@ pub fn prepare_all() -> Result<()> {
     prepare()?;
     built_by_clang(true)?;
     built_by_clang(false)?;
+    monitors()?;
     python_packages().map(drop)
 }
 
@@ -269,5 +270,23 @@ pub fn python_packages() -> Result<Packages> {
     ];
     let folder = wheels::install("python-clients", "cuda-python and CuPy", WHEELS)?;
     ensure!(folder.join("cupy").is_dir(), "the wheels brought no CuPy under {}", folder.display());
+    Ok(Packages { folder, python: wheels::python()? })
+}
+
+/// Monitors, and what they need.
+///
+/// # Errors
+/// When they are neither in the cache nor can be downloaded.
+pub fn monitors() -> Result<Packages> {
+    const WHEELS: &[&str] = &[
+        "blessed==1.52.0",
+        "gpustat==1.1.1",
+        "jinxed==2.1.0",
+        "nvidia-ml-py==13.615.71",
+        "nvitop==1.7.2",
+        "psutil==7.2.2",
+        "wcwidth==0.9.4",
+    ];
+    let folder = wheels::install("monitors", "nvidia-ml-py, gpustat and nvitop", WHEELS)?;
     Ok(Packages { folder, python: wheels::python()? })
 }

@@ -92,7 +92,11 @@ impl Image {
     /// When something of it has not been built.
     pub fn with_sluice(kernel: &Kernel, binaries: &Binaries, programs: &[Program]) -> Result<Self> {
         let mut image = Self::new(kernel, binaries)?;
-        image.program(&binaries.get("libsluice_guest.so")?, &format!("{LIBRARIES}/libcuda.so.1"))?;
+        for (file, name) in
+            [("libsluice_guest.so", "libcuda.so.1"), ("libsluice_guest_nvml.so", "libnvidia-ml.so.1")]
+        {
+            image.program(&binaries.get(file)?, &format!("{LIBRARIES}/{name}"))?;
+        }
         for program in programs {
             image.program(&program.path, &format!("usr/local/bin/{}", program.name))?;
         }

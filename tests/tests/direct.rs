@@ -28,7 +28,7 @@ fn passed(finished: &Finished) -> Result<()> {
     Ok(())
 }
 
-// Promise: C1, C13
+// Promise: C1, C13, G10
 #[test]
 fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     let binaries = Binaries::locate()?;

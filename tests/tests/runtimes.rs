@@ -247,3 +247,19 @@ fn cupy_computes() -> Result<()> {
         .passes_both_ways()
         .map(drop)
 }
+
+/// On a device of its own, whose memory nobody else takes while two answers are compared.
+// Promise: G10, G11
+#[test]
+#[ignore = "full tier: downloads wheels"]
+fn monitors_agree_with_the_driver() -> Result<()> {
+    let packages = clients::monitors()?;
+    let state = tempfile::tempdir_in("/dev/shm").context("a folder for a device")?;
+    Client::new(&packages.python)
+        .argument(client_source("monitors.py"))
+        .set("PYTHONPATH", packages.folder)
+        .set("PYTHONDONTWRITEBYTECODE", "1")
+        .set("SLUICE_SOFTGPU_STATE", state.path())
+        .passes_both_ways()
+        .map(drop)
+}

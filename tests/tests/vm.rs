@@ -195,7 +195,7 @@ fn programs_print_the_same_natively_and_on_kernel_6_1() -> Result<()> {
     programs_print_the_same(Series::V6_1, 1)
 }
 
-// Promise: C1
+// Promise: C1, G10
 #[test]
 fn programs_print_the_same_natively_and_on_kernel_6_12_with_two_processors() -> Result<()> {
     programs_print_the_same(Series::V6_12, 2)

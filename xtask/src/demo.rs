@@ -25,13 +25,16 @@ const PACKAGES: &[&str] = &[
     "sluice-device",
     "sluice-worker",
     "sluice-guest",
+    "sluice-guest-nvml",
     "softgpu-cuda",
+    "softgpu-nvml",
     "sluice-tests",
 ];
 
 /// In the order in which they are shown.
 const PROGRAMS: &[(&str, &str)] = &[
     ("device_query", "what a program learns about its device"),
+    ("management", "what a monitor learns about it"),
     ("vector_add", "c = a + b"),
     ("matmul_tiled", "matrix product with tiles in shared memory"),
     ("reduction", "sum and maximum with shuffles, shared memory, atomics"),

@@ -144,3 +144,23 @@ impl Look {
         shares
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn shares_are_of_the_time_between_two_looks() {
+        let start = Instant::now();
+        let look = |after: u64, busy: &[(u32, u64)]| Look {
+            at: start + Duration::from_millis(after),
+            busy: busy.iter().map(|(pid, milliseconds)| (*pid, milliseconds * 1_000_000)).collect(),
+        };
+        let before = look(0, &[(1, 500), (2, 10), (3, 10), (4, 900)]);
+        // Half the time, no time, more than all of it (on two streams), another process of that number, a new one.
+        let now = look(100, &[(1, 550), (2, 10), (3, 999), (4, 20), (5, 1)]);
+        assert_eq!(now.shares(&before), [(1, 50), (3, 100), (5, 1)]);
+        assert_eq!(now.shares(&now), []);
+    }
+}

@@ -1,0 +1,97 @@
+//! The guest's `libnvidia-ml.so.1`: what monitors in a guest may know of its GPUs.
+//!
+//! It asks the guest's `libcuda.so.1`, which it loads by that name and asks for the table that is meant for this, and
+//! answers from what the host tells the VM: names, memory to the byte of its quota, and the processes of this VM by the
+//! numbers that the guest gave them. What lies beyond the VM (other tenants, the host, the board) cannot be asked for.
+//!
+//! Listed are processes that hold memory; a monitor itself, which holds none, is not. All GPUs of the VM are there,
+//! whatever `CUDA_VISIBLE_DEVICES` says, as with the vendor's.
+
+mod shim;
+
+use shim::Shim;
+use sluice_cuda_abi::nvml::{Driver, Facts, Gpu, Library, Memory, Opened, Pci, Process, Result, Status};
+
+/// The GPUs of this VM.
+struct Guest;
+
+static DRIVER: Guest = Guest;
+static LIBRARY: Library = Library::new(&DRIVER);
+
+sluice_cuda_abi::nvml_library!(crate::LIBRARY);
+
+impl Driver for Guest {
+    fn open(&self) -> Result<Opened> {
+        let shim = Shim::load()?;
+        let mut gpus: Vec<Box<dyn Gpu>> = Vec::new();
+        for index in 0..shim.devices()? {
+            gpus.push(Box::new(GuestGpu { facts: facts(shim, index)?, shim, index }));
+        }
+        let cuda_version = i32::try_from(shim.driver_version()?).map_err(|_| Status::UNKNOWN)?;
+        Ok(Opened { gpus, cuda_version })
+    }
+}
+
+/// Device attributes (`CUdevice_attribute`) that say what a GPU is.
+mod attribute {
+    pub(crate) const MULTIPROCESSOR_COUNT: u32 = 16;
+    pub(crate) const ECC_ENABLED: u32 = 32;
+    pub(crate) const PCI_BUS_ID: u32 = 33;
+    pub(crate) const PCI_DEVICE_ID: u32 = 34;
+    pub(crate) const MEMORY_BUS_WIDTH: u32 = 37;
+    pub(crate) const PCI_DOMAIN_ID: u32 = 50;
+    pub(crate) const CAPABILITY_MAJOR: u32 = 75;
+    pub(crate) const CAPABILITY_MINOR: u32 = 76;
+}
+
+fn facts(shim: Shim, index: u32) -> Result<Facts> {
+    let attribute = |id| Ok(u32::try_from(shim.attribute(index, id)?).unwrap_or(0));
+    let (name, uuid) = shim.identity(index)?;
+    Ok(Facts {
+        name,
+        uuid,
+        pci: Pci {
+            domain: attribute(attribute::PCI_DOMAIN_ID)?,
+            bus: attribute(attribute::PCI_BUS_ID)?,
+            device: attribute(attribute::PCI_DEVICE_ID)?,
+        },
+        minor: index,
+        capability: (attribute(attribute::CAPABILITY_MAJOR)?, attribute(attribute::CAPABILITY_MINOR)?),
+        multiprocessors: attribute(attribute::MULTIPROCESSOR_COUNT)?,
+        bus_bits: attribute(attribute::MEMORY_BUS_WIDTH)?,
+        ecc: Some(attribute(attribute::ECC_ENABLED)? != 0),
+        // A share of a GPU is not the guest's to divide.
+        divisible: false,
+    })
+}
+
+/// A GPU as the shim knows it.
+struct GuestGpu {
+    facts: Facts,
+    shim: Shim,
+    index: u32,
+}
+
+impl Gpu for GuestGpu {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn memory(&self) -> Result<Memory> {
+        self.shim.memory(self.index)
+    }
+
+    fn processes(&self) -> Result<Vec<Process>> {
+        let process = |pid, bytes| Process { pid, bytes, busy_nanoseconds: None };
+        let listed = self.shim.processes(self.index)?;
+        if listed.is_empty() {
+            // Nobody lends to this VM as a whole: each process has memory of its own, and the host lists none of them.
+            let own = self.memory()?.used;
+            return Ok(if own > 0 { vec![process(std::process::id(), own)] } else { Vec::new() });
+        }
+        let holders = listed.into_iter().filter(|listed| listed.bytes > 0);
+        let mut processes: Vec<_> = holders.map(|listed| process(listed.process, listed.bytes)).collect();
+        processes.sort_unstable_by_key(|process| process.pid);
+        Ok(processes)
+    }
+}
