@@ -9,7 +9,15 @@ use sluice_protocol::control::ArbiterEvent;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::{
-    configuration::Configuration, escrow::Escrows, notice::Notice, rate::TokenBucket, unit::Unit, vm::Vm,
+    checkpoint::Checkpoint,
+    conduct::Conduct,
+    configuration::{Configuration, FencePolicy},
+    escrow::Escrows,
+    notice::Notice,
+    rate::TokenBucket,
+    unit::Unit,
+    vm::Vm,
+    xid::Class,
 };
 
 /// Events told of at once, and per second in the long run; all are counted.
@@ -20,15 +28,24 @@ const EVENTS: (u32, f64) = (20, 0.5);
 pub(crate) struct Custodian {
     units: Rc<[Rc<Unit>]>,
     vms: Vec<Rc<Vm>>,
+    checkpoint: Rc<Checkpoint>,
+    conduct: RefCell<Conduct>,
     events: RefCell<BTreeMap<(&'static str, u32), u64>>,
     told: RefCell<TokenBucket>,
 }
 
 impl Custodian {
-    pub(crate) fn new(units: Rc<[Rc<Unit>]>, vms: Vec<Rc<Vm>>) -> Rc<Self> {
+    pub(crate) fn new(
+        units: Rc<[Rc<Unit>]>,
+        vms: Vec<Rc<Vm>>,
+        checkpoint: Rc<Checkpoint>,
+        policy: FencePolicy,
+    ) -> Rc<Self> {
         Rc::new(Self {
             units,
             vms,
+            checkpoint,
+            conduct: RefCell::new(Conduct::new(policy)),
             events: RefCell::new(BTreeMap::new()),
             told: RefCell::new(TokenBucket::new(EVENTS.1, EVENTS.0, Instant::now())),
         })
@@ -69,15 +86,65 @@ impl Custodian {
             Notice::Arbiter { unit, kind, vm, process, bytes } => {
                 let Some(kind) = ArbiterEvent::from_number(kind) else { return };
                 self.event(name(kind), vm, || format!("unit {unit}, process {process}, {bytes} bytes"));
+                self.heed_arbiter(unit, kind, vm);
             }
             Notice::Escrow { unit, ancestor, bytes } => {
                 // Heard by nobody while everything ends.
                 _ = escrows.send(Want { unit, ancestor, bytes });
             }
-            Notice::Xid { unit, xid, process } => {
-                self.event("xid", 0, || format!("unit {unit}: Xid {xid}, process {process}"));
+            Notice::Xid { unit, xid, process } => self.heed_xid(unit, xid, process),
+            Notice::Hung { vm, process } => {
+                self.event("hung", vm, || format!("process {process} was killed and is still there"));
+                // Where it hangs is not known: none of the units it had memory of can be trusted to give it back.
+                self.units
+                    .iter()
+                    .for_each(|unit| self.quarantine(unit.number(), "a killed worker is still there"));
             }
         }
+    }
+
+    fn heed_arbiter(&self, unit: u32, kind: ArbiterEvent, vm: u32) {
+        let fence = |reason| self.vms.iter().filter(|known| known.id() == vm).for_each(|vm| vm.fence(reason));
+        match kind {
+            ArbiterEvent::Abuse | ArbiterEvent::Headroom if vm != 0 => {
+                if self.conduct.borrow_mut().note(vm, Instant::now()) {
+                    fence("its workers broke the rules of custody again and again");
+                }
+            }
+            ArbiterEvent::LedgerBroken if vm == 0 => self.quarantine(unit, "its ledger contradicts itself"),
+            ArbiterEvent::LedgerBroken => fence("the ledger of its memory contradicts itself"),
+            ArbiterEvent::Stuck => self.quarantine(unit, "its driver does not let go of a killed process"),
+            // Told of and counted: what was lost is found already, and what is not clean is not lent.
+            ArbiterEvent::Abuse
+            | ArbiterEvent::Headroom
+            | ArbiterEvent::Drift
+            | ArbiterEvent::Leak
+            | ArbiterEvent::ScrubFailed
+            | ArbiterEvent::Stranger => {}
+        }
+    }
+
+    fn heed_xid(&self, unit: u32, xid: u32, process: u32) {
+        let class = Class::of(xid);
+        self.event("xid", 0, || format!("unit {unit}: Xid {xid} ({class:?}), process {process}"));
+        if let Some(reason) = class.quarantine() {
+            self.quarantine(unit, &format!("Xid {xid}: {reason}"));
+        } else if class == Class::Session && process != 0 {
+            // One that is no worker is a stranger, whom the arbiter reports.
+            _ = self.vms.iter().any(|vm| vm.end_worker(process));
+        }
+    }
+
+    /// Takes a unit out of service until an operator says otherwise: its workers are ended, and none is started.
+    fn quarantine(&self, unit: u32, reason: &str) {
+        if self.checkpoint.quarantine(unit).is_some() {
+            return;
+        }
+        tracing::error!("unit {unit} is quarantined: {reason}");
+        if let Err(error) = self.checkpoint.set_quarantine(unit, reason) {
+            tracing::error!("the checkpoint cannot be written: {error}");
+        }
+        self.vms.iter().for_each(|vm| vm.end_workers());
     }
 
     /// Counts an event, and tells of it as often as is useful.

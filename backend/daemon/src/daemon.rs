@@ -2,9 +2,13 @@
 
 use std::{
     io,
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::Path,
     rc::Rc,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
@@ -12,23 +16,32 @@ use sluice_protocol::limits;
 use tokio::{
     io::AsyncReadExt as _,
     signal::unix::{SignalKind, signal},
-    sync::{mpsc::unbounded_channel, watch},
+    sync::{mpsc::unbounded_channel, watch as stop_signal},
     task::{JoinSet, LocalSet},
+    time::timeout,
 };
 
 use crate::{
+    checkpoint::Checkpoint,
     configuration::Configuration,
     custodian::Custodian,
     inventory::Inventory,
     launching::Launching,
     notice::Notices,
+    process::{gone, kill},
     status,
     unit::{Unit, UnitError},
     vm::{Vm, VmError},
+    watched::watch,
 };
 
 /// Units where neither NVML nor the configuration says how many there are.
 const UNITS: u32 = 0;
+
+/// How long arbiters of an earlier daemon may take to go away.
+const LEFT_OVER: Duration = Duration::from_secs(5);
+/// How long who fences a VM waits for the end of it.
+const FENCED: Duration = Duration::from_secs(20);
 
 /// Runs until SIGTERM or SIGINT, or until the supervisor's socket closes, or, under a supervisor, a VM cannot be served.
 ///
@@ -59,13 +72,16 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
     let lifeline = supervisor.as_ref().map(OwnedFd::try_clone).transpose()?;
     let launching = Rc::new(Launching::new(Rc::clone(&configuration), lifeline));
 
+    make_directory(&configuration.state_dir)?;
+    let checkpoint = Rc::new(Checkpoint::open(&configuration.state_dir)?);
+    end_left_over(&checkpoint).await;
     if !configuration.scrub {
         tracing::error!("SCRUBBING IS OFF: WHAT ONE TENANT LEAVES BEHIND REACHES THE NEXT. FOR TESTS ONLY");
     }
 
-    let (stop, stopping) = watch::channel(false);
+    let (stop, stopping) = stop_signal::channel(false);
     // Those whom VMs rest upon end after them.
-    let (stop_units, stopping_units) = watch::channel(false);
+    let (stop_units, stopping_units) = stop_signal::channel(false);
     let (notices, noticed) = unbounded_channel();
     let mut beneath: JoinSet<Result<(), UnitError>> = JoinSet::new();
     let inventory =
@@ -77,8 +93,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
             Ok(())
         });
     }
-    let units = units(&configuration, &launching, inventory.as_ref(), &notices).await;
-    drop(notices);
+    let units = units(&configuration, &launching, inventory.as_ref(), &checkpoint, &notices).await;
     for unit in units.iter() {
         beneath.spawn_local(Rc::clone(unit).serve(stopping_units.clone(), supervisor.is_some()));
     }
@@ -87,19 +102,35 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
     let mut serving: JoinSet<Result<(), VmError>> = JoinSet::new();
     let mut vms = Vec::with_capacity(configuration.vms.len());
     for &spec in &configuration.vms {
-        let vm = Vm::new(spec, Rc::clone(&configuration), Rc::clone(&launching), Rc::clone(&units));
+        let vm = Vm::new(
+            spec,
+            Rc::clone(&configuration),
+            Rc::clone(&launching),
+            Rc::clone(&units),
+            Rc::clone(&checkpoint),
+            notices.clone(),
+        );
         vms.push(Rc::clone(&vm));
+        tokio::task::spawn_local(Rc::clone(&vm).keep_fence());
         let ready = ready_sender.clone();
         // The receiver counts; when it is gone already, the daemon is ending.
         serving.spawn_local(vm.serve(stopping.clone(), move || _ = ready.send(())));
     }
-    drop(ready_sender);
-    let custodian = Custodian::new(Rc::clone(&units), vms.clone());
+    drop((ready_sender, notices));
+    let custodian =
+        Custodian::new(Rc::clone(&units), vms.clone(), Rc::clone(&checkpoint), configuration.fence);
     let deciding = tokio::task::spawn_local({
         let (custodian, configuration) = (Rc::clone(&custodian), Rc::clone(&configuration));
         async move { custodian.serve(noticed, &configuration).await }
     });
-    let control = Rc::new(Control { launching: Rc::clone(&launching), inventory, units, vms, custodian });
+    let control = Rc::new(Control {
+        launching: Rc::clone(&launching),
+        inventory,
+        units,
+        vms,
+        custodian,
+        checkpoint: Rc::clone(&checkpoint),
+    });
     let respond = move |question: String| -> status::Answer {
         let control = Rc::clone(&control);
         Box::pin(async move { control.respond(&question).await })
@@ -167,6 +198,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
     }
     deciding.abort();
     launching.end().await;
+    if let Err(error) = checkpoint.finish() {
+        tracing::warn!("the checkpoint stays behind: {error}");
+    }
     failure.map_or(Ok(()), Err)
 }
 
@@ -176,7 +210,25 @@ fn make_directory(path: &Path) -> Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(path)
-        .with_context(|| format!("cannot make the runtime directory {}", path.display()))
+        .with_context(|| format!("cannot make the directory {}", path.display()))
+}
+
+/// Ends arbiters of a daemon that was killed: nobody can talk to them any more, and they hold their units' memory.
+async fn end_left_over(checkpoint: &Checkpoint) {
+    for arbiter in checkpoint.arbiters() {
+        let Some(pidfd) = arbiter.open() else { continue };
+        tracing::warn!("an arbiter of an earlier sluiced is ended: process {}", arbiter.process);
+        kill(pidfd.as_fd());
+        let gone = async {
+            gone(&watch(pidfd)?).await;
+            Ok::<(), io::Error>(())
+        };
+        match timeout(LEFT_OVER, gone).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!("cannot watch process {}: {error}", arbiter.process),
+            Err(_) => tracing::error!("process {} was killed and is still there", arbiter.process),
+        }
+    }
 }
 
 /// The units there are: as many as there are devices, if that is known, else as many as were configured.
@@ -184,6 +236,7 @@ async fn units(
     configuration: &Rc<Configuration>,
     launching: &Rc<Launching>,
     inventory: Option<&Rc<Inventory>>,
+    checkpoint: &Rc<Checkpoint>,
     notices: &Notices,
 ) -> Rc<[Rc<Unit>]> {
     let counted = match inventory {
@@ -203,7 +256,8 @@ async fn units(
     (0..count)
         .map(|number| {
             let (configuration, launching) = (Rc::clone(configuration), Rc::clone(launching));
-            Unit::new(number, configuration, launching, inventory.cloned(), notices.clone())
+            let checkpoint = Rc::clone(checkpoint);
+            Unit::new(number, configuration, launching, inventory.cloned(), checkpoint, notices.clone())
         })
         .collect()
 }
@@ -215,13 +269,51 @@ struct Control {
     units: Rc<[Rc<Unit>]>,
     vms: Vec<Rc<Vm>>,
     custodian: Rc<Custodian>,
+    checkpoint: Rc<Checkpoint>,
 }
 
 impl Control {
     async fn respond(&self, question: &str) -> String {
-        match question {
-            "status" => self.status().await.to_string(),
-            _ => r#"{"error":"unknown question"}"#.to_owned(),
+        let mut words = question.splitn(3, ' ');
+        let verb = words.next().unwrap_or_default();
+        let number = words.next().map(str::parse::<u32>);
+        let rest = words.next();
+        let answer = match (verb, number, rest) {
+            ("status", None, None) => Ok(self.status().await),
+            ("fence", Some(Ok(vm)), reason) => self.fence(vm, reason.unwrap_or("operator")).await,
+            ("readmit", Some(Ok(vm)), None) => self.readmit(vm).await,
+            ("readmit-unit", Some(Ok(unit)), None) => self.readmit_unit(unit),
+            _ => Err("unknown question".to_owned()),
+        };
+        answer.unwrap_or_else(|error| serde_json::json!({ "error": error })).to_string()
+    }
+
+    fn vm(&self, id: u32) -> Result<&Rc<Vm>, String> {
+        self.vms.iter().find(|vm| vm.id() == id).ok_or_else(|| format!("there is no VM {id}"))
+    }
+
+    async fn fence(&self, id: u32, reason: &str) -> Result<serde_json::Value, String> {
+        let vm = self.vm(id)?;
+        let start = Instant::now();
+        vm.fence(reason);
+        let fence = vm.settled(FENCED).await;
+        let milliseconds = start.elapsed().as_secs_f64() * 1e3;
+        Ok(serde_json::json!({ "vm": id, "fence": fence, "milliseconds": milliseconds }))
+    }
+
+    async fn readmit(&self, id: u32) -> Result<serde_json::Value, String> {
+        let vm = self.vm(id)?;
+        // On its way out it is not refused but waited for.
+        vm.settled(FENCED).await;
+        vm.readmit().map_err(|error| format!("VM {id} is not admitted: {error}"))?;
+        Ok(serde_json::json!({ "vm": id, "fence": vm.stands() }))
+    }
+
+    fn readmit_unit(&self, unit: u32) -> Result<serde_json::Value, String> {
+        match self.checkpoint.lift_quarantine(unit) {
+            Ok(true) => Ok(serde_json::json!({ "unit": unit })),
+            Ok(false) => Err(format!("unit {unit} is not quarantined")),
+            Err(error) => Err(format!("the checkpoint cannot be written: {error}")),
         }
     }
 
@@ -236,6 +328,8 @@ impl Control {
                 "unit": unit.number(),
                 "arbiter": unit.process(),
                 "lendable": unit.lendable(),
+                "quarantined": self.checkpoint.quarantine(unit.number()),
+                "stale_epoch_messages": unit.stale(),
                 "memory": unit.describe().await,
             }));
         }

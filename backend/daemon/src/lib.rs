@@ -20,8 +20,12 @@ pub mod status;
 pub mod vm;
 
 mod cgroup;
+mod checkpoint;
+mod conduct;
 mod custodian;
 mod escrow;
+mod fence;
+mod fencing;
 mod inventory;
 mod launching;
 mod notice;
@@ -30,3 +34,4 @@ mod process;
 mod spawn;
 mod unit;
 mod watched;
+mod xid;

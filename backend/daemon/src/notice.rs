@@ -41,6 +41,13 @@ pub(crate) enum Notice {
         /// The process, or 0.
         process: u32,
     },
+    /// A worker was killed and is still there.
+    Hung {
+        /// The VM.
+        vm: u32,
+        /// The process.
+        process: u32,
+    },
 }
 
 /// Where notices go.

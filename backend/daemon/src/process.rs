@@ -6,9 +6,38 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, BorrowedFd},
     io::Errno,
-    process::Signal,
+    process::{Pid, PidfdFlags, Signal},
 };
+use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
+
+/// A process as it is known to whoever did not start it: numbers are used again, but not with the same start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Identity {
+    /// Its number.
+    pub(crate) process: u32,
+    /// When it was started, in ticks since the machine was.
+    pub(crate) started: u64,
+}
+
+impl Identity {
+    /// The process that has this number now.
+    pub(crate) fn of(process: u32) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        // The name, in parentheses, may contain anything; the start is the 22nd field, the state behind the name the third.
+        let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+        Some(Self { process, started })
+    }
+
+    /// The process, if it is still there.
+    pub(crate) fn open(self) -> Option<OwnedFd> {
+        let pid = Pid::from_raw(i32::try_from(self.process).ok()?)?;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        // Looked at with the descriptor in hand, which keeps the number from being another's.
+        (Self::of(self.process) == Some(self) && !is_gone(&pidfd)).then_some(pidfd)
+    }
+}
 
 /// Kills a process; one that has ended already is fine.
 pub(crate) fn kill(pidfd: BorrowedFd<'_>) {
@@ -33,5 +62,18 @@ pub(crate) fn is_gone(pidfd: impl AsFd) -> bool {
 pub(crate) async fn gone(pidfd: &AsyncFd<OwnedFd>) {
     if let Err(error) = pidfd.readable().await {
         tracing::error!("cannot watch a process: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_alone_is_nobody() {
+        let own = Identity::of(std::process::id()).expect("this process");
+        assert!(own.open().is_some());
+        assert!(Identity { started: own.started + 1, ..own }.open().is_none());
+        assert!(Identity { process: u32::MAX, started: 0 }.open().is_none());
     }
 }

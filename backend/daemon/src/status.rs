@@ -15,7 +15,7 @@ use tokio::{
 };
 
 /// Bytes of a question.
-const QUESTION: u64 = 64;
+const QUESTION: u64 = 512;
 /// How long a client may take to ask.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long an answer may take to be made and taken.

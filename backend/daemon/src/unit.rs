@@ -29,12 +29,13 @@ use tokio::{
 
 use crate::{
     channel::Channel,
+    checkpoint::Checkpoint,
     configuration::Configuration,
     inventory::Inventory,
     launching::Launching,
     notice::{Notice, Notices},
     outbox::{Outbox, outbox},
-    process::{gone, kill, signal},
+    process::{Identity, gone, kill, signal},
     rate::TokenBucket,
     watched::watch,
 };
@@ -61,6 +62,7 @@ pub(crate) struct Unit {
     configuration: Rc<Configuration>,
     launching: Rc<Launching>,
     inventory: Option<Rc<Inventory>>,
+    checkpoint: Rc<Checkpoint>,
     notices: Notices,
     running: RefCell<Option<Outbox>>,
     process: Cell<Option<u32>>,
@@ -70,6 +72,8 @@ pub(crate) struct Unit {
     escrows: RefCell<BTreeMap<u32, u64>>,
     heard: RefCell<Heard>,
     reported: Notify,
+    /// Messages of an epoch that is over.
+    stale: Cell<u64>,
 }
 
 /// What a VM may have of a unit.
@@ -135,6 +139,7 @@ impl Unit {
         configuration: Rc<Configuration>,
         launching: Rc<Launching>,
         inventory: Option<Rc<Inventory>>,
+        checkpoint: Rc<Checkpoint>,
         notices: Notices,
     ) -> Rc<Self> {
         Rc::new(Self {
@@ -142,6 +147,7 @@ impl Unit {
             configuration,
             launching,
             inventory,
+            checkpoint,
             notices,
             running: RefCell::new(None),
             process: Cell::new(None),
@@ -150,11 +156,17 @@ impl Unit {
             escrows: RefCell::new(BTreeMap::new()),
             heard: RefCell::new(Heard::default()),
             reported: Notify::new(),
+            stale: Cell::new(0),
         })
     }
 
     pub(crate) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// How many messages were of an epoch that is over.
+    pub(crate) fn stale(&self) -> u64 {
+        self.stale.get()
     }
 
     /// Its arbiter's process, if one runs.
@@ -171,6 +183,17 @@ impl Unit {
     pub(crate) fn admit(&self, vm: u32, terms: Terms) {
         self.terms.borrow_mut().insert(vm, terms);
         self.tell_terms(vm, &terms);
+    }
+
+    /// Says that a VM gets nothing any more.
+    pub(crate) fn fence(&self, vm: u32) {
+        let epoch = {
+            let mut all = self.terms.borrow_mut();
+            let Some(terms) = all.get_mut(&vm).filter(|terms| !terms.fenced) else { return };
+            terms.fenced = true;
+            terms.epoch
+        };
+        self.tell(ToArbiter::Fence { vm, epoch });
     }
 
     /// Says what a project or organisation may have of the unit.
@@ -296,8 +319,16 @@ impl Unit {
             .map_err(io::Error::other)?;
         tracing::info!("unit {}: arbiter is process {}", self.number, started.process);
         let arbiter = Arbiter { pidfd: watch(started.pidfd)?, channel: Channel::new(started.socket)?, log };
+        // Should this daemon be killed, the next one has to end it, for it holds the unit's memory.
+        self.note_arbiter(Identity::of(started.process));
         self.process.set(Some(started.process));
         Ok(arbiter)
+    }
+
+    fn note_arbiter(&self, arbiter: Option<Identity>) {
+        if let Err(error) = self.checkpoint.set_arbiter(self.number, arbiter) {
+            tracing::error!("the checkpoint cannot be written: {error}");
+        }
     }
 
     /// The log of what was scrubbed: appended to, never read by us, and never lost with a process.
@@ -398,10 +429,12 @@ impl Unit {
                 self.lends.send_replace(Some(bytes));
             }
             FromArbiter::Vm { vm, epoch, lent, headroom, dirty, holders } => {
-                // Of a VM that it was told of: what it says of others is kept from filling memory.
-                if self.terms.borrow().contains_key(&vm) {
+                // Only of VMs that it was told of, and only of what they are now.
+                if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
                     let report = VmReport { epoch, lent, headroom, dirty, holders };
                     self.note(|heard, count| _ = heard.vms.insert(vm, (count, report)));
+                } else {
+                    self.stale.set(self.stale.get() + 1);
                 }
             }
             FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect } => {
@@ -439,12 +472,13 @@ impl Unit {
         if orderly {
             signal(arbiter.pidfd.as_fd(), Signal::TERM);
             if timeout(END, gone(&arbiter.pidfd)).await.is_ok() {
-                return;
+                return self.note_arbiter(None);
             }
         }
         kill(arbiter.pidfd.as_fd());
-        if timeout(KILLED, gone(&arbiter.pidfd)).await.is_err() {
-            tracing::error!("the arbiter of unit {} was killed and is still there", self.number);
+        match timeout(KILLED, gone(&arbiter.pidfd)).await {
+            Ok(()) => self.note_arbiter(None),
+            Err(_) => tracing::error!("the arbiter of unit {} was killed and is still there", self.number),
         }
     }
 }

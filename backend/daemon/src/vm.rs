@@ -21,16 +21,19 @@ use sluice_protocol::{
 use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,
-    sync::watch,
+    sync::{Notify, watch},
     task::JoinSet,
     time::{sleep, timeout},
 };
 
 use crate::{
     channel::Channel,
+    checkpoint::Checkpoint,
     configuration::{Configuration, VmSpec},
+    fence::Fence,
     launching::{Launching, Started},
-    process::{is_gone, kill, signal},
+    notice::{Notice, Notices},
+    process::{Identity, gone, is_gone, kill, signal},
     rate::TokenBucket,
     unit::{Borrower, Terms, Unit, VmReport},
     watched::watch,
@@ -58,7 +61,10 @@ pub struct Vm {
     configuration: Rc<Configuration>,
     launching: Rc<Launching>,
     units: Rc<[Rc<Unit>]>,
-    epoch: Cell<u64>,
+    checkpoint: Rc<Checkpoint>,
+    notices: Notices,
+    /// Told when it is fenced, at each step, and when it is admitted again.
+    fenced: Notify,
     starts: RefCell<TokenBucket>,
     complaints: RefCell<TokenBucket>,
     life: RefCell<Option<Rc<Life>>>,
@@ -118,7 +124,8 @@ pub struct VmStatus {
     id: u32,
     socket: PathBuf,
     device: Option<u32>,
-    epoch: u64,
+    #[serde(flatten)]
+    fence: Fence,
     /// Bytes it may have of each unit; 0 for all.
     limit: u64,
     memory: Vec<VmMemory>,
@@ -144,6 +151,8 @@ impl Vm {
         configuration: Rc<Configuration>,
         launching: Rc<Launching>,
         units: Rc<[Rc<Unit>]>,
+        checkpoint: Rc<Checkpoint>,
+        notices: Notices,
     ) -> Rc<Self> {
         let now = Instant::now();
         let rate = configuration.starts_per_second;
@@ -152,7 +161,9 @@ impl Vm {
             configuration,
             launching,
             units,
-            epoch: Cell::new(1),
+            checkpoint,
+            notices,
+            fenced: Notify::new(),
             starts: RefCell::new(TokenBucket::new(f64::from(rate), rate.saturating_mul(2), now)),
             complaints: RefCell::new(TokenBucket::new(0.1, 10, now)),
             life: RefCell::new(None),
@@ -173,11 +184,40 @@ impl Vm {
         self.spec.project == ancestor || self.spec.organisation == ancestor
     }
 
-    fn terms(&self) -> Terms {
-        let spec = &self.spec;
+    /// What it may have.
+    pub(crate) fn spec(&self) -> &VmSpec {
+        &self.spec
+    }
+
+    /// Who lends to it.
+    pub(crate) fn units(&self) -> &[Rc<Unit>] {
+        &self.units
+    }
+
+    pub(crate) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    pub(crate) fn fenced(&self) -> &Notify {
+        &self.fenced
+    }
+
+    /// Where it stands.
+    pub(crate) fn stands(&self) -> Fence {
+        self.checkpoint.vm(self.spec.id)
+    }
+
+    pub(crate) fn notify(&self, notice: Notice) {
+        // Heard by nobody while everything ends.
+        _ = self.notices.send(notice);
+    }
+
+    /// What arbiters are told of it.
+    pub(crate) fn terms(&self) -> Terms {
+        let (spec, fence) = (&self.spec, self.stands());
         Terms {
-            epoch: self.epoch.get(),
-            fenced: false,
+            epoch: fence.epoch,
+            fenced: fence.admitted().is_none(),
             limit: spec.memory.0,
             guaranteed: spec.guaranteed.0,
             headroom: spec.headroom.0,
@@ -193,6 +233,35 @@ impl Vm {
                 kill(worker.pidfd.as_fd());
             }
         }
+    }
+
+    /// Ends a worker; false when it is not one of this VM.
+    pub(crate) fn end_worker(&self, process: u32) -> bool {
+        let life = self.life.borrow();
+        let Some(life) = life.as_ref() else { return false };
+        let sessions = life.sessions.borrow();
+        let worker = sessions.values().filter_map(|session| session.worker.as_ref());
+        let worker =
+            worker.filter(|worker| worker.process == process).inspect(|worker| kill(worker.pidfd.as_fd()));
+        worker.count() > 0
+    }
+
+    /// Its workers.
+    pub(crate) fn workers(&self) -> Vec<Identity> {
+        let life = self.life.borrow();
+        let Some(life) = life.as_ref() else { return Vec::new() };
+        let sessions = life.sessions.borrow();
+        let workers = sessions.values().filter_map(|session| session.worker.as_ref());
+        workers.filter_map(|worker| Identity::of(worker.process)).collect()
+    }
+
+    /// Its sessions that have a worker which is not reaped, or may yet get one.
+    pub(crate) fn sessions_left(&self) -> usize {
+        let life = self.life.borrow();
+        life.as_ref().map_or(0, |life| {
+            let sessions = life.sessions.borrow();
+            sessions.values().filter(|session| !session.worker.as_ref().is_some_and(Worker::is_gone)).count()
+        })
     }
 
     /// What is known of it.
@@ -214,7 +283,7 @@ impl Vm {
             id: self.spec.id,
             socket: self.configuration.device_socket(self.spec.id),
             device: life.as_ref().map(|life| life.process),
-            epoch: self.epoch.get(),
+            fence: self.stands(),
             limit: self.spec.memory.0,
             memory,
             sessions,
@@ -322,7 +391,9 @@ impl Vm {
                 true
             }
             Ok(FromDevice::SessionEnded { session }) => {
-                life.session_ended(session);
+                for worker in life.session_ended(session) {
+                    tokio::task::spawn_local(Rc::clone(self).see_off(worker));
+                }
                 true
             }
             Err(error) => self.complain(&error.to_string()),
@@ -331,7 +402,8 @@ impl Vm {
 
     /// One session: starts its worker, hands it to the device, and sees it end.
     async fn session(&self, life: &Life, serial: u64, session: u32) {
-        let worker = match self.start_worker(session).await {
+        let epoch = self.checkpoint.admitted(self.spec.id);
+        let worker = match self.start_worker(session, epoch.is_some()).await {
             Ok(started) => Worker::new(started),
             Err(reason) => Err(reason),
         };
@@ -343,9 +415,11 @@ impl Vm {
                 return;
             }
         };
-        if life.run(serial, &worker) {
+        // Known from here on to whoever fences the VM; if that was before, it is not for this epoch any more.
+        let wanted = life.run(serial, &worker);
+        if let Some(epoch) = epoch.filter(|_| wanted && self.checkpoint.admitted(self.spec.id) == epoch) {
             tracing::debug!("VM {}: session {session} has worker {}", self.spec.id, worker.process);
-            if let Err(error) = self.hand_over(life, session, &socket, &worker).await {
+            if let Err(error) = self.hand_over(life, session, epoch, &socket, &worker).await {
                 self.log_limited(&format!("cannot hand over the worker of session {session}: {error}"));
                 kill(worker.pidfd.as_fd());
             }
@@ -354,12 +428,17 @@ impl Vm {
         }
         // From here on the worker's only socket is the device's.
         drop(socket);
-        if let Err(error) = worker.pidfd.readable().await {
-            tracing::error!("cannot watch worker {}: {error}", worker.process);
-        }
+        gone(&worker.pidfd).await;
     }
 
-    async fn start_worker(&self, session: u32) -> Result<Started, String> {
+    async fn start_worker(&self, session: u32, admitted: bool) -> Result<Started, String> {
+        if !admitted {
+            return Err("the VM is fenced".to_owned());
+        }
+        if let Some(unit) = self.units.iter().find(|unit| self.checkpoint.quarantine(unit.number()).is_some())
+        {
+            return Err(format!("unit {} is quarantined", unit.number()));
+        }
         for unit in self.units.iter() {
             if !unit.ready(UNIT).await {
                 return Err(format!("unit {} does not lend memory", unit.number()));
@@ -379,15 +458,23 @@ impl Vm {
         self.launching.start(request).await.map_err(|error| error.to_string())
     }
 
+    /// Waits for a killed worker to go. One that does not hangs in the driver.
+    async fn see_off(self: Rc<Self>, worker: Worker) {
+        if timeout(KILLED, gone(&worker.pidfd)).await.is_err() {
+            self.notify(Notice::Hung { vm: self.spec.id, process: worker.process });
+        }
+    }
+
     /// Tells a worker what it is for and who lends to it, and gives it to the device.
     async fn hand_over(
         &self,
         life: &Life,
         session: u32,
+        epoch: u64,
         socket: &OwnedFd,
         worker: &Worker,
     ) -> Result<(), String> {
-        let custody = self.introduce(session, worker)?;
+        let custody = self.introduce(session, epoch, worker)?;
         let setup = WorkerSetup {
             vm: self.spec.id,
             session,
@@ -410,9 +497,8 @@ impl Vm {
     }
 
     /// Introduces a worker to every arbiter. Returns its custody sockets in the order of devices.
-    fn introduce(&self, session: u32, worker: &Worker) -> Result<Vec<OwnedFd>, String> {
-        let borrower =
-            Borrower { vm: self.spec.id, epoch: self.epoch.get(), process: worker.process, session };
+    fn introduce(&self, session: u32, epoch: u64, worker: &Worker) -> Result<Vec<OwnedFd>, String> {
+        let borrower = Borrower { vm: self.spec.id, epoch, process: worker.process, session };
         let introduce = |unit: &Rc<Unit>| match unit.introduce(borrower, worker.pidfd.get_ref()) {
             Ok(Some(custody)) => Ok(custody),
             Ok(None) => Err(format!("unit {} does not lend memory any more", unit.number())),
@@ -445,9 +531,7 @@ impl Vm {
             kill(worker.pidfd.as_fd());
         }
         let gone = async {
-            if let Err(error) = life.pidfd.readable().await {
-                tracing::error!("cannot watch the device of VM {}: {error}", self.spec.id);
-            }
+            gone(&life.pidfd).await;
             // Tasks that still start a worker see that the life is over, and kill it.
             while sessions.join_next().await.is_some() {}
         };
@@ -505,14 +589,18 @@ impl Life {
     }
 
     /// The device says that a session's worker is gone. It is believed when the process is, and until then it counts.
-    fn session_ended(&self, number: u32) {
+    /// Returns the workers of that number, which have been killed.
+    fn session_ended(&self, number: u32) -> Vec<Worker> {
         let mut sessions = self.sessions.borrow_mut();
+        let mut ending = Vec::new();
         for session in sessions.values_mut().filter(|session| session.number == number && !session.ended) {
             session.ended = true;
             if let Some(worker) = &session.worker {
                 kill(worker.pidfd.as_fd());
+                ending.push(worker.clone());
             }
         }
+        ending
     }
 }
 

@@ -71,6 +71,16 @@ impl Place {
         Front { stream: BufReader::new(stream) }.ask(command)
     }
 
+    /// Asks sluiced.
+    pub(crate) fn ask(&self, question: &str) -> serde_json::Value {
+        let mut stream = UnixStream::connect(self.run().join("control.sock")).expect("a control socket");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        writeln!(stream, "{question}").expect("asked");
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).expect("an answer");
+        serde_json::from_str(&line).expect("JSON")
+    }
+
     /// Makes a file beside the programs that a stand-in looks for.
     pub(crate) fn mark(&self, name: &str, text: &str) {
         std::fs::write(self.libexec().join(name), text).expect("written");

@@ -211,6 +211,7 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
         ("event", &[kind, vm, process, bytes]) => {
             FromArbiter::Event { kind, vm, process, bytes: bytes.into() }
         }
+        ("stale", &[vm]) => FromArbiter::Vm { vm, epoch: 0, lent: 1, headroom: 0, dirty: 0, holders: 0 },
         ("want", &[ancestor, bytes]) => FromArbiter::WantEscrow { ancestor, bytes: bytes.into() },
         _ => return Ok(format!("unknown command {line:?}")),
     };

@@ -1,0 +1,208 @@
+//! What must outlive the daemon: which VMs are fenced, how far, in which epoch; which units are quarantined; which arbiters
+//! hold memory.
+//!
+//! One small file, written whole and put in place by a rename, so that at any moment it is one that was written: the daemon
+//! may be killed between any two instructions. It is written before what it says is done.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    fence::{Fence, Step},
+    process::Identity,
+};
+
+/// The form of the file.
+const VERSION: u32 = 1;
+
+/// The file's content.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    version: u32,
+    vms: BTreeMap<u32, Fence>,
+    /// Quarantined units, and why.
+    units: BTreeMap<u32, String>,
+    /// By unit: an arbiter that may still hold its memory.
+    arbiters: BTreeMap<u32, Identity>,
+}
+
+/// The checkpoint.
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    path: PathBuf,
+    content: RefCell<Content>,
+}
+
+impl Checkpoint {
+    /// Reads what the last daemon left in a directory, if there was one.
+    ///
+    /// # Errors
+    /// When it cannot be read or understood: then nobody knows who is fenced, and nothing may be started.
+    pub(crate) fn open(directory: &Path) -> Result<Self> {
+        let path = directory.join("checkpoint.json");
+        let content = match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).with_context(|| {
+                format!("{} cannot be understood; without it nobody knows who is fenced", path.display())
+            })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Content { version: VERSION, ..Content::default() }
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        };
+        ensure!(content.version == VERSION, "{} is of another version of Sluice", path.display());
+        Ok(Self { path, content: RefCell::new(content) })
+    }
+
+    /// Where a VM stands.
+    pub(crate) fn vm(&self, vm: u32) -> Fence {
+        self.content.borrow().vms.get(&vm).cloned().unwrap_or_default()
+    }
+
+    /// The epoch in which a VM may have something.
+    pub(crate) fn admitted(&self, vm: u32) -> Option<u64> {
+        self.content.borrow().vms.get(&vm).map_or(Some(Fence::default().epoch), Fence::admitted)
+    }
+
+    /// Notes where a VM stands. What is noted holds in this process even where it cannot be written.
+    pub(crate) fn set_vm(&self, vm: u32, fence: Fence) -> io::Result<()> {
+        self.change(|content| _ = content.vms.insert(vm, fence))
+    }
+
+    /// Why a unit is quarantined, if it is.
+    pub(crate) fn quarantine(&self, unit: u32) -> Option<String> {
+        self.content.borrow().units.get(&unit).cloned()
+    }
+
+    /// Notes that a unit is quarantined.
+    pub(crate) fn set_quarantine(&self, unit: u32, reason: &str) -> io::Result<()> {
+        self.change(|content| _ = content.units.insert(unit, reason.to_owned()))
+    }
+
+    /// Notes that it is no more; false when it was not. Nothing has changed where that cannot be written.
+    pub(crate) fn lift_quarantine(&self, unit: u32) -> io::Result<bool> {
+        let mut content = self.content.borrow().clone();
+        let was = content.units.remove(&unit).is_some();
+        write(&self.path, &content)?;
+        *self.content.borrow_mut() = content;
+        Ok(was)
+    }
+
+    /// Notes a VM that is admitted again. Nothing has changed where that cannot be written.
+    pub(crate) fn admit_vm(&self, vm: u32, fence: Fence) -> io::Result<()> {
+        let mut content = self.content.borrow().clone();
+        content.vms.insert(vm, fence);
+        write(&self.path, &content)?;
+        *self.content.borrow_mut() = content;
+        Ok(())
+    }
+
+    /// Notes which process holds a unit's memory; `None` for nobody.
+    pub(crate) fn set_arbiter(&self, unit: u32, arbiter: Option<Identity>) -> io::Result<()> {
+        self.change(|content| match arbiter {
+            Some(arbiter) => _ = content.arbiters.insert(unit, arbiter),
+            None => _ = content.arbiters.remove(&unit),
+        })
+    }
+
+    /// Processes that may still hold the memory of units.
+    pub(crate) fn arbiters(&self) -> Vec<Identity> {
+        self.content.borrow().arbiters.values().copied().collect()
+    }
+
+    /// Everything has ended in order. If nobody is fenced there is nothing to be remembered: no message of any epoch can be
+    /// under way any more.
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        let content = self.content.borrow();
+        if !content.units.is_empty() || content.vms.values().any(|fence| fence.step != Step::Active) {
+            return Ok(());
+        }
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Content)) -> io::Result<()> {
+        let mut content = self.content.borrow_mut();
+        change(&mut content);
+        write(&self.path, &content)
+    }
+}
+
+/// Puts a file in place as a whole, and returns when it is there for good.
+fn write(path: &Path, content: &Content) -> io::Result<()> {
+    let text = serde_json::to_vec_pretty(content)?;
+    let new = path.with_extension("new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(&text)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    // The name, too, has to be there after a power cut.
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_noted_is_there_for_the_next() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let checkpoint = Checkpoint::open(directory.path()).expect("a new one");
+        assert_eq!(checkpoint.admitted(7), Some(1));
+        let fenced = Fence::default().begin("a test", vec![Identity::of(1).expect("init")]).expect("active");
+        checkpoint.set_vm(7, fenced.clone()).expect("written");
+        checkpoint.set_quarantine(2, "Xid 79").expect("written");
+        let next = Checkpoint::open(directory.path()).expect("there");
+        assert_eq!((next.vm(7), next.admitted(7), next.admitted(8)), (fenced, None, Some(1)));
+        assert_eq!(next.quarantine(2).as_deref(), Some("Xid 79"));
+        next.finish().expect("kept");
+        assert_eq!(Checkpoint::open(directory.path()).expect("there").admitted(7), None);
+        assert_eq!(next.lift_quarantine(2).ok(), Some(true));
+        assert_eq!(next.lift_quarantine(2).ok(), Some(false));
+    }
+
+    #[test]
+    fn where_nobody_is_fenced_nothing_is_left() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let checkpoint = Checkpoint::open(directory.path()).expect("a new one");
+        checkpoint.admit_vm(7, Fence { epoch: 5, ..Fence::default() }).expect("written");
+        assert_eq!(Checkpoint::open(directory.path()).expect("there").admitted(7), Some(5));
+        checkpoint.finish().expect("removed");
+        assert_eq!(fs::read_dir(directory.path()).expect("a directory").count(), 0);
+        checkpoint.finish().expect("nothing to remove");
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_not_passed_over() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for text in ["", "{", "{\"version\":1}", "{\"version\":2,\"vms\":{},\"units\":{},\"arbiters\":{}}"] {
+            fs::write(directory.path().join("checkpoint.json"), text).expect("written");
+            assert!(Checkpoint::open(directory.path()).is_err(), "{text:?} was taken");
+        }
+    }
+
+    #[test]
+    fn a_vm_is_not_admitted_where_that_cannot_be_written() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let inside = directory.path().join("state");
+        fs::create_dir(&inside).expect("a directory");
+        let checkpoint = Checkpoint::open(&inside).expect("a new one");
+        fs::remove_dir(&inside).expect("removed");
+        let fenced = Fence::default().begin("a test", Vec::new()).expect("active");
+        assert!(checkpoint.set_vm(7, fenced).is_err());
+        assert_eq!(checkpoint.admitted(7), None, "it is fenced all the same");
+        assert!(checkpoint.admit_vm(7, Fence::default()).is_err());
+        assert_eq!(checkpoint.admitted(7), None);
+    }
+}

@@ -1,0 +1,264 @@
+//! The steps by which everything is taken from a VM, and by which it is admitted again.
+//!
+//! **Active** → **Fencing** (nothing new is given to it) → **Killed** (its workers are ended) → **Revoked** (what was lent to
+//! it comes back) → **Scrubbed** (what came back is made clean) → **Quarantined** (it waits) → **Active**, in the next epoch.
+//! A VM that cannot be brought through a step in time is quarantined there and then, but not called clean, and what is not
+//! clean is not admitted.
+//!
+//! This is a pure function of what is seen: it can be asked again at any step, by this daemon or by the next, and says the
+//! same. Each condition includes those of the steps before it, so that nothing a daemon once saw has to be believed by another.
+
+use serde::{Deserialize, Serialize};
+
+use crate::process::Identity;
+
+/// How far a VM is on its way out and in again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Step {
+    /// It has what it may have.
+    Active,
+    /// Nothing new is given to it; whoever gives is being told.
+    Fencing,
+    /// Its workers are being ended.
+    Killed,
+    /// What was lent to it is coming back.
+    Revoked,
+    /// What came back is being scrubbed.
+    Scrubbed,
+    /// Nothing is left of it.
+    Quarantined,
+}
+
+/// Where a VM stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Fence {
+    pub(crate) step: Step,
+    /// Grows with each admission. What carries an older one is of a VM that is gone.
+    pub(crate) epoch: u64,
+    /// In quarantine: whether everything was taken from it and is clean.
+    pub(crate) clean: bool,
+    /// Why it was fenced.
+    pub(crate) reason: String,
+    /// Its workers when it was fenced: for a daemon that did not start them.
+    pub(crate) workers: Vec<Identity>,
+}
+
+/// What is seen of a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Whether everybody who gives it something was told not to.
+    pub(crate) told: bool,
+    /// Its workers that are not reaped, and sessions that may get one.
+    pub(crate) workers: usize,
+    /// What it has of all units; `None` while one of them does not say.
+    pub(crate) has: Option<Has>,
+    /// Whether the step has taken longer than it can take in good order.
+    pub(crate) overdue: bool,
+}
+
+/// What a VM has of all units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Has {
+    /// Bytes lent to it.
+    pub(crate) lent: u64,
+    /// Its workers that the driver may still know.
+    pub(crate) holders: u64,
+    /// Bytes it gave back that are not clean.
+    pub(crate) dirty: u64,
+}
+
+/// A VM cannot be admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AdmissionError {
+    /// It is not fenced.
+    #[error("it is not fenced")]
+    Active,
+    /// It is on its way out.
+    #[error("it is still being fenced")]
+    Underway,
+    /// Something of it is left.
+    #[error("something of it is left: a worker, a chunk, or memory that is not clean")]
+    Unclean,
+}
+
+impl Default for Fence {
+    fn default() -> Self {
+        Self { step: Step::Active, epoch: 1, clean: false, reason: String::new(), workers: Vec::new() }
+    }
+}
+
+impl Fence {
+    /// The epoch in which the VM may have something; `None` while it may not.
+    pub(crate) fn admitted(&self) -> Option<u64> {
+        (self.step == Step::Active).then_some(self.epoch)
+    }
+
+    /// The first step out. `None` when the VM is on its way already.
+    pub(crate) fn begin(&self, reason: &str, workers: Vec<Identity>) -> Option<Self> {
+        (self.step == Step::Active).then(|| Self {
+            step: Step::Fencing,
+            epoch: self.epoch,
+            clean: false,
+            reason: reason.to_owned(),
+            workers,
+        })
+    }
+
+    /// The next step, if what is seen allows it or leaves no other.
+    pub(crate) fn advance(&self, seen: &Seen) -> Option<Self> {
+        let killed = seen.told && seen.workers == 0;
+        let revoked = killed && seen.has.is_some_and(|has| has.lent == 0 && has.holders == 0);
+        let scrubbed = revoked && seen.has.is_some_and(|has| has.dirty == 0);
+        let (done, next, clean) = match self.step {
+            Step::Active => return None,
+            Step::Fencing => (seen.told, Step::Killed, false),
+            Step::Killed => (killed, Step::Revoked, false),
+            Step::Revoked => (revoked, Step::Scrubbed, false),
+            Step::Scrubbed => (scrubbed, Step::Quarantined, true),
+            // Late, but in the end.
+            Step::Quarantined => (scrubbed && !self.clean, Step::Quarantined, true),
+        };
+        let to = |step, clean| Some(Self { step, clean, ..self.clone() });
+        match done {
+            true => to(next, clean),
+            false if seen.overdue && self.step != Step::Quarantined => to(Step::Quarantined, false),
+            false => None,
+        }
+    }
+
+    /// The VM in its next epoch.
+    pub(crate) fn readmit(&self) -> Result<Self, AdmissionError> {
+        match (self.step, self.clean) {
+            (Step::Quarantined, true) => Ok(Self { epoch: self.epoch.saturating_add(1), ..Self::default() }),
+            (Step::Quarantined, false) => Err(AdmissionError::Unclean),
+            (Step::Active, _) => Err(AdmissionError::Active),
+            _ => Err(AdmissionError::Underway),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NOTHING_LEFT: Seen =
+        Seen { told: true, workers: 0, has: Some(Has { lent: 0, holders: 0, dirty: 0 }), overdue: false };
+
+    fn fenced() -> Fence {
+        Fence::default().begin("a test", Vec::new()).expect("it was active")
+    }
+
+    // Promise: F40
+    #[test]
+    fn the_way_out_has_these_steps_and_ends_in_the_next_epoch() {
+        let mut fence = fenced();
+        let mut steps = vec![fence.step];
+        while let Some(next) = fence.advance(&NOTHING_LEFT) {
+            steps.push(next.step);
+            assert_eq!(next.admitted(), None);
+            fence = next;
+        }
+        assert_eq!(steps, [Step::Fencing, Step::Killed, Step::Revoked, Step::Scrubbed, Step::Quarantined]);
+        let again = fence.readmit().expect("it is clean");
+        assert_eq!((again.admitted(), again.workers.len()), (Some(2), 0));
+    }
+
+    #[test]
+    fn each_step_waits_for_what_it_is_about() {
+        let at = |step| Fence { step, ..fenced() };
+        let lacking = |change: fn(&mut Seen)| {
+            let mut seen = NOTHING_LEFT;
+            change(&mut seen);
+            seen
+        };
+        let has = |change: fn(&mut Has)| {
+            let mut has = Has::default();
+            change(&mut has);
+            Seen { has: Some(has), ..NOTHING_LEFT }
+        };
+        for (step, seen) in [
+            (Step::Fencing, lacking(|seen| seen.told = false)),
+            (Step::Killed, lacking(|seen| seen.workers = 1)),
+            (Step::Revoked, lacking(|seen| seen.has = None)),
+            (Step::Revoked, has(|has| has.lent = 1)),
+            (Step::Revoked, has(|has| has.holders = 1)),
+            // A worker that another daemon did not see.
+            (Step::Revoked, lacking(|seen| seen.workers = 1)),
+            (Step::Scrubbed, has(|has| has.dirty = 1)),
+            (Step::Scrubbed, lacking(|seen| seen.has = None)),
+            (Step::Quarantined, has(|has| has.dirty = 1)),
+        ] {
+            assert_eq!(at(step).advance(&seen), None, "{step:?} {seen:?}");
+            let late = at(step).advance(&Seen { overdue: true, ..seen });
+            match step {
+                Step::Quarantined => assert_eq!(late, None),
+                _ => assert!(late.is_some_and(|late| late.step == Step::Quarantined && !late.clean)),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_clean_is_not_admitted_until_it_is() {
+        let stuck = Seen { workers: 1, overdue: true, ..NOTHING_LEFT };
+        let fence = Fence { step: Step::Killed, ..fenced() }.advance(&stuck).expect("it is given up");
+        assert_eq!(fence.readmit(), Err(AdmissionError::Unclean));
+        assert_eq!(fence.advance(&stuck), None);
+        let late = fence.advance(&NOTHING_LEFT).expect("the worker is gone after all");
+        assert_eq!(late.readmit().map(|fence| fence.epoch), Ok(2));
+        assert_eq!(late.advance(&NOTHING_LEFT), None, "nothing is done twice");
+    }
+
+    #[test]
+    fn a_vm_is_fenced_once() {
+        assert_eq!(fenced().begin("again", Vec::new()), None);
+        assert_eq!(fenced().readmit(), Err(AdmissionError::Underway));
+        assert_eq!(Fence::default().readmit(), Err(AdmissionError::Active));
+        assert_eq!(Fence::default().advance(&NOTHING_LEFT), None);
+    }
+
+    prop_compose! {
+        fn seen()(told: bool, workers in 0..2_usize, known: bool, lent in 0..2_u64, holders in 0..2_u64, dirty in 0..2_u64, overdue: bool)
+            -> Seen {
+            Seen { told, workers, has: known.then_some(Has { lent, holders, dirty }), overdue }
+        }
+    }
+
+    proptest! {
+        // Promise: F40
+        #[test]
+        fn whatever_is_seen_nobody_is_admitted_unclean_and_no_epoch_comes_back(
+            moves in proptest::collection::vec((0..4_u8, seen()), 0..60)
+        ) {
+            let mut fence = Fence::default();
+            let mut epoch = fence.epoch;
+            for (what, seen) in moves {
+                let next = match what {
+                    0 => fence.begin("a test", Vec::new()),
+                    1 => fence.readmit().ok(),
+                    // Also what a daemon does that was killed and read this from its checkpoint.
+                    _ => fence.advance(&seen),
+                };
+                let Some(next) = next else { continue };
+                let text = serde_json::to_string(&next).expect("written");
+                prop_assert_eq!(&serde_json::from_str::<Fence>(&text).expect("read"), &next);
+                match next.step {
+                    Step::Active => {
+                        prop_assert!(fence.step == Step::Quarantined && fence.clean);
+                        prop_assert_eq!(next.epoch, epoch + 1);
+                        epoch = next.epoch;
+                    }
+                    Step::Quarantined if next.clean => {
+                        prop_assert!(seen.told && seen.workers == 0 && seen.has == Some(Has::default()));
+                    }
+                    Step::Quarantined => prop_assert!(seen.overdue),
+                    step => prop_assert!(step > fence.step),
+                }
+                prop_assert_eq!(next.epoch, epoch);
+                fence = next;
+            }
+        }
+    }
+}

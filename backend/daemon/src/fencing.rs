@@ -1,0 +1,188 @@
+//! Carries out the steps of [`crate::fence`] for one VM.
+//!
+//! What is to be done at a step is done again for as long as the step lasts: nothing is lost with a daemon that is killed, and
+//! nothing harms that is done twice. The checkpoint is written before the next step is acted upon.
+
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use rustix::fd::AsFd as _;
+use tokio::time::{sleep, timeout};
+
+use crate::{
+    fence::{AdmissionError, Fence, Has, Seen, Step},
+    notice::Notice,
+    process::kill,
+    vm::Vm,
+};
+
+/// How often a step is looked at: at first, and when it takes its time.
+const LOOKS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
+/// Bytes of a reason that are kept.
+const REASON: usize = 200;
+
+/// How long a step can take in good order.
+fn limit(step: Step) -> Duration {
+    match step {
+        // A killed process that is not reaped in this time hangs in the driver.
+        Step::Killed => Duration::from_secs(5),
+        Step::Scrubbed => Duration::from_secs(60),
+        _ => Duration::from_secs(10),
+    }
+}
+
+/// A VM cannot be admitted again.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadmitError {
+    /// For what it is.
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    /// For want of a checkpoint.
+    #[error("the checkpoint cannot be written: {0}")]
+    Checkpoint(#[from] std::io::Error),
+}
+
+impl Vm {
+    /// Takes everything from the VM. From the return on nothing new is given to it; the rest follows.
+    pub(crate) fn fence(&self, reason: &str) {
+        let mut reason = reason.to_owned();
+        reason.truncate(reason.floor_char_boundary(REASON));
+        let Some(fence) = self.stands().begin(&reason, self.workers()) else { return };
+        tracing::warn!("VM {} is fenced: {reason}", self.id());
+        self.enter(fence);
+    }
+
+    /// Lets it have again what it may have, in its next epoch.
+    pub(crate) fn readmit(&self) -> Result<(), ReadmitError> {
+        let fence = self.stands().readmit()?;
+        let epoch = fence.epoch;
+        self.checkpoint().admit_vm(self.id(), fence)?;
+        tracing::info!("VM {} is admitted again: epoch {epoch}", self.id());
+        for unit in self.units().iter() {
+            unit.admit(self.id(), self.terms());
+        }
+        self.fenced().notify_waiters();
+        Ok(())
+    }
+
+    /// Waits, for a bounded time, until the VM is active or quarantined.
+    pub(crate) async fn settled(&self, limit: Duration) -> Fence {
+        let settled = async {
+            loop {
+                let changed = self.fenced().notified();
+                let fence = self.stands();
+                if matches!(fence.step, Step::Active | Step::Quarantined) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        // Wherever it stands then is the answer.
+        _ = timeout(limit, settled).await;
+        self.stands()
+    }
+
+    /// Brings the VM through its steps whenever it is fenced, for ever.
+    pub(crate) async fn keep_fence(self: Rc<Self>) {
+        let (mut step, mut since) = (Step::Active, Instant::now());
+        loop {
+            let changed = self.fenced().notified();
+            let fence = self.stands();
+            if fence.step != step {
+                (step, since) = (fence.step, Instant::now());
+            }
+            if fence.step == Step::Active {
+                changed.await;
+                continue;
+            }
+            self.act(&fence);
+            if fence.step == Step::Quarantined && fence.clean {
+                self.hold_off(since, changed).await;
+                continue;
+            }
+            let late = since.elapsed() > limit(step);
+            let seen = self.look(&fence, late).await;
+            match fence.advance(&seen) {
+                Some(next) => {
+                    if next.step == Step::Quarantined {
+                        self.say_quarantined(&next, &seen);
+                    }
+                    self.enter(next);
+                }
+                None => sleep(LOOKS[usize::from(since.elapsed() > 20 * LOOKS[0])]).await,
+            }
+        }
+    }
+
+    /// Notes a step. A fence holds even where it cannot be written down; only a crash would forget it.
+    fn enter(&self, fence: Fence) {
+        if let Err(error) = self.checkpoint().set_vm(self.id(), fence) {
+            tracing::error!("the checkpoint cannot be written: {error}");
+        }
+        self.fenced().notify_waiters();
+    }
+
+    /// What a step is there for.
+    fn act(&self, fence: &Fence) {
+        for unit in self.units().iter() {
+            unit.fence(self.id());
+        }
+        if fence.step >= Step::Killed {
+            self.end_workers();
+            for worker in fence.workers.iter().filter_map(|worker| worker.open()) {
+                kill(worker.as_fd());
+            }
+        }
+    }
+
+    async fn look(&self, fence: &Fence, overdue: bool) -> Seen {
+        let left = fence.workers.iter().filter(|worker| worker.open().is_some()).count();
+        let workers = self.sessions_left().max(left);
+        let mut has = Some(Has::default());
+        // Nothing else is looked at before the workers are gone, which is all that takes time.
+        if workers == 0 && fence.step > Step::Killed {
+            for unit in self.units().iter() {
+                let report = unit.describe_vm(self.id()).await;
+                has = has.zip(report).map(|(has, report)| Has {
+                    lent: has.lent.saturating_add(report.lent),
+                    holders: has.holders.saturating_add(report.holders.into()),
+                    dirty: has.dirty.saturating_add(report.dirty),
+                });
+            }
+        }
+        Seen { told: true, workers, has, overdue }
+    }
+
+    fn say_quarantined(&self, fence: &Fence, seen: &Seen) {
+        let vm = self.id();
+        if fence.clean {
+            tracing::info!("VM {vm} is quarantined: nothing is left of it");
+            return;
+        }
+        tracing::error!("VM {vm} is quarantined, but something of it is left: {seen:?}");
+        if seen.workers > 0 {
+            for worker in self.workers().into_iter().chain(fence.workers.iter().copied()) {
+                if worker.open().is_some() {
+                    self.notify(Notice::Hung { vm, process: worker.process });
+                }
+            }
+        }
+    }
+
+    /// Waits until the VM may be admitted again, if it may be without being asked for, or until something else changes.
+    async fn hold_off(&self, since: Instant, changed: impl Future<Output = ()>) {
+        let Some(hold_off) = self.spec().hold_off() else { return changed.await };
+        tokio::select! {
+            () = changed => {}
+            () = sleep(hold_off.saturating_sub(since.elapsed())) => {
+                if let Err(error) = self.readmit() {
+                    tracing::error!("VM {} cannot be admitted again: {error}", self.id());
+                    // Not at once again.
+                    sleep(Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What follows from an error that a GPU reports, by the vendor's catalogue of Xids.
+//!
+//! The number drives the action, and one that nobody knows is the worst of all: what cannot be judged is not lent on.
+
+/// What an error is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// One process's doing: its session ends, the device goes on.
+    Session,
+    /// Worth counting, no more.
+    Note,
+    /// The device needs a reset.
+    Reset,
+    /// A link between devices.
+    Link,
+    /// The host has to act.
+    Host,
+    /// The driver says by other means what it needs.
+    Recovery,
+    /// Not in the catalogue.
+    Unknown,
+}
+
+impl Class {
+    /// The class of an error.
+    pub(crate) fn of(xid: u32) -> Self {
+        match xid {
+            8
+            | 11
+            | 13
+            | 25
+            | 31
+            | 32
+            | 39..=41
+            | 60
+            | 68..=72
+            | 75..=77
+            | 80
+            | 82..=86
+            | 88
+            | 89
+            | 94
+            | 96..=105
+            | 126..=135 => Self::Session,
+            // 45 follows our own kills.
+            14 | 37 | 38 | 43..=45 | 63 | 66 | 67 | 92 | 93 | 106..=108 | 121 | 137 | 141 => Self::Note,
+            46 | 48 | 62 | 64 | 95 | 109 | 110 | 119 | 120 | 136 | 140 | 143 | 155 | 156 | 158 => Self::Reset,
+            74 | 144..=150 => Self::Link,
+            79 | 151 => Self::Host,
+            154 => Self::Recovery,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// Why the unit is taken out of service, if it is.
+    pub(crate) fn quarantine(self) -> Option<&'static str> {
+        match self {
+            Self::Session | Self::Note => None,
+            Self::Reset => Some("the GPU needs a reset"),
+            Self::Link => Some("a link between GPUs has failed"),
+            Self::Host => Some("the host has lost the GPU"),
+            Self::Recovery => Some("the GPU's driver asks for recovery"),
+            Self::Unknown => Some("an error that is not in the catalogue"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Promise: F42
+    #[test]
+    fn the_table_is_the_catalogue_and_the_rest_is_unknown() {
+        let named = |class| (0..=400).filter(|xid| Class::of(*xid) == class).collect::<Vec<u32>>();
+        assert_eq!(named(Class::Session).len(), 5 + 1 + 3 + 1 + 5 + 3 + 1 + 5 + 2 + 1 + 10 + 10);
+        assert_eq!(
+            named(Class::Note),
+            [14, 37, 38, 43, 44, 45, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141]
+        );
+        assert_eq!(
+            named(Class::Reset),
+            [46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158]
+        );
+        assert_eq!(named(Class::Link), [74, 144, 145, 146, 147, 148, 149, 150]);
+        assert_eq!(named(Class::Host), [79, 151]);
+        for xid in [0, 1, 42, 142, 157, 159, 1000, u32::MAX] {
+            assert_eq!(Class::of(xid), Class::Unknown, "{xid}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_one_sessions_doing_leaves_the_unit_in_service() {
+        for xid in 0..=400 {
+            let stays = matches!(Class::of(xid), Class::Session | Class::Note);
+            assert_eq!(Class::of(xid).quarantine().is_none(), stays, "{xid}");
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Fencing, with the real launcher; device, worker, arbiter and inventory are stand-ins.
+
+mod common;
+
+use std::{
+    io::Read as _,
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    process::{Child, Command, Stdio},
+};
+
+use common::{PATIENCE, Place, is_alive, pid_of, signal, until, wait_gone, watch};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// `sluiced` under a supervisor, or, as a service has it, without.
+struct Daemon {
+    process: Child,
+    lifeline: Option<UnixStream>,
+}
+
+impl Daemon {
+    fn start(place: &Place, extra: &[&str]) -> Self {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let mut command = Self::command(place, extra);
+        command.arg("--supervised").stdin(Stdio::from(OwnedFd::from(theirs)));
+        let process = command.spawn().expect("sluiced");
+        drop(command);
+        ours.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        (&ours).read_exact(&mut [0; 6]).expect("sluiced becomes ready");
+        Self { process, lifeline: Some(ours) }
+    }
+
+    /// Without a supervisor; what it starts outlives it.
+    fn serve(place: &Place, extra: &[&str]) -> Self {
+        let process = Self::command(place, extra).stdin(Stdio::null()).spawn().expect("sluiced");
+        let daemon = Self { process, lifeline: None };
+        let socket = place.run().join("control.sock");
+        until(|| UnixStream::connect(&socket), Result::is_ok).expect("a control socket");
+        until(|| place.ask("status"), |status| !status["vms"][0]["device"].is_null());
+        daemon
+    }
+
+    fn command(place: &Place, extra: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+        command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
+        command
+            .arg("--driver")
+            .arg(place.driver())
+            .args(["--units", "1"])
+            .args(extra)
+            .env("SLUICE_LOG", "off");
+        command
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().expect("killed");
+        self.process.wait().expect("ended");
+    }
+
+    fn end(mut self) {
+        match self.lifeline.take() {
+            Some(lifeline) => drop(lifeline),
+            None => signal(&watch(self.process.id()).expect("sluiced"), Signal::TERM),
+        }
+        assert!(self.process.wait().expect("sluiced").success());
+    }
+}
+
+fn vm(place: &Place) -> Value {
+    place.ask("status")["vms"][0].clone()
+}
+
+/// Waits until the VM is at a step.
+fn reaches(place: &Place, step: &str) {
+    let vm = until(|| vm(place), |vm| vm["step"] == step);
+    assert_eq!(vm["step"], step, "{vm}");
+}
+
+fn told(place: &Place) -> Vec<String> {
+    serde_json::from_str(&place.tell("unit-0", "told")).expect("a list")
+}
+
+fn process(value: &Value) -> OwnedFd {
+    watch(u32::try_from(value.as_u64().expect("a pid")).expect("a pid")).expect("a process")
+}
+
+// Promise: F40
+#[test]
+fn a_fence_takes_everything_and_readmission_is_another_epoch() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let mut front = place.front(1);
+    let worker = watch(pid_of(&front.open(1))).expect("a process");
+    let neighbour = watch(pid_of(&place.front(2).open(1))).expect("a process");
+    let device = vm(&place)["device"].clone();
+    place.tell("unit-0", "has 1 4096 0");
+
+    std::thread::scope(|scope| {
+        let fencing = scope.spawn(|| place.ask("fence 1 for a test"));
+        wait_gone(&worker);
+        reaches(&place, "revoked");
+        assert_eq!(front.ask("open 2"), "refused 2 46");
+        assert_eq!(place.ask("readmit 9")["error"], "there is no VM 9");
+        place.tell("unit-0", "has 1 0 4096");
+        reaches(&place, "scrubbed");
+        place.tell("unit-0", "has 1 0 0");
+        let answer = fencing.join().expect("an answer");
+        assert_eq!(answer["fence"]["step"], "quarantined", "{answer}");
+        assert_eq!(
+            (&answer["fence"]["clean"], &answer["fence"]["reason"]),
+            (&true.into(), &"for a test".into())
+        );
+    });
+    assert!(told(&place).contains(&"Fence { vm: 1, epoch: 1 }".to_owned()));
+    assert!(is_alive(&neighbour), "another VM was touched");
+    assert_eq!(front.ask("open 3"), "refused 3 46");
+    assert_eq!(place.ask("fence 1")["fence"]["reason"], "for a test", "it is fenced already");
+
+    assert_eq!(place.ask("readmit 1")["fence"]["epoch"], 2);
+    let again = front.open(4);
+    let told = told(&place);
+    assert!(told.iter().any(|line| line.starts_with("Vm { vm: 1, epoch: 2,")), "{told:?}");
+    let worker = format!("Worker {{ vm: 1, epoch: 2, process: {}, session: 4 }}", again["pid"]);
+    assert_eq!(told.last(), Some(&worker));
+    assert_eq!(vm(&place)["device"], device, "the device was touched");
+    assert!(place.ask("readmit 1")["error"].as_str().is_some_and(|error| error.contains("not fenced")));
+    daemon.end();
+    place.wait_empty();
+}
+
+// Promise: F41
+#[test]
+fn a_fence_goes_on_in_the_next_daemon_wherever_it_was() {
+    for (step, has) in
+        [("revoked", "has 1 4096 0"), ("scrubbed", "has 1 0 4096"), ("quarantined", "has 1 0 0")]
+    {
+        let place = Place::new();
+        let mut daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
+        let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
+        place.tell("unit-0", has);
+        let mut asking = UnixStream::connect(place.run().join("control.sock")).expect("a control socket");
+        std::io::Write::write_all(&mut asking, b"fence 1 before the crash\n").expect("asked");
+        reaches(&place, step);
+        let arbiter = process(&place.ask("status")["units"][0]["arbiter"]);
+        daemon.kill();
+        wait_gone(&worker);
+
+        let daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
+        wait_gone(&arbiter);
+        reaches(&place, "quarantined");
+        let vm = until(|| vm(&place), |vm| vm["clean"] == true);
+        assert_eq!((&vm["epoch"], &vm["reason"]), (&1.into(), &"before the crash".into()), "{step}: {vm}");
+        assert_eq!(place.front(1).ask("open 2"), "refused 2 46");
+        daemon.end();
+
+        // And in the one after it.
+        let daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
+        reaches(&place, "quarantined");
+        assert_eq!(place.ask("readmit 1")["fence"]["epoch"], 2);
+        place.front(1).open(1);
+        daemon.end();
+    }
+}
+
+// Promise: F41
+#[test]
+fn a_daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
+    for step in ["fencing", "killed"] {
+        let place = Place::new();
+        let mut worker = Command::new("sleep").arg("1000").spawn().expect("a process");
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", worker.id())).expect("a process");
+        let started: u64 = stat
+            .rsplit_once(')')
+            .expect("a name")
+            .1
+            .split_whitespace()
+            .nth(19)
+            .expect("a start")
+            .parse()
+            .expect("ticks");
+        let checkpoint = serde_json::json!({
+            "version": 1,
+            "vms": { "1": {
+                "step": step, "epoch": 6, "clean": false, "reason": "a test",
+                "workers": [{ "process": worker.id(), "started": started }],
+            } },
+            "units": {},
+            "arbiters": {},
+        });
+        std::fs::write(place.run().join("checkpoint.json"), checkpoint.to_string()).expect("written");
+        let daemon = Daemon::start(&place, &["--vm", "1,direct"]);
+        assert!(!worker.wait().expect("ended").success());
+        reaches(&place, "quarantined");
+        assert_eq!(place.ask("readmit 1")["fence"]["epoch"], 7);
+        daemon.end();
+    }
+}
+
+// Promise: F41
+#[test]
+fn a_daemon_killed_at_any_moment_after_its_answer_has_not_forgotten() {
+    for delay in [0, 1, 3, 7, 15] {
+        let place = Place::new();
+        let mut daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
+        let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
+        let mut asking = UnixStream::connect(place.run().join("control.sock")).expect("a control socket");
+        std::io::Write::write_all(&mut asking, b"fence 1\n").expect("asked");
+        std::thread::sleep(std::time::Duration::from_millis(delay));
+        let noted = place.run().join("checkpoint.json").exists()
+            && std::fs::read_to_string(place.run().join("checkpoint.json"))
+                .expect("text")
+                .contains("operator");
+        daemon.kill();
+        let daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
+        if noted {
+            wait_gone(&worker);
+            reaches(&place, "quarantined");
+        }
+        daemon.end();
+    }
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_understood_keeps_everything_from_starting() {
+    let place = Place::new();
+    std::fs::write(place.run().join("checkpoint.json"), "{").expect("written");
+    let output =
+        Daemon::command(&place, &["--vm", "1,direct"]).stdin(Stdio::null()).output().expect("sluiced");
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("checkpoint.json"));
+}
+
+// Promise: F43
+#[test]
+fn workers_that_break_the_rules_again_and_again_have_their_vm_fenced() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
+    place.tell("unit-0", "event 1 1 100 0");
+    place.tell("unit-0", "event 7 1 100 0");
+    place.tell("unit-0", "event 1 2 100 0");
+    // Not offences of a VM.
+    for kind in [3, 4, 5, 6, 99] {
+        place.tell("unit-0", &format!("event {kind} 1 100 0"));
+    }
+    let count = |status: &Value| status["events"].as_array().expect("events").len();
+    let status = until(|| place.ask("status"), |status| count(status) >= 7);
+    assert_eq!(count(&status), 7, "{status}");
+    assert_eq!(vm(&place)["step"], "active");
+    place.tell("unit-0", "event 1 1 100 0");
+    wait_gone(&worker);
+    reaches(&place, "quarantined");
+    assert_eq!(place.ask("status")["vms"][1]["step"], "active");
+    place.tell("unit-0", "event 2 2 0 0");
+    let second = until(|| place.ask("status")["vms"][1].clone(), |vm| vm["step"] == "quarantined");
+    assert!(second["reason"].as_str().is_some_and(|reason| reason.contains("ledger")), "{second}");
+    daemon.end();
+    place.wait_empty();
+}
+
+// Promise: F42
+#[test]
+fn an_error_of_the_gpu_has_the_consequence_of_its_class() {
+    let place = Place::new();
+    let nvml = place.driver();
+    let daemon = Daemon::start(&place, &["--nvml", nvml.to_str().expect("UTF-8"), "--vm", "1,direct"]);
+    let mut front = place.front(1);
+    let (faulty, other) = (front.open(1), front.open(2));
+    let (watched, other) =
+        (watch(pid_of(&faulty)).expect("a process"), watch(pid_of(&other)).expect("a process"));
+    // Counted, no more.
+    place.tell("inventory", "xid 0 43 0");
+    place.tell("inventory", &format!("xid 0 31 {}", faulty["pid"]));
+    wait_gone(&watched);
+    assert!(is_alive(&other), "another session was touched");
+    assert_eq!(front.ask("close 1"), "closed 1");
+    front.open(3);
+    assert_eq!(place.ask("readmit-unit 0")["error"], "unit 0 is not quarantined");
+    for xid in [79, 999] {
+        let worker = watch(pid_of(&front.open(xid))).expect("a process");
+        place.tell("inventory", &format!("xid 0 {xid} 0"));
+        wait_gone(&worker);
+        let unit = place.ask("status")["units"][0].clone();
+        assert!(unit["quarantined"].as_str().is_some_and(|why| why.contains(&xid.to_string())), "{unit}");
+        assert_eq!(front.ask("open 8"), "refused 8 46");
+        assert_eq!(place.ask("readmit-unit 0")["unit"], 0);
+    }
+    front.open(9);
+    daemon.end();
+    place.wait_empty();
+}
+
+#[test]
+fn a_vm_whose_policy_says_so_is_admitted_again_by_itself() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct,readmit-after=1"]);
+    let mut front = place.front(1);
+    front.open(1);
+    assert_eq!(place.ask("fence 1")["fence"]["step"], "quarantined");
+    let vm = until(|| vm(&place), |vm| vm["step"] == "active");
+    assert_eq!((&vm["step"], &vm["epoch"]), (&"active".into(), &2.into()));
+    front.open(2);
+    daemon.end();
+}
+
+// Promise: F40
+#[test]
+fn what_is_said_of_an_epoch_that_is_over_is_dropped_and_counted() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct"]);
+    place.front(1).open(1);
+    place.tell("unit-0", "stale 1");
+    place.tell("unit-0", "stale 7");
+    let unit = until(|| place.ask("status")["units"][0].clone(), |unit| unit["stale_epoch_messages"] == 2);
+    assert_eq!(unit["stale_epoch_messages"], 2);
+    assert_eq!(vm(&place)["memory"][0]["has"]["lent"], 0);
+    daemon.end();
+}
