@@ -10,6 +10,7 @@ use crate::context::{Context, Core, lock};
 use crate::error::{Error, Result};
 use crate::memory::{Block, BlockKind, Pool, Rates, Space};
 use crate::process;
+use crate::share::Share;
 
 /// The compute capability that every model reports, times 10.
 pub(crate) const CAPABILITY: u32 = softgpu_device::CAPABILITY.0 * 10 + softgpu_device::CAPABILITY.1;
@@ -30,6 +31,8 @@ pub(crate) struct Gpu {
     pub(crate) ordinal: i32,
     pub(crate) identity: Identity,
     pub(crate) space: Space,
+    /// This process's part of the processor, for kernels.
+    pub(crate) share: Share,
     /// How much device memory its contexts take.
     pub(crate) rates: Rates,
     primary: OnceLock<Arc<Context>>,
@@ -48,11 +51,13 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    pub(crate) fn new(ordinal: i32, identity: Identity, space: Space, rates: Rates) -> Gpu {
+    pub(crate) fn new(ordinal: i32, identity: Identity, space: Space, rates: Rates, cores: usize) -> Gpu {
+        let share = Share::new(Arc::clone(space.owner()), cores);
         Gpu {
             ordinal,
             identity,
             space,
+            share,
             rates,
             primary: OnceLock::new(),
             primary_flags: AtomicU32::new(0),

@@ -241,6 +241,18 @@ struct Host<'a> {
 }
 
 impl Runtime for Host<'_> {
+    fn sit(&self) {
+        self.core.gpu.share.sit();
+    }
+
+    fn breathe(&self) {
+        self.core.gpu.share.breathe();
+    }
+
+    fn rise(&self) {
+        self.core.gpu.share.rise();
+    }
+
     fn print(&self, text: &[u8]) {
         self.core.print(text);
     }

@@ -4,7 +4,8 @@
 //! the vendor's driver. Kernels are PTX, executed by the engine; device memory is the soft device's shared file.
 //!
 //! From the outside in: [`api`] holds the C entry points, thin and free of decisions; below it `context`, `module`,
-//! `launch`, `copy`, `event` and `memory` say what a call means; `schedule` orders the work of streams; `gpu` and
+//! `launch`, `copy`, `event` and `memory` say what a call means; `schedule` orders the work of streams and `share` bounds what runs beside
+//! other processes; `gpu` and
 //! `process` hold what lives as long as the process.
 //!
 //! To run a program on it, put the library under its name first on the path of the loader:
@@ -39,5 +40,6 @@ mod module;
 mod occupancy;
 mod process;
 mod schedule;
+mod share;
 mod stream;
 mod tables;

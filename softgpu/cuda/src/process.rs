@@ -111,6 +111,10 @@ pub(crate) fn start(flags: u32) -> Result {
     }
     watch_fork_and_exit()?;
 
+    let threads = match config.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
     let mut gpus: Vec<&'static Gpu> = Vec::new();
     let mut identities = Vec::new();
     let mut at = WINDOWS.start;
@@ -125,7 +129,7 @@ pub(crate) fn start(flags: u32) -> Result {
         let space = Space::new(owner, window, config.memory);
         let ordinal = i32::try_from(ordinal).map_err(|_| Error::UNKNOWN)?;
         let rates = Rates::new(config.context_bytes, identity.scale, identity.model.multiprocessors);
-        let gpu: &'static Gpu = Box::leak(Box::new(Gpu::new(ordinal, identity, space, rates)));
+        let gpu: &'static Gpu = Box::leak(Box::new(Gpu::new(ordinal, identity, space, rates, threads)));
         gpu.prepare()?;
         identities.push(DeviceIdentity {
             uuid: identity.uuid,
@@ -135,10 +139,6 @@ pub(crate) fn start(flags: u32) -> Result {
         });
         gpus.push(gpu);
     }
-    let threads = match config.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
-    };
     let _ = scheduler();
     let launches_block = std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|value| value == "1");
     let pool = Pool::new(threads);

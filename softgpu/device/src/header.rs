@@ -56,6 +56,12 @@ pub(crate) struct OwnerSlot {
     pub(crate) launches: AtomicU64,
     /// Living contexts.
     pub(crate) contexts: AtomicU64,
+    /// When its kernels were last seen running, by the system's monotonic clock; 0 when none run.
+    pub(crate) running: AtomicU64,
+    /// Processor time of its kernels, per seat, beside others: the one with less goes first where it runs short.
+    pub(crate) worked: AtomicU64,
+    /// When its kernels last got much less processor time than they could use.
+    pub(crate) starved: AtomicU64,
 }
 
 /// One allocation: see `allocations` for the meaning of `state`.

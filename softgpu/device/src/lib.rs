@@ -19,6 +19,7 @@ mod header;
 mod mapping;
 mod model;
 mod owners;
+mod running;
 mod sys;
 
 pub use allocations::{Allocation, AllocationError, Held, Run, Use};
@@ -28,7 +29,7 @@ pub use export::ImportError;
 pub use mapping::{Reservation, map_pages, page_size, unmap_pages};
 pub use model::{MODELS, Model};
 pub use owners::{AttachError, Client, Owner, Process};
-pub use sys::anonymous;
+pub use sys::{anonymous, monotonic_nanoseconds, thread_nanoseconds};
 
 /// The compute capability that every model reports: what is executed is PTX for it.
 pub const CAPABILITY: (u32, u32) = (8, 0);

@@ -93,6 +93,8 @@ impl Device {
             words.busy_nanoseconds.store(0, Relaxed);
             words.launches.store(0, Relaxed);
             words.contexts.store(0, Relaxed);
+            words.running.store(0, Relaxed);
+            words.starved.store(0, Relaxed);
             words.pid.store(u64::from(std::process::id()), Release);
             own_slots.push(slot);
             return Ok(Arc::new(Owner { device: Arc::clone(self), slot, held: Mutex::default() }));

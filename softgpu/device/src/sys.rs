@@ -120,6 +120,26 @@ pub(crate) fn back(file: &File, offset: i64, length: i64) -> io::Result<()> {
     }
 }
 
+/// The system's monotonic clock, the same for all processes; never 0.
+#[must_use]
+pub fn monotonic_nanoseconds() -> u64 {
+    clock(libc::CLOCK_MONOTONIC).max(1)
+}
+
+/// The processor time of the calling thread.
+#[must_use]
+pub fn thread_nanoseconds() -> u64 {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn clock(which: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure lives through the call.
+    unsafe { libc::clock_gettime(which, &raw mut time) };
+    let part = |value: i64| u64::try_from(value).unwrap_or(0);
+    part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec)
+}
+
 /// New memory of this process alone, page-aligned and zero.
 ///
 /// # Errors

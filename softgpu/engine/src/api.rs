@@ -32,6 +32,12 @@ pub trait Runtime: Sync {
     fn malloc(&self, bytes: u64) -> u64;
     /// Frees a block of the device heap.
     fn free(&self, address: u64);
+    /// This thread is about to execute blocks, and may be held until it is its turn.
+    fn sit(&self) {}
+    /// The thread has done a piece of work and may be held until it is its turn again.
+    fn breathe(&self) {}
+    /// The thread has done what it sat down for.
+    fn rise(&self) {}
 }
 
 /// One launchable kernel of a module.

@@ -152,6 +152,36 @@ fn receive(socket: RawFd) -> Option<(String, Option<OwnedFd>)> {
     Some((String::from_utf8(bytes[..got].to_vec()).unwrap(), descriptor))
 }
 
+/// A kernel whose blocks go round `count` times and then count themselves.
+const WORK: &str = r"
+.visible .entry work(.param .u64 counter, .param .u64 count)
+{
+    .reg .pred %p; .reg .b64 %rd<4>;
+    ld.param.u64 %rd0, [counter]; ld.param.u64 %rd1, [count];
+AGAIN:
+    add.u64 %rd1, %rd1, -1;
+    setp.ne.u64 %p, %rd1, 0;
+    @%p bra AGAIN;
+    atom.global.add.u64 %rd2, [%rd0], 1;
+    ret;
+}
+";
+
+/// A kernel that waits for one word and then sets another.
+const RELAY: &str = r"
+.visible .entry relay(.param .u64 from, .param .u64 to)
+{
+    .reg .pred %p; .reg .b64 %rd<3>;
+    ld.param.u64 %rd0, [from]; ld.param.u64 %rd1, [to];
+AGAIN:
+    ld.volatile.global.u64 %rd2, [%rd0];
+    setp.eq.u64 %p, %rd2, 0;
+    @%p bra AGAIN;
+    st.volatile.global.u64 [%rd1], 1;
+    ret;
+}
+";
+
 /// Memory of a peer.
 #[derive(Default)]
 struct Piece {
@@ -304,6 +334,46 @@ fn obey(
             return Ok(module);
         }
         "unload" => checked(cu!(cuModuleUnload(number(0))))?,
+        // work STREAMS BLOCKS: kernels that count their blocks, one in each stream, each block some work; no waiting
+        "work" => {
+            let counter = Flag::new();
+            let work = function(module(WORK), "work");
+            for _ in 0..number(0) {
+                let blocks = u32::try_from(number(1)).unwrap();
+                checked(launch(work, blocks, 1, stream(1), &mut [counter.address(), 50_000]))?;
+            }
+            pieces.insert(u64::MAX, Piece { handle: 0, range: counter.address(), bytes: 8 });
+        }
+        "worked" => {
+            let counter = std::ptr::with_exposed_provenance::<std::sync::atomic::AtomicU64>(
+                usize::try_from(pieces[&u64::MAX].range).unwrap(),
+            );
+            // SAFETY: pinned memory that lives as long as the context, and is only changed atomically.
+            return Ok(unsafe { &*counter }.load(std::sync::atomic::Ordering::SeqCst));
+        }
+        // short COUNT: so many small kernels, each waited for; the microseconds that all took
+        "short" => {
+            let counter = Flag::new();
+            let work = function(module(WORK), "work");
+            let begun = std::time::Instant::now();
+            for _ in 0..number(0) {
+                checked(launch(work, 1, 1, 0, &mut [counter.address(), 100]))?;
+                checked(cu!(cuCtxSynchronize()))?;
+            }
+            return Ok(u64::try_from(begun.elapsed().as_micros()).unwrap());
+        }
+        // relay COUNT: kernels that each wait for the next to say that it runs, the last one first to do so
+        "relay" => {
+            let flags: Vec<Flag> = (0..=number(0)).map(|_| Flag::new()).collect();
+            let relay = function(module(RELAY), "relay");
+            for pair in flags.windows(2) {
+                let mut values = [pair[1].address(), pair[0].address()];
+                checked(launch(relay, 1, 1, stream(1), &mut values))?;
+            }
+            flags.last().unwrap().set(1);
+            checked(cu!(cuCtxSynchronize()))?;
+            return Ok(flags[..flags.len() - 1].iter().map(Flag::get).sum());
+        }
         // name PIECE: prints the IPC name of what was allocated, as a line of eight numbers
         "name" => {
             let mut handle = IpcHandle([0; 8]);

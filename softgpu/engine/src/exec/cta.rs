@@ -9,10 +9,13 @@ use super::Special;
 use super::interp::{self, Yield};
 use super::mem::{Bytes, Ranges};
 use super::warp::{Activation, BarrierKind, Fragment, Wait, Warp};
-use crate::api::{Fault, FaultKind, Kernel, Launch};
+use crate::api::{Fault, FaultKind, Kernel, Launch, Runtime};
 use crate::ir::{Code, Constant, Op};
 use crate::module::Module;
 use crate::regs::{Block, CONST, Frame, NONE};
+
+/// Blocks that a thread executes between two breaths.
+const BREATH: u32 = 8;
 
 /// Rounds over the warps of a block, each of which used up its budget, before another block gets its worker.
 const CTA_ROUNDS: u32 = 16;
@@ -66,6 +69,17 @@ pub(crate) struct Worker<'a, 'g> {
     pub(crate) grid: &'g Grid<'a>,
     pub(crate) ranges: Ranges,
     spare: Vec<Cta>,
+    /// Blocks until the next breath.
+    breath: u32,
+}
+
+/// A thread that executes blocks, until this is dropped.
+struct Seat<'g>(&'g dyn Runtime);
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        self.0.rise();
+    }
 }
 
 fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -223,16 +237,23 @@ fn broadcast(block: &mut Block, slot: u32, wide: bool, v: u64) {
 
 impl<'a, 'g> Worker<'a, 'g> {
     pub(crate) fn new(grid: &'g Grid<'a>, spare: Vec<Cta>) -> Worker<'a, 'g> {
-        Worker { grid, ranges: Ranges::default(), spare }
+        Worker { grid, ranges: Ranges::default(), spare, breath: BREATH }
     }
 
     /// Runs blocks until none is left; gives back the allocations.
     pub(crate) fn run(mut self) -> Vec<Cta> {
+        self.grid.launch.runtime.sit();
+        let _seat = Seat(self.grid.launch.runtime);
         loop {
             if self.grid.failed() {
                 break;
             }
             let Some(mut cta) = self.next() else { break };
+            self.breath -= 1;
+            if self.breath == 0 {
+                self.breath = BREATH;
+                self.grid.launch.runtime.breathe();
+            }
             match self.turn(&mut cta) {
                 Ok(Outcome::Done) => {
                     self.grid.resident.fetch_sub(1, Ordering::SeqCst);
@@ -377,6 +398,7 @@ impl<'a, 'g> Worker<'a, 'g> {
             // A loop around a barrier uses up no budget and may wait for another block all the same.
             rounds = rounds.wrapping_add(1);
             if busy || rounds.is_multiple_of(1024) {
+                self.grid.launch.runtime.breathe();
                 spent += 1;
                 if spent >= CTA_ROUNDS {
                     if self.grid.others() {
