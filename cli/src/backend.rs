@@ -25,9 +25,10 @@ use rustix::{
 };
 
 use crate::{
-    files,
+    files::{self, Driver},
     program::descriptor,
     signals::{Signal, Signals},
+    softgpu::Device,
 };
 
 /// How long the backend may take to end in order; beyond it, everything is killed.
@@ -39,8 +40,10 @@ const KILLED: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 pub(crate) struct Wanted<'a> {
     /// Where its sockets go.
     pub(crate) directory: &'a Path,
-    /// The driver library workers load.
-    pub(crate) driver: &'a Path,
+    /// The driver that workers load.
+    pub(crate) driver: &'a Driver,
+    /// The device to compute on, if it is one of our own.
+    pub(crate) device: Option<&'a Device>,
     /// Its only VM, as `sluiced --vm` takes it.
     pub(crate) vm: &'a str,
     /// Whether `sluiced` removes the directory at its end.
@@ -75,7 +78,13 @@ impl Backend {
         let (lifeline, theirs) = UnixStream::pair().context("cannot make a socket")?;
         let mut command = Command::new(&program);
         command.arg("--supervised").arg("--runtime-dir").arg(wanted.directory);
-        command.arg("--driver").arg(wanted.driver).arg("--vm").arg(wanted.vm);
+        command.arg("--driver").arg(&wanted.driver.library).arg("--vm").arg(wanted.vm);
+        if let Some(device) = wanted.device {
+            command.envs(device.variables());
+            if let Some(scratch) = device.scratch() {
+                command.arg("--scratch").arg(scratch);
+            }
+        }
         command.arg("--libexec").arg(program.parent().context("sluiced has no directory")?);
         if wanted.ephemeral {
             command.arg("--ephemeral");

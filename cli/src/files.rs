@@ -18,8 +18,7 @@ pub(crate) const SHIM: Part = Part { file: "libsluice_guest.so", package: "sluic
 pub(crate) const SHIM_NVML: Part =
     Part { file: "libsluice_guest_nvml.so", package: "sluice-guest-nvml", folder: LIBRARIES };
 /// The software GPU's management library.
-pub(crate) const SOFTGPU_NVML: Part =
-    Part { file: "libsoftgpu_nvml.so", package: "softgpu-nvml", folder: LIBRARIES };
+const SOFTGPU_NVML: Part = Part { file: "libsoftgpu_nvml.so", package: "softgpu-nvml", folder: LIBRARIES };
 /// The software GPU.
 const SOFTGPU: Part = Part { file: "libsoftgpu_cuda.so", package: "softgpu-cuda", folder: LIBRARIES };
 /// The daemon.
@@ -78,15 +77,33 @@ pub(crate) fn daemon() -> Result<PathBuf> {
     Ok(daemon)
 }
 
-/// The driver library: what was asked for, or the software GPU.
-pub(crate) fn driver(asked: Option<&Path>) -> Result<PathBuf> {
+/// What to compute on.
+pub(crate) struct Driver {
+    /// The driver library.
+    pub(crate) library: PathBuf,
+    /// Its management library, if there is one.
+    pub(crate) nvml: Option<PathBuf>,
+    /// Whether it is the software GPU that comes with Sluice.
+    pub(crate) embedded: bool,
+}
+
+/// The driver that was asked for, or the software GPU.
+pub(crate) fn driver(asked: Option<&Path>, nvml: Option<&Path>) -> Result<Driver> {
+    let asked_nvml = nvml.map(|path| named(path, "--nvml")).transpose()?;
     let Some(path) = asked else {
-        return SOFTGPU.find().context("no driver to compute on (--driver names one)");
+        let library = SOFTGPU.find().context("no driver to compute on (--driver names one)")?;
+        let nvml = asked_nvml.map_or_else(|| SOFTGPU_NVML.find(), Ok)?;
+        return Ok(Driver { library, nvml: Some(nvml), embedded: true });
     };
+    Ok(Driver { library: named(path, "--driver")?, nvml: asked_nvml, embedded: false })
+}
+
+/// A library by the path somebody gave.
+fn named(path: &Path, option: &str) -> Result<PathBuf> {
     match path.canonicalize() {
         Ok(path) => Ok(path),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            anyhow::bail!("there is no driver library {} (--driver)", path.display())
+            anyhow::bail!("there is no driver library {} ({option})", path.display())
         }
         Err(error) => Err(error).with_context(|| format!("cannot use the driver library {}", path.display())),
     }

@@ -10,6 +10,7 @@ use crate::{
     backend::{Backend, Start, Wanted},
     files,
     signals::Signals,
+    softgpu::Device,
 };
 
 /// The number of the only VM.
@@ -29,18 +30,21 @@ pub(crate) struct Arguments {
 
 /// Serves a VM until a signal asks to end.
 pub(crate) fn host(arguments: Arguments) -> Result<()> {
-    let driver = files::driver(arguments.options.driver.as_deref())?;
+    let options = &arguments.options;
+    let driver = files::driver(options.driver.as_deref(), options.nvml.as_deref())?;
+    let device = driver.embedded.then(|| Device::make(options.memory)).transpose()?;
     let directory = std::path::absolute(&arguments.dir).context("--dir")?;
     let made = !directory.exists();
     let signals = Signals::take().context("cannot take signals over")?;
     let wanted = Wanted {
         directory: &directory,
         driver: &driver,
-        vm: &format!("{VM},scanouts={}", arguments.scanouts),
+        device: device.as_ref(),
+        vm: &format!("{VM},scanouts={},memory={}", arguments.scanouts, options.memory),
         ephemeral: false,
         without: &[],
         mapped_runs: arguments.options.mapped_runs,
-        log: arguments.options.log.as_deref(),
+        log: options.log.as_deref(),
     };
     let Start::Ready(backend) = Backend::start(&wanted, &signals)? else { return Ok(()) };
     let socket = directory.join(format!("vm-{VM}.sock"));

@@ -3,12 +3,13 @@
 //! It starts the real, separate processes and is their supervisor ([`backend`]); it must never do any of their work itself.
 
 mod backend;
+mod control;
 mod files;
 mod host;
 mod program;
 mod run;
 mod signals;
-mod status;
+mod softgpu;
 
 use std::{
     path::PathBuf,
@@ -16,6 +17,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
+use sluice_daemon::configuration::Size;
 
 /// Give programs and virtual machines a share of a GPU.
 #[derive(Debug, Parser)]
@@ -23,9 +25,11 @@ use clap::{Parser, Subcommand};
 #[command(after_help = "\
 Examples:
   sluice run -- ./vectorAdd              run a CUDA program through Sluice, on the software GPU
+  sluice run --memory 1GiB -- ./app      the same with a quota of device memory
   sluice run --native -- ./vectorAdd     the same straight on the driver, for comparison
   sluice host --dir /tmp/vm1             serve one VM; prints the socket for QEMU
   sluice status --dir /tmp/vm1           what is running there
+  sluice fence --dir /tmp/vm1 1          take everything from VM 1; `sluice readmit` lets it in again
 
 Sluice finds its programs and libraries beside `sluice` itself, or in /usr/libexec/sluice and /usr/lib/sluice; \
 SLUICE_LIBEXEC names another directory.")]
@@ -48,7 +52,13 @@ enum Command {
     /// `qemu-system-x86_64 -chardev socket,id=sluice,path=PATH -device vhost-user-gpu-pci,chardev=sluice …`.
     Host(host::Arguments),
     /// Print what a running sluiced has, as JSON
-    Status(status::Arguments),
+    Status(control::Status),
+    /// Take everything a VM has of a GPU, and give it nothing more until it is admitted again
+    ///
+    /// Its programs get an error, its device lives on. Returns when its memory is clean.
+    Fence(control::Fence),
+    /// Admit a fenced VM, or a quarantined unit, again
+    Readmit(control::Readmit),
 }
 
 /// Options of everything that starts a backend.
@@ -57,6 +67,12 @@ struct BackendOptions {
     /// The CUDA driver library to compute on [default: the software GPU, libsoftgpu_cuda.so]
     #[arg(long, value_name = "PATH")]
     driver: Option<PathBuf>,
+    /// The driver's management library (NVML) [default: that of the software GPU, with it]
+    #[arg(long, value_name = "PATH")]
+    nvml: Option<PathBuf>,
+    /// Device memory the programs may have, for instance 1GiB [default: all of the device]
+    #[arg(long, value_name = "SIZE", default_value_t = Size(0), hide_default_value = true)]
+    memory: Size,
     /// What Sluice's own processes say on standard error: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
@@ -69,7 +85,9 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Run(arguments) => run::run(arguments),
         Command::Host(arguments) => host::host(arguments).map(|()| Ended::Exited(0)),
-        Command::Status(arguments) => status::status(&arguments).map(|()| Ended::Exited(0)),
+        Command::Status(arguments) => control::status(&arguments).map(|()| Ended::Exited(0)),
+        Command::Fence(arguments) => control::fence(&arguments).map(|()| Ended::Exited(0)),
+        Command::Readmit(arguments) => control::readmit(&arguments).map(|()| Ended::Exited(0)),
     };
     match result {
         Ok(Ended::Exited(code)) => ExitCode::from(code),

@@ -11,6 +11,7 @@ use crate::{
     backend::{Backend, Start, Wanted},
     files, program,
     signals::Signals,
+    softgpu::Device,
 };
 
 /// The number of the only VM, which is none.
@@ -39,13 +40,13 @@ fn temporary() -> PathBuf {
 
 /// Runs a program; returns how it ended, with everything cleaned up.
 pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
-    let driver = files::driver(arguments.options.driver.as_deref())?;
+    let options = &arguments.options;
+    let driver = files::driver(options.driver.as_deref(), options.nvml.as_deref())?;
     let shim = (!arguments.native).then(|| files::SHIM.find()).transpose()?;
-    let management = match (arguments.native, &arguments.options.driver) {
-        (false, _) => Some(files::SHIM_NVML.find()?),
-        (true, None) => Some(files::SOFTGPU_NVML.find()?),
-        // Whose driver it is, only its owner knows: then the program finds the system's.
-        (true, Some(_)) => None,
+    let management = match arguments.native {
+        false => Some(files::SHIM_NVML.find()?),
+        // Where none is named for a driver, the program finds the system's.
+        true => driver.nvml.clone(),
     };
     // From here on no signal ends this process and leaves something behind.
     let signals = Signals::take().context("cannot take signals over")?;
@@ -56,27 +57,29 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
         .tempdir_in(temporary())
         .context("cannot make a temporary directory")?;
     let libraries = directory.path().join("lib");
-    program::offer_driver(&libraries, shim.as_ref().unwrap_or(&driver), management.as_deref())?;
+    program::offer_driver(&libraries, shim.as_ref().unwrap_or(&driver.library), management.as_deref())?;
 
     let mut words = arguments.program.into_iter();
     let mut command = Command::new(words.next().context("no program")?);
     command.args(words).env("LD_LIBRARY_PATH", program::search_first(&libraries));
-    if let Some(log) = &arguments.options.log {
+    if let Some(log) = &options.log {
         command.env("SLUICE_LOG", log);
     }
     if arguments.native {
         return program::run(command, &signals, None);
     }
 
+    let device = driver.embedded.then(|| Device::make(options.memory)).transpose()?;
     let wanted = Wanted {
         directory: directory.path(),
         driver: &driver,
-        vm: &format!("{VM},direct"),
+        device: device.as_ref(),
+        vm: &format!("{VM},direct,memory={}", options.memory),
         ephemeral: true,
         // The program's own: its shim applies it to what the worker offers, so a worker that did so too would apply it twice.
         without: &["CUDA_VISIBLE_DEVICES"],
         mapped_runs: arguments.options.mapped_runs,
-        log: arguments.options.log.as_deref(),
+        log: options.log.as_deref(),
     };
     let backend = match Backend::start(&wanted, &signals)? {
         Start::Ready(backend) => backend,

@@ -42,6 +42,8 @@ impl Place {
             ("sluice-launcher", "sluice-launcher"),
             ("sluice-device", "sluice-stand-in"),
             ("sluice-worker", "sluice-stand-in"),
+            ("sluice-arbiter", "sluice-stand-in"),
+            ("sluice-inventory", "sluice-stand-in"),
         ] {
             let file = built.join(file);
             assert!(file.exists(), "{} is missing: run `cargo build -p sluice-daemon`", file.display());

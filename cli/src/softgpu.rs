@@ -1,0 +1,88 @@
+//! The software GPU of one `sluice run` or `sluice host`: a device of its own, as large as it has to be.
+//!
+//! All memory of a device is in the custody of one arbiter, so two backends cannot share one; and it is in memory, so it is
+//! no larger than what is asked for, and goes with the backend. Whoever names a device in the environment gets that one.
+
+use std::{ffi::OsString, fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use sluice_daemon::configuration::Size;
+use softgpu_device::{Config, MODELS, PAGE_BYTES};
+use tempfile::TempDir;
+
+/// Device memory that programs find when nothing is said.
+const DEFAULT: u64 = 1 << 30;
+/// What driver and arbiter keep, beside an eighth of it all: contexts, code, and room to grow.
+const KEPT: u64 = 96 << 20;
+
+/// A device that is there for one backend. Dropping it removes what of it is left.
+pub(crate) struct Device {
+    directory: Option<TempDir>,
+    scale: Option<u64>,
+}
+
+impl Device {
+    /// Finds room for a device of which a VM can have `memory` bytes; 0 for what programs usually need.
+    pub(crate) fn make(memory: Size) -> Result<Self> {
+        let config = Config::from_environment().context("the software GPU cannot be configured so")?;
+        let model = config.model.unwrap_or(&MODELS[0]);
+        let wanted = if memory.0 > 0 { memory.0 } else { DEFAULT };
+        let bytes = wanted.saturating_add(wanted / 8).saturating_add(KEPT);
+        let scale = match config.scale {
+            Some(scale) => {
+                let has = model.pages(scale).saturating_mul(PAGE_BYTES);
+                ensure!(
+                    has > memory.0,
+                    "the software GPU has {} at the scale of the environment, less than --memory {memory}",
+                    Size(has)
+                );
+                None
+            }
+            None => {
+                let whole = model.pages(1).saturating_mul(PAGE_BYTES);
+                let scale = whole / bytes;
+                ensure!(
+                    scale > 0,
+                    "a {} has no more than {}: --memory {memory} is too much",
+                    model.name,
+                    Size(whole)
+                );
+                Some(scale)
+            }
+        };
+        if !config.private {
+            return Ok(Self { directory: None, scale });
+        }
+        let parent = config.state.parent().context("the software GPU has no directory")?;
+        if scale.is_some() {
+            let free = rustix::fs::statvfs(parent)
+                .with_context(|| format!("cannot look at {}", parent.display()))?;
+            let free = free.f_bavail.saturating_mul(free.f_frsize);
+            ensure!(
+                free > bytes,
+                "{} has no room for a device of {}: {} are free",
+                parent.display(),
+                Size(bytes),
+                Size(free)
+            );
+        }
+        let directory = tempfile::Builder::new()
+            .prefix("sluice-gpu-")
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir_in(parent)
+            .context("cannot make a directory for the software GPU")?;
+        Ok(Self { directory: Some(directory), scale })
+    }
+
+    /// Variables by which the driver finds it.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
+        let state = self.directory.as_ref().map(|state| ("SLUICE_SOFTGPU_STATE", state.path().into()));
+        let scale = self.scale.map(|scale| ("SLUICE_SOFTGPU_SCALE", scale.to_string().into()));
+        state.into_iter().chain(scale).collect()
+    }
+
+    /// The directory that is to be removed with the backend, should this process be killed.
+    pub(crate) fn scratch(&self) -> Option<PathBuf> {
+        self.directory.as_ref().map(|directory| directory.path().to_owned())
+    }
+}
