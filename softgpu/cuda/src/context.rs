@@ -120,9 +120,6 @@ impl Context {
 
     /// Brings it to life, if the device has memory for it.
     pub(crate) fn activate(&self) -> Result<Arc<Core>> {
-        let owner = self.gpu.space.owner();
-        let overhead = Overhead::of_context(owner, &self.gpu.rates)?;
-        owner.context_began();
         let scheduler = process::scheduler();
         let health = Arc::new(Health::default());
         let core = Arc::new(Core {
@@ -140,9 +137,14 @@ impl Context {
             largest: Mutex::new(DEFAULT_LIMITS),
             printed: Mutex::default(),
             heap: Mutex::new(None),
-            overhead,
+            overhead: Overhead::default(),
             workspaces: Mutex::default(),
         });
+        if let Err(error) = core.overhead.begin(&core) {
+            scheduler.retire(core.legacy);
+            return Err(error);
+        }
+        self.gpu.space.owner().context_began();
         *self.core.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&core));
         Ok(core)
     }
@@ -316,8 +318,8 @@ impl Core {
             crate::module::forget(handle);
         }
         *lock(&self.heap) = None;
-        self.gpu.free_all_of(self.id);
         self.overhead.give_back();
+        self.gpu.free_all_of(self.id);
         self.gpu.space.owner().context_ended();
     }
 }

@@ -241,6 +241,14 @@ struct Host<'a> {
 }
 
 impl Runtime for Host<'_> {
+    fn take_scratch(&self, bytes: u64) -> u64 {
+        self.core.overhead.take_scratch(bytes)
+    }
+
+    fn give_scratch(&self, address: u64, bytes: u64) {
+        self.core.overhead.give_scratch(address, bytes);
+    }
+
     fn sit(&self) {
         self.core.gpu.share.sit();
     }

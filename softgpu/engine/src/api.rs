@@ -32,6 +32,14 @@ pub trait Runtime: Sync {
     fn malloc(&self, bytes: u64) -> u64;
     /// Frees a block of the device heap.
     fn free(&self, address: u64);
+    /// Memory for the shared and local memory of a block, whose contents are left as they are: an address of so many
+    /// bytes, a multiple of 16, which nobody else uses until it is given back. 0 is none: the engine has memory of its
+    /// own, then.
+    fn take_scratch(&self, _bytes: u64) -> u64 {
+        0
+    }
+    /// Gives that memory back.
+    fn give_scratch(&self, _address: u64, _bytes: u64) {}
     /// This thread is about to execute blocks, and may be held until it is its turn.
     fn sit(&self) {}
     /// The thread has done a piece of work and may be held until it is its turn again.

@@ -1,13 +1,16 @@
 //! Device memory that a context takes for itself: a part at its birth, and more when its limits grow.
 //!
-//! The real driver does so too, by hundreds of MiB; what it is for is not modelled, only that it is gone. Nothing is
-//! mapped, nothing is cleared, and whoever has the pages next finds what was in them.
+//! The real driver does so too, by hundreds of MiB; what most of it is for is not modelled, only that it is gone. Shared
+//! and local memory of running blocks lies in what is taken at birth. Nothing is cleared: kernels find there what was
+//! left, by whomever, and whoever has the pages next finds what kernels left.
 
 use std::sync::{Arc, Mutex};
 
 use softgpu_device::{Allocation, Owner, PAGE_BYTES, Use};
 
-use crate::context::lock;
+use super::arena::Arena;
+use super::{ALIGNMENT, BlockKind};
+use crate::context::{Core, lock};
 use crate::error::{Error, Result};
 use crate::gpu::THREADS_PER_MULTIPROCESSOR;
 use crate::log::log;
@@ -48,15 +51,37 @@ impl Rates {
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Overhead {
+    /// What was taken at birth: its address, and how running blocks have divided it.
+    scratch: Mutex<Option<(u64, Arena)>>,
+    /// What was taken since.
     pieces: Mutex<Vec<Arc<Allocation>>>,
 }
 
 impl Overhead {
-    /// What a new context takes.
-    pub(crate) fn of_context(owner: &Arc<Owner>, rates: &Rates) -> Result<Overhead> {
-        let overhead = Overhead::default();
-        overhead.take(owner, rates.context)?;
-        Ok(overhead)
+    /// Takes what a new context takes.
+    pub(crate) fn begin(&self, core: &Core) -> Result {
+        let bytes = core.gpu.rates.context;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).ok_or(Error::OUT_OF_MEMORY)?;
+        let base = core.gpu.space.allocate(core, bytes, BlockKind::Internal)?;
+        *lock(&self.scratch) = Some((base, Arena::new(bytes)));
+        Ok(())
+    }
+
+    /// Memory for a running block; 0 when there is none.
+    pub(crate) fn take_scratch(&self, bytes: u64) -> u64 {
+        let mut scratch = lock(&self.scratch);
+        let Some((base, arena)) = scratch.as_mut() else { return 0 };
+        arena.take(bytes.next_multiple_of(ALIGNMENT)).map_or(0, |offset| *base + offset)
+    }
+
+    /// Gives such memory back.
+    pub(crate) fn give_scratch(&self, address: u64, bytes: u64) {
+        if let Some((base, arena)) = lock(&self.scratch).as_mut() {
+            arena.give(address - *base, bytes.next_multiple_of(ALIGNMENT));
+        }
     }
 
     /// Takes more; it goes back only with the context.
@@ -73,8 +98,9 @@ impl Overhead {
         Ok(())
     }
 
-    /// Gives everything back.
+    /// Gives everything back. What was taken at birth is a block of the context, and ends with those.
     pub(crate) fn give_back(&self) {
+        *lock(&self.scratch) = None;
         lock(&self.pieces).clear();
     }
 }

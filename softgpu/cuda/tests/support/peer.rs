@@ -182,6 +182,32 @@ AGAIN:
 }
 ";
 
+/// Kernels that write all of their shared or local memory, and that look what is in it.
+const REMNANT: &str = r"
+.visible .entry leave(.param .u64 found, .param .u64 value)
+{
+    .SPACE .align 8 .b8 room[4096];
+    .reg .pred %p; .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [value];
+    mov.u64 %rd2, room; mov.u64 %rd3, 512;
+AGAIN:
+    st.SPACE.u64 [%rd2], %rd1;
+    add.u64 %rd2, %rd2, 8; add.u64 %rd3, %rd3, -1;
+    setp.ne.u64 %p, %rd3, 0;
+    @%p bra AGAIN;
+    ret;
+}
+.visible .entry find(.param .u64 found, .param .u64 value)
+{
+    .SPACE .align 8 .b8 room[4096];
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd0, [found];
+    ld.SPACE.u64 %rd1, [room+2048];
+    st.global.u64 [%rd0], %rd1;
+    ret;
+}
+";
+
 /// Memory of a peer.
 #[derive(Default)]
 struct Piece {
@@ -374,6 +400,17 @@ fn obey(
             checked(cu!(cuCtxSynchronize()))?;
             return Ok(flags[..flags.len() - 1].iter().map(Flag::get).sum());
         }
+        // leave-in SPACE VALUE / find-in SPACE: writes shared or local memory; reads it before anybody has written it
+        "leave-in" | "find-in" => {
+            let space = if number(0) == 0 { "shared" } else { "local" };
+            let found = Flag::new();
+            let source = REMNANT.replace("SPACE", space);
+            let kernel = function(module(&source), if verb == "find-in" { "find" } else { "leave" });
+            let value = numbers.get(1).copied().unwrap_or(0);
+            checked(launch(kernel, 1, 32, 0, &mut [found.address(), value]))?;
+            checked(cu!(cuCtxSynchronize()))?;
+            return Ok(found.get());
+        }
         // name PIECE: prints the IPC name of what was allocated, as a line of eight numbers
         "name" => {
             let mut handle = IpcHandle([0; 8]);
@@ -390,6 +427,12 @@ fn obey(
             return Ok(range);
         }
         "close" => checked(cu!(cuIpcCloseMemHandle(pieces[&number(0)].range)))?,
+        // allocate-async PIECE BYTES
+        "allocate-async" => {
+            let mut range = 0;
+            checked(cu!(cuMemAllocAsync(&raw mut range, number(1), 0)))?;
+            pieces.insert(number(0), Piece { handle: 0, range, bytes: number(1) });
+        }
         // put PIECE OFFSET VALUE
         "put" => write(pieces[&number(0)].range + number(1), &[number(2)]),
         "get" => return Ok(read::<u64>(pieces[&number(0)].range + number(1), 1)[0]),

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::Special;
 use super::interp::{self, Yield};
 use super::mem::{Bytes, Ranges};
-use super::warp::{Activation, BarrierKind, Fragment, Wait, Warp};
+use super::warp::{Activation, BarrierKind, Fragment, Wait, Warp, local_stride};
 use crate::api::{Fault, FaultKind, Kernel, Launch, Runtime};
 use crate::ir::{Code, Constant, Op};
 use crate::module::Module;
@@ -57,6 +57,8 @@ pub(crate) struct Cta {
     pub(crate) linear: u64,
     pub(crate) warps: Vec<Warp>,
     pub(crate) shared: Bytes,
+    /// What the device has lent for its shared and local memory.
+    scratch: Option<(u64, u64)>,
     pub(crate) barriers: [Barrier; 16],
     /// Barriers that are complete and not yet released.
     pub(crate) ready: u16,
@@ -84,6 +86,45 @@ impl Drop for Seat<'_> {
 
 fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Cta {
+    /// Borrows memory of the device for shared memory and for what local memory the kernel itself needs, once a launch.
+    /// What functions need beyond that, and everything when the device has none, is the engine's own.
+    fn borrow(&mut self, grid: &Grid<'_>, local_bytes: u32) {
+        if self.scratch.is_some() || grid.shared_bytes == 0 && local_bytes == 0 {
+            return;
+        }
+        let stride = if local_bytes == 0 { 0 } else { local_stride(local_bytes) };
+        let (shared, local) = (grid.shared_bytes as usize, stride as usize * 32);
+        let each = if local == 0 { 0 } else { Bytes::loan(local) };
+        let total = Bytes::loan(shared) + each * self.warps.len() as u64;
+        let address = grid.launch.runtime.take_scratch(total);
+        if address == 0 {
+            return;
+        }
+        self.scratch = Some((address, total));
+        self.shared.lend(address, shared);
+        if local > 0 {
+            let mut at = address + Bytes::loan(shared);
+            for warp in &mut self.warps {
+                warp.local.lend(at, local);
+                warp.local_stride = stride;
+                at += each;
+            }
+        }
+    }
+
+    /// Gives back what it borrowed.
+    fn give_back(&mut self, runtime: &dyn Runtime) {
+        let Some((address, bytes)) = self.scratch.take() else { return };
+        self.shared.unlend();
+        for warp in &mut self.warps {
+            warp.local.unlend();
+            warp.local_stride = 0;
+        }
+        runtime.give_scratch(address, bytes);
+    }
 }
 
 enum Outcome {
@@ -270,6 +311,9 @@ impl<'a, 'g> Worker<'a, 'g> {
         if self.grid.failed() {
             self.spare.extend(lock(&self.grid.parked).drain(..));
         }
+        for cta in &mut self.spare {
+            cta.give_back(self.grid.launch.runtime);
+        }
         self.spare.truncate(64);
         self.spare
     }
@@ -302,6 +346,7 @@ impl<'a, 'g> Worker<'a, 'g> {
             linear,
             warps: Vec::new(),
             shared: Bytes::new(),
+            scratch: None,
             barriers: [Barrier::default(); 16],
             ready: 0,
             alive: 0,
@@ -310,9 +355,10 @@ impl<'a, 'g> Worker<'a, 'g> {
         let code = grid.code(function);
         (cta.id, cta.linear, cta.ready, cta.alive) = (id, linear, 0, grid.threads);
         cta.barriers = [Barrier::default(); 16];
-        cta.shared.resize(grid.shared_bytes as usize);
         let count = grid.threads.div_ceil(32);
         cta.warps.resize_with(count as usize, Warp::empty);
+        cta.borrow(grid, code.local_bytes);
+        cta.shared.resize(grid.shared_bytes as usize);
         for (index, warp) in (0u32..).zip(&mut cta.warps) {
             let threads = (grid.threads - index * 32).min(32);
             let valid = if threads == 32 { !0 } else { (1u32 << threads) - 1 };

@@ -9,6 +9,7 @@
     reason = "one check of an address covers the accesses of every width behind it"
 )]
 
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::lanes::each;
@@ -63,24 +64,60 @@ pub(crate) struct Spaces<'a> {
     pub(crate) local_stride: u64,
 }
 
-/// A byte block that a pointer into may be kept.
-pub(crate) struct Bytes(Vec<u64>);
+/// A byte block that a pointer into may be kept: of the engine's own, or lent by the device for a launch.
+pub(crate) struct Bytes {
+    own: Vec<u64>,
+    /// First word and number of words.
+    lent: Option<(NonNull<u64>, usize)>,
+}
+
+// SAFETY: what is lent is memory that nobody else uses, like the vector.
+unsafe impl Send for Bytes {}
+
+/// Words that a block needs for so many bytes: accesses may look a little behind the end.
+fn words_of(len: usize) -> usize {
+    len.div_ceil(8) + 2
+}
 
 impl Bytes {
     /// At least `len` bytes, with old contents where there are any.
     pub(crate) fn resize(&mut self, len: usize) {
-        let words = len.div_ceil(8) + 2;
-        if self.0.len() < words {
-            self.0.resize(words, 0);
+        let words = words_of(len);
+        if self.lent.is_some_and(|(_, lent)| lent >= words) {
+            return;
+        }
+        if self.own.len() < words {
+            self.own.resize(words, 0);
+        }
+        if let Some((start, lent)) = self.lent.take() {
+            // SAFETY: what was lent has so many words, and is no part of the vector, which has room for more.
+            unsafe { self.own.as_mut_ptr().copy_from_nonoverlapping(start.as_ptr(), lent) };
         }
     }
 
     pub(crate) const fn new() -> Bytes {
-        Bytes(Vec::new())
+        Bytes { own: Vec::new(), lent: None }
+    }
+
+    /// Bytes to be lent for a block of `len` bytes.
+    pub(crate) fn loan(len: usize) -> u64 {
+        (words_of(len) as u64 * 8).next_multiple_of(256)
+    }
+
+    /// Uses memory of the device for `len` bytes, from now until [`Bytes::unlend`]. The device vouches for
+    /// [`Bytes::loan`] bytes at the address until then.
+    pub(crate) fn lend(&mut self, address: u64, len: usize) {
+        let start = core::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
+        self.lent = NonNull::new(start).map(|start| (start, words_of(len)));
+    }
+
+    /// Uses its own memory again.
+    pub(crate) fn unlend(&mut self) {
+        self.lent = None;
     }
 
     pub(crate) fn pointer(&mut self) -> *mut u8 {
-        self.0.as_mut_ptr().cast()
+        self.lent.map_or(self.own.as_mut_ptr(), |(start, _)| start.as_ptr()).cast()
     }
 
     /// Makes rows of `old` bytes rows of `new` bytes.
@@ -89,9 +126,10 @@ impl Bytes {
         if old == 0 || !old.is_multiple_of(8) || !new.is_multiple_of(8) {
             return;
         }
-        let (old, new) = (old / 8, new / 8);
+        let start = self.pointer();
         for row in (1..rows).rev() {
-            self.0.copy_within(row * old..(row + 1) * old, row * new);
+            // SAFETY: `resize` has seen to room for all the rows; they may overlap.
+            unsafe { start.wrapping_add(row * old).copy_to(start.wrapping_add(row * new), old) };
         }
     }
 }

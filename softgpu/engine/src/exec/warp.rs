@@ -106,6 +106,11 @@ pub(crate) struct Warp {
     pub(crate) frame_bytes: usize,
 }
 
+/// Bytes of a lane's local memory that has to hold so many.
+pub(crate) fn local_stride(bytes: u32) -> u32 {
+    bytes.next_power_of_two().max(64)
+}
+
 impl Warp {
     pub(crate) fn empty() -> Warp {
         Warp {
@@ -133,7 +138,7 @@ impl Warp {
     /// Makes room for `bytes` of local memory per lane.
     pub(crate) fn reserve_local(&mut self, bytes: u32) {
         if bytes > self.local_stride {
-            let new = bytes.next_power_of_two().max(64);
+            let new = local_stride(bytes);
             self.local.restride(32, self.local_stride as usize, new as usize);
             self.local_stride = new;
         }

@@ -1,0 +1,113 @@
+//! Nothing is cleared: what a process leaves in device memory is there for the next one, as on the least helpful GPU.
+//! This is the positive control of every test that Sluice scrubs.
+#![allow(unsafe_code, reason = "calls the C interface")]
+
+mod support;
+
+use std::path::Path;
+
+use support::peer::{Peer, serve};
+use support::*;
+
+#[test]
+#[ignore = "a process of the tests here"]
+fn peer() {
+    serve();
+}
+
+fn start(state: &Path, context_bytes: u64) -> Peer {
+    let mut command = command("peer", state, "peer");
+    command.env("SLUICE_SOFTGPU_CONTEXT_BYTES", context_bytes.to_string());
+    let peer = Peer::start_as(command);
+    peer.ask("context").unwrap();
+    peer
+}
+
+/// Takes all free memory but one page in one way and maps it.
+fn take(peer: &Peer, way: &str) -> u64 {
+    let bytes = peer.ask("free").unwrap() - PAGE;
+    match way {
+        "create" => {
+            peer.ask(&format!("create 0 {} 0", bytes / PAGE)).unwrap();
+            peer.ask("map 0").unwrap();
+        }
+        _ => {
+            peer.ask(&format!("{way} 0 {bytes}")).unwrap();
+        }
+    }
+    bytes / 8
+}
+
+#[test]
+fn a_killed_process_leaves_its_bytes_to_the_next_one() {
+    let ways = ["create", "allocate", "allocate-async"];
+    let state = new_state();
+    let mut tag = 0x7a67_0000;
+    for left in ways {
+        for found in ways {
+            tag += 1;
+            let victim = start(state.path(), 0);
+            let words = take(&victim, left);
+            victim.ask(&format!("fill 0 {tag}")).unwrap();
+            victim.kill();
+            let next = start(state.path(), 0);
+            assert_eq!(take(&next, found), words);
+            let count = next.ask(&format!("count 0 {tag}")).unwrap();
+            assert_eq!(count, words, "left by {left}, found by {found}");
+        }
+    }
+}
+
+#[test]
+fn a_module_leaves_its_code() {
+    let state = new_state();
+    let victim = start(state.path(), 0);
+    victim.ask("module 77").unwrap();
+    victim.kill();
+    let next = start(state.path(), 0);
+    next.ask("allocate 0 2000000").unwrap();
+    // A word of the text by which the module was loaded; texts start at multiples of 512, behind the variable.
+    let head = u64::from_le_bytes(*b".version");
+    assert_eq!(next.ask(&format!("count 0 {head}")), Ok(1));
+}
+
+#[test]
+fn kernels_leave_shared_and_local_memory_to_the_next_process() {
+    for (number, space) in ["shared", "local"].into_iter().enumerate() {
+        let state = new_state();
+        let tag = 0x7ac0_ffee + number as u64;
+        let fresh = start(state.path(), PAGE);
+        assert_eq!(fresh.ask(&format!("find-in {number}")), Ok(0), "{space} of a device that was never used");
+        drop(fresh);
+        let victim = start(state.path(), PAGE);
+        victim.ask(&format!("leave-in {number} {tag}")).unwrap();
+        // The next kernel of the same process finds it,
+        assert_eq!(victim.ask(&format!("find-in {number}")), Ok(tag), "{space}");
+        victim.kill();
+        // and that of the next process,
+        let next = start(state.path(), PAGE);
+        assert_eq!(next.ask(&format!("find-in {number}")), Ok(tag), "{space}");
+        drop(next);
+        // unless somebody has taken the pages meanwhile and written over it.
+        let scrubber = start(state.path(), 0);
+        take(&scrubber, "create");
+        scrubber.ask("fill 0 0").unwrap();
+        drop(scrubber);
+        let last = start(state.path(), PAGE);
+        assert_eq!(last.ask(&format!("find-in {number}")), Ok(0), "{space}");
+    }
+}
+
+#[test]
+fn without_device_memory_of_their_own_kernels_still_find_what_others_left() {
+    let state = new_state();
+    let peer = start(state.path(), 0);
+    for number in 0..2 {
+        // Each thread that executes kernels keeps what the last one left; which thread it is is chance.
+        let found = (0..100).any(|_| {
+            peer.ask(&format!("leave-in {number} 4711")).unwrap();
+            peer.ask(&format!("find-in {number}")) == Ok(4711)
+        });
+        assert!(found, "{number}");
+    }
+}
