@@ -191,6 +191,13 @@ impl Driver {
         Ok(bytes as u64)
     }
 
+    /// `cuMemGetInfo_v2`: free and total bytes of the current context's device.
+    pub fn memory_info(&self) -> Result<(u64, u64)> {
+        let (mut free, mut total) = (0_usize, 0_usize);
+        call!(self.cuMemGetInfo_v2(&raw mut free, &raw mut total))?;
+        Ok((free as u64, total as u64))
+    }
+
     /// `cuMemCreate`.
     pub fn chunk_create(&self, bytes: u64, device: c_int) -> Result<Handle> {
         let mut handle = 0;
@@ -669,6 +676,11 @@ impl Driver {
     /// `cuStreamDestroy_v2`.
     pub fn stream_destroy(&self, stream: Handle) -> Result<()> {
         call!(self.cuStreamDestroy_v2(stream))
+    }
+
+    /// `cuStreamSynchronize`: waits until all work of the stream is done.
+    pub fn stream_synchronize(&self, stream: Handle) -> Result<()> {
+        call!(self.cuStreamSynchronize(stream))
     }
 
     /// `cuStreamWaitEvent`.

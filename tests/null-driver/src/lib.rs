@@ -1,6 +1,6 @@
 //! A CUDA driver that does nothing, quickly: the benchmarks' floor, and a driver for the worker's tests.
 //!
-//! It has what the worker calls. Memory is real (anonymous pages where a chunk is mapped) and copies and fills are done on
+//! It has what worker and arbiter call. Memory is real (pages of a memory file, never cleared) and copies and fills are done on
 //! the spot, so round trips can be verified; kernels compute nothing; events are complete at once. Functions exist under
 //! any name, with a convention for tests:
 //!
@@ -11,11 +11,14 @@
 
 #![expect(unsafe_code, reason = "a C library: exported functions that write through their callers' pointers")]
 
+mod memory;
+
 use core::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+
+use memory::{GRANULARITY, memory, memory_bytes};
 
 type Handle = u64;
 type Status = c_uint;
@@ -27,10 +30,6 @@ const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
 const ILLEGAL_ADDRESS: Status = 700;
 
-/// Bytes of memory of the one device.
-const MEMORY: usize = 16 << 30;
-/// What chunks are multiples of.
-const GRANULARITY: usize = 2 << 20;
 /// What [`Held`] holds after a fault; no address of a word.
 const FAULT: u64 = 1;
 
@@ -105,29 +104,6 @@ fn held(stream: Handle) -> &'static Held {
     unsafe { &*pointer::<Held>(stream) }
 }
 
-/// Device memory: pages that other processes can map.
-struct Chunk {
-    file: OwnedFd,
-}
-
-fn chunk(handle: Handle) -> &'static Chunk {
-    // SAFETY: a handle that `give` made of a chunk, and that the caller has not released.
-    unsafe { &*pointer::<Chunk>(handle) }
-}
-
-fn memory_file(bytes: usize) -> Option<OwnedFd> {
-    // SAFETY: a terminated name.
-    let file = unsafe { libc::memfd_create(c"null-gpu".as_ptr(), libc::MFD_CLOEXEC) };
-    if file < 0 {
-        return None;
-    }
-    // SAFETY: just made, and nobody else's.
-    let file = unsafe { OwnedFd::from_raw_fd(file) };
-    // SAFETY: a file of our own.
-    let sized = unsafe { libc::ftruncate(file.as_raw_fd(), libc::off_t::try_from(bytes).ok()?) };
-    (sized == 0).then_some(file)
-}
-
 fn function(handle: Handle) -> &'static Function {
     // SAFETY: a handle that `find` made; functions are never freed.
     unsafe { &*pointer::<Function>(handle) }
@@ -159,7 +135,7 @@ export! {
         SUCCESS
     }
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], _device: c_int) { put(uuid, *b"null-driver-gpu0") }
-    cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { put(bytes, MEMORY) }
+    cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { put(bytes, memory_bytes()) }
     cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, _device: c_int) {
         put(value, match attribute {
             1..=3 => 1024,                 // threads per block, block x, block y
@@ -218,11 +194,13 @@ fn anonymous(at: *mut c_void, bytes: usize, protection: c_int, flags: c_int) -> 
 
 const ACCESSIBLE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-// Memory. A chunk is only its number: its pages come to life where it is mapped.
+// Memory. A chunk is a part of the memory file of the process that made it. An export is that file, opened anew, with the
+// part in its file position; so no descriptor is kept per chunk.
 export! {
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
-        put(free, MEMORY);
-        put(total, MEMORY)
+        let used = memory().used;
+        put(free, memory_bytes().saturating_sub(used));
+        put(total, memory_bytes())
     }
     cuMemGetAllocationGranularity(bytes: *mut usize, _properties: *const c_void, _option: c_uint) {
         put(bytes, GRANULARITY)
@@ -231,32 +209,22 @@ export! {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return INVALID_VALUE;
         }
-        if bytes > MEMORY {
-            return OUT_OF_MEMORY;
-        }
-        match memory_file(bytes) {
-            Some(file) => put(handle, give(Chunk { file })),
+        match memory().create(bytes) {
+            Some(made) => put(handle, made),
             None => OUT_OF_MEMORY,
         }
     }
-    cuMemRelease(handle: Handle) {
-        // SAFETY: a handle that `give` made of a chunk, and that the caller releases once.
-        drop(unsafe { Box::from_raw(pointer::<Chunk>(handle)) });
-        SUCCESS
-    }
+    cuMemRelease(handle: Handle) { if memory().drop_hold(handle) { SUCCESS } else { INVALID_VALUE } }
     cuMemExportToShareableHandle(descriptor: *mut c_int, handle: Handle, _kind: c_uint, _flags: u64) {
-        match chunk(handle).file.try_clone() {
-            Ok(copy) => put(descriptor, copy.into_raw_fd()),
-            Err(_) => OUT_OF_MEMORY,
+        match memory().export(handle) {
+            Some(exported) => put(descriptor, exported),
+            None => INVALID_VALUE,
         }
     }
     cuMemImportFromShareableHandle(handle: *mut Handle, descriptor: usize, _kind: c_uint) {
-        let Ok(descriptor) = c_int::try_from(descriptor) else { return INVALID_VALUE };
-        // SAFETY: the caller passes a descriptor in the place of a pointer and keeps it open for the call.
-        let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        match file.try_clone_to_owned() {
-            Ok(copy) => put(handle, give(Chunk { file: copy })),
-            Err(_) => INVALID_VALUE,
+        match c_int::try_from(descriptor).ok().and_then(|descriptor| memory().import(descriptor)) {
+            Some(imported) => put(handle, imported),
+            None => INVALID_VALUE,
         }
     }
     cuMemAddressReserve(at: *mut u64, bytes: usize, _alignment: usize, hint: u64, _flags: u64) {
@@ -268,14 +236,15 @@ export! {
         if unsafe { libc::munmap(pointer(at), bytes) } == 0 { SUCCESS } else { INVALID_VALUE }
     }
     cuMemMap(at: u64, bytes: usize, _offset: usize, handle: Handle, _flags: u64) {
-        let (flags, file) = (libc::MAP_SHARED | libc::MAP_FIXED, chunk(handle).file.as_raw_fd());
-        // SAFETY: over a range that `cuMemAddressReserve` gave out.
-        let got = unsafe { libc::mmap(pointer(at), bytes, libc::PROT_NONE, flags, file, 0) };
-        if got == libc::MAP_FAILED { OUT_OF_MEMORY } else { SUCCESS }
+        if memory().map(at, bytes, handle) { SUCCESS } else { INVALID_VALUE }
     }
     cuMemUnmap(at: u64, bytes: usize) {
         let got = anonymous(pointer(at), bytes, libc::PROT_NONE, libc::MAP_FIXED);
-        if got == libc::MAP_FAILED { INVALID_VALUE } else { SUCCESS }
+        if got == libc::MAP_FAILED {
+            return INVALID_VALUE;
+        }
+        memory().unmap(at, bytes);
+        SUCCESS
     }
     cuMemSetAccess(at: u64, bytes: usize, _description: *const c_void, _count: usize) {
         // SAFETY: a range that was mapped by `cuMemMap`.
@@ -491,6 +460,14 @@ export! {
     }
     // Streams and events are not freed: a marker of a destroyed stream may still be looked at.
     cuStreamDestroy_v2(_stream: Handle) { SUCCESS }
+    cuStreamSynchronize(stream: Handle) {
+        loop {
+            match held(stream).state() {
+                NOT_READY => std::thread::yield_now(),
+                other => return other,
+            }
+        }
+    }
     cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) {
         let (stream, event) = (held(stream), held(event));
         if event.state() != SUCCESS {
