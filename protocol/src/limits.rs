@@ -98,3 +98,12 @@ pub const CUSTODY_REQUESTS: usize = 64;
 pub const INVENTORY_CLIENTS: usize = 256;
 /// Milliseconds for which a worker's driver may keep a grant to grow; a worker that takes longer is ended.
 pub const GROW_MILLISECONDS: u64 = 30_000;
+/// Milliseconds for which a worker waits for a chunk that may come: to be scrubbed, given back by others, granted by
+/// `sluiced`. Then it is refused.
+pub const TAKE_MILLISECONDS: u64 = 3_000;
+/// Milliseconds for which a worker waits for a grant to grow. Then it is refused.
+pub const GROW_WAIT_MILLISECONDS: u64 = 10_000;
+/// Milliseconds after which a driver that still lists a dead worker is reported.
+pub const STUCK_MILLISECONDS: u64 = 10_000;
+/// Milliseconds for which a worker may leave its arbiter's answers unread; then it is ended.
+pub const CUSTODY_UNREAD_MILLISECONDS: u64 = 5_000;

@@ -194,8 +194,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    const ROLES: [Role; 5] =
-        [Role::Device, Role::Worker, Role::WorkerSettled, Role::Inventory, Role::Launcher];
+    const ROLES: [Role; 6] =
+        [Role::Device, Role::Arbiter, Role::Worker, Role::WorkerSettled, Role::Inventory, Role::Launcher];
 
     fn rules(role: Role) -> Vec<Rule> {
         match role.profile() {
@@ -231,6 +231,7 @@ mod tests {
         };
         assert!(allowed(Role::Device) <= 46, "{}", allowed(Role::Device));
         assert!(allowed(Role::WorkerSettled) <= 85, "{}", allowed(Role::WorkerSettled));
+        assert!(allowed(Role::Arbiter) <= 112, "{}", allowed(Role::Arbiter));
         assert!(allowed(Role::Worker) <= 110, "{}", allowed(Role::Worker));
         assert!(allowed(Role::Inventory) <= 80, "{}", allowed(Role::Inventory));
     }

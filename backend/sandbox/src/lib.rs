@@ -4,9 +4,11 @@
 //! guest could have chosen. What is not in the list of its role ends it at once (`SIGSYS`), in every thread, for a
 //! process that makes a call it never makes has been taken over or was changed without changing its list.
 //!
-//! Each role is a file: [`device`], [`worker`], [`worker_settled`], [`inventory`], [`launcher`]; what every process needs is in
+//! Each role is a file: [`device`], [`arbiter`], [`worker`], [`worker_settled`], [`inventory`], [`launcher`]; what every
+//! process needs is in
 //! [`common`]. This crate never opens anything and knows nothing of what the processes do.
 
+mod arbiter;
 mod common;
 mod device;
 mod filter;
@@ -22,6 +24,8 @@ pub use filter::{Profile, Rule, SandboxError};
 pub enum Role {
     /// `sluice-device`: no files, no programs, no sockets; connections come through a listener it has already.
     Device,
+    /// `sluice-arbiter`: a driver for all its life, and the right to end workers.
+    Arbiter,
     /// `sluice-worker` before its driver is initialised: may open files and load code, for a driver does.
     Worker,
     /// `sluice-worker` with a driver that needs no more files: entered on top of [`Role::Worker`].
@@ -38,6 +42,7 @@ impl Role {
     pub fn profile(self) -> Profile {
         match self {
             Role::Device => device::profile(),
+            Role::Arbiter => arbiter::profile(),
             Role::Worker => worker::profile(),
             Role::WorkerSettled => worker_settled::profile(),
             Role::Inventory => inventory::profile(),

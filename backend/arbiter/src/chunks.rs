@@ -1,0 +1,355 @@
+//! Chunk states.
+//!
+//! ```text
+//!            lend                      last lease over
+//!   CLEAN ──────────► LENT(vm, leases) ───────────────► DIRTY ──► SCRUBBING ──► CLEAN
+//!     │  last importer gone                               ▲           └──────────► SUSPECT
+//!     └───────────────────────────────────────────────────┘
+//! ```
+//! Beside its state a chunk has *importers*: every process that ever got a descriptor of it and is not known to be gone
+//! from the driver. While there is one, the chunk belongs to that process's VM (`vm`) whatever its state, because the
+//! process may still read and write it: CLEAN then means clean for that VM, and the chunk is scrubbed once more when the
+//! last importer is gone. Only CLEAN chunks are lent. Fresh from the driver is DIRTY.
+//!
+//! Pure: no driver, no time. A step that its state does not allow is [`Broken`] and changes nothing.
+
+use crate::{
+    ids::{ChunkId, Class, VmKey, WorkerId},
+    ledger::Broken,
+};
+use std::collections::{BTreeSet, HashMap};
+
+/// What a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Not known to be zero.
+    Dirty,
+    /// With the scrubber. `again` when it could have been written meanwhile by somebody else than its next holder.
+    Scrubbing {
+        /// Whether it is dirty afterwards all the same.
+        again: bool,
+    },
+    /// Zero, apart from what importers write without being allowed to.
+    Clean,
+    /// Leased.
+    Lent,
+    /// Not proven clean after all tries.
+    Suspect,
+}
+
+/// A chunk.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// Its size.
+    pub class: Class,
+    /// Its state.
+    pub state: State,
+    /// Whose processes may reach it; `None` when there are none.
+    pub vm: Option<VmKey>,
+    /// The processes that may.
+    pub importers: Vec<WorkerId>,
+    /// Leases on it.
+    pub leases: u32,
+    /// How often it was scrubbed.
+    pub epoch: u64,
+    /// Scrubs in a row that failed.
+    pub failures: u8,
+    /// The VM that had it last, until it is clean for everybody.
+    pub last: Option<VmKey>,
+}
+
+/// Scrubs that may fail before a chunk is suspect.
+pub const TRIES: u8 = 3;
+
+type Shelf = [BTreeSet<ChunkId>; Class::ALL.len()];
+
+/// All chunks of a unit.
+#[derive(Debug, Default)]
+pub struct Chunks {
+    slots: Vec<Option<Chunk>>,
+    vacant: Vec<ChunkId>,
+    /// Clean, and nobody's.
+    clean: Shelf,
+    /// Dirty, and nobody's.
+    dirty: Shelf,
+    /// Clean for one VM.
+    clean_of: HashMap<VmKey, Shelf>,
+    /// Dirty, with importers of one VM.
+    dirty_of: HashMap<VmKey, Shelf>,
+}
+
+impl Chunks {
+    /// A chunk fresh from the driver.
+    ///
+    /// # Errors
+    /// [`Broken`] when the table is full.
+    pub fn insert(&mut self, class: Class) -> Result<ChunkId, Broken> {
+        let chunk = Chunk {
+            class,
+            state: State::Dirty,
+            vm: None,
+            importers: Vec::new(),
+            leases: 0,
+            epoch: 0,
+            failures: 0,
+            last: None,
+        };
+        let id = match self.vacant.pop() {
+            Some(id) => id,
+            None => {
+                let id = u32::try_from(self.slots.len()).map_err(|_| Broken("the chunk table is full"))?;
+                self.slots.push(None);
+                ChunkId(id)
+            }
+        };
+        if let Some(slot) = self.slots.get_mut(id.0 as usize) {
+            *slot = Some(chunk);
+        }
+        self.shelve(id);
+        Ok(id)
+    }
+
+    /// A chunk.
+    #[must_use]
+    pub fn get(&self, id: ChunkId) -> Option<&Chunk> {
+        self.slots.get(id.0 as usize)?.as_ref()
+    }
+
+    /// All chunks.
+    pub fn iter(&self) -> impl Iterator<Item = (ChunkId, &Chunk)> {
+        self.slots.iter().zip(0..).filter_map(|(slot, id)| Some((ChunkId(id), slot.as_ref()?)))
+    }
+
+    /// The shelf on which a chunk in this state lies.
+    fn shelf(&mut self, id: ChunkId) -> Option<&mut BTreeSet<ChunkId>> {
+        let chunk = self.slots.get(id.0 as usize)?.as_ref()?;
+        let class = chunk.class.index();
+        let shelf = match (chunk.state, chunk.vm) {
+            (State::Clean, None) => &mut self.clean,
+            (State::Dirty, None) => &mut self.dirty,
+            (State::Clean, Some(vm)) => self.clean_of.entry(vm).or_default(),
+            (State::Dirty, Some(vm)) => self.dirty_of.entry(vm).or_default(),
+            _ => return None,
+        };
+        shelf.get_mut(class)
+    }
+
+    fn shelve(&mut self, id: ChunkId) {
+        if let Some(shelf) = self.shelf(id) {
+            shelf.insert(id);
+        }
+    }
+
+    /// Changes a chunk and puts it where it then belongs.
+    fn change<T>(
+        &mut self,
+        id: ChunkId,
+        step: impl FnOnce(&mut Chunk) -> Result<T, Broken>,
+    ) -> Result<T, Broken> {
+        if let Some(shelf) = self.shelf(id) {
+            shelf.remove(&id);
+        }
+        let chunk = self.slots.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let done = chunk.ok_or(Broken("no such chunk")).and_then(step);
+        self.shelve(id);
+        done
+    }
+
+    /// A clean chunk for a VM: one of its own first, so that those that serve everybody stay.
+    #[must_use]
+    pub fn clean_for(&self, vm: VmKey, class: Class) -> Option<ChunkId> {
+        let own = self.clean_of.get(&vm).and_then(|shelf| shelf.get(class.index())?.first());
+        own.or_else(|| self.clean.get(class.index())?.first()).copied()
+    }
+
+    /// A dirty chunk that would serve a VM once it is clean.
+    #[must_use]
+    pub fn dirty_for(&self, vm: VmKey, class: Class) -> Option<ChunkId> {
+        let own = self.dirty_of.get(&vm).and_then(|shelf| shelf.get(class.index())?.first());
+        own.or_else(|| self.dirty.get(class.index())?.first()).copied()
+    }
+
+    /// Clean chunks of nobody.
+    pub fn clean_free(&self, class: Class) -> impl Iterator<Item = ChunkId> {
+        self.clean.get(class.index()).into_iter().flatten().copied()
+    }
+
+    /// Dirty chunks of nobody.
+    pub fn dirty_free(&self, class: Class) -> impl Iterator<Item = ChunkId> {
+        self.dirty.get(class.index()).into_iter().flatten().copied()
+    }
+
+    /// Dirty chunks that processes of some VM may still reach.
+    pub fn dirty_reachable(&self) -> impl Iterator<Item = ChunkId> {
+        self.dirty_of.values().flatten().flatten().copied()
+    }
+
+    /// Chunks that a VM gave back and that its processes may still reach, none of them leased, by class.
+    pub fn returned_of(&self, vm: VmKey, class: Class) -> impl Iterator<Item = ChunkId> {
+        let shelves = [self.clean_of.get(&vm), self.dirty_of.get(&vm)];
+        shelves.into_iter().flatten().filter_map(move |shelf| shelf.get(class.index())).flatten().copied()
+    }
+
+    /// Lends a chunk to a worker of a VM: a clean one, or one that the VM has already.
+    ///
+    /// # Errors
+    /// [`Broken`] when it is not clean, or is another VM's.
+    pub fn lend(&mut self, id: ChunkId, vm: VmKey, worker: WorkerId) -> Result<(), Broken> {
+        self.change(id, |chunk| {
+            if chunk.vm.is_some_and(|other| other != vm) {
+                return Err(Broken("a chunk of another VM cannot be lent"));
+            }
+            if !matches!(chunk.state, State::Clean | State::Lent) {
+                return Err(Broken("only clean chunks are lent"));
+            }
+            chunk.leases = chunk.leases.checked_add(1).ok_or(Broken("too many leases"))?;
+            chunk.state = State::Lent;
+            chunk.vm = Some(vm);
+            chunk.last = Some(vm);
+            if !chunk.importers.contains(&worker) {
+                chunk.importers.push(worker);
+            }
+            Ok(())
+        })
+    }
+
+    /// A lease is over; `true` when it was the last one.
+    ///
+    /// # Errors
+    /// [`Broken`] when there was none.
+    pub fn end_lease(&mut self, id: ChunkId) -> Result<bool, Broken> {
+        self.change(id, |chunk| {
+            if chunk.state != State::Lent {
+                return Err(Broken("a chunk that is not lent has no lease"));
+            }
+            chunk.leases = chunk.leases.checked_sub(1).ok_or(Broken("fewer leases than none"))?;
+            if chunk.leases == 0 {
+                chunk.state = State::Dirty;
+            }
+            Ok(chunk.leases == 0)
+        })
+    }
+
+    /// A process that imported the chunk is gone; `true` when it was the last one.
+    ///
+    /// # Errors
+    /// [`Broken`] when it is still leased and nobody is left to hold the lease.
+    pub fn forget_importer(&mut self, id: ChunkId, worker: WorkerId) -> Result<bool, Broken> {
+        let last = self.change(id, |chunk| {
+            let alone = chunk.importers.iter().all(|importer| *importer == worker);
+            if alone && chunk.state == State::Lent {
+                return Err(Broken("a lease outlives its holders"));
+            }
+            chunk.importers.retain(|importer| *importer != worker);
+            if !chunk.importers.is_empty() {
+                return Ok(None);
+            }
+            match &mut chunk.state {
+                state @ State::Clean => *state = State::Dirty,
+                State::Scrubbing { again } => *again = true,
+                State::Dirty | State::Lent | State::Suspect => {}
+            }
+            Ok(chunk.vm.take())
+        })?;
+        if let Some(vm) = last {
+            for shelves in [&mut self.clean_of, &mut self.dirty_of] {
+                if shelves.get(&vm).is_some_and(|shelf| shelf.iter().all(BTreeSet::is_empty)) {
+                    shelves.remove(&vm);
+                }
+            }
+        }
+        Ok(last.is_some())
+    }
+
+    /// The scrubber takes a dirty chunk.
+    ///
+    /// # Errors
+    /// [`Broken`] when it is not dirty.
+    pub fn begin_scrub(&mut self, id: ChunkId) -> Result<(), Broken> {
+        self.change(id, |chunk| {
+            if chunk.state != State::Dirty {
+                return Err(Broken("only dirty chunks are scrubbed"));
+            }
+            chunk.state = State::Scrubbing { again: false };
+            Ok(())
+        })
+    }
+
+    /// The scrubber is done with a chunk. `true` when it is suspect now.
+    ///
+    /// # Errors
+    /// [`Broken`] when it had not got it.
+    pub fn end_scrub(&mut self, id: ChunkId, clean: bool) -> Result<bool, Broken> {
+        self.change(id, |chunk| {
+            let State::Scrubbing { again } = chunk.state else {
+                return Err(Broken("the scrubber did not have this chunk"));
+            };
+            chunk.epoch = chunk.epoch.saturating_add(1);
+            chunk.failures = if clean { 0 } else { chunk.failures.saturating_add(1) };
+            chunk.state = match (clean, again) {
+                (true, false) => State::Clean,
+                (false, _) if chunk.failures >= TRIES => State::Suspect,
+                _ => State::Dirty,
+            };
+            if chunk.state == State::Clean && chunk.vm.is_none() {
+                chunk.last = None;
+            }
+            Ok(chunk.state == State::Suspect)
+        })
+    }
+
+    /// Takes a chunk out of the table that nobody has leased and the scrubber has not got.
+    ///
+    /// # Errors
+    /// [`Broken`] when somebody has.
+    pub fn remove(&mut self, id: ChunkId) -> Result<Chunk, Broken> {
+        let state = self.get(id).ok_or(Broken("no such chunk"))?.state;
+        if !matches!(state, State::Clean | State::Dirty) {
+            return Err(Broken("a chunk in use cannot leave custody"));
+        }
+        if let Some(shelf) = self.shelf(id) {
+            shelf.remove(&id);
+        }
+        let chunk = self.slots.get_mut(id.0 as usize).and_then(Option::take);
+        self.vacant.push(id);
+        chunk.ok_or(Broken("no such chunk"))
+    }
+
+    /// Whether every chunk is where its state says, and its parts agree.
+    ///
+    /// # Errors
+    /// [`Broken`] says what does not.
+    pub fn check(&self) -> Result<(), Broken> {
+        let empty = BTreeSet::new();
+        let mut shelved = 0;
+        for (id, chunk) in self.iter() {
+            let class = chunk.class.index();
+            let of = |map: &HashMap<VmKey, Shelf>, vm| {
+                map.get(&vm).and_then(|shelf| shelf.get(class)).unwrap_or(&empty).contains(&id)
+            };
+            let here = match (chunk.state, chunk.vm) {
+                (State::Clean, None) => self.clean.get(class).unwrap_or(&empty).contains(&id),
+                (State::Dirty, None) => self.dirty.get(class).unwrap_or(&empty).contains(&id),
+                (State::Clean, Some(vm)) => of(&self.clean_of, vm),
+                (State::Dirty, Some(vm)) => of(&self.dirty_of, vm),
+                _ => true,
+            };
+            shelved += usize::from(matches!(chunk.state, State::Clean | State::Dirty));
+            if !here {
+                return Err(Broken("a chunk is not on its shelf"));
+            }
+            if chunk.vm.is_none() != chunk.importers.is_empty() {
+                return Err(Broken("a chunk has importers of no VM, or a VM without importers"));
+            }
+            if (chunk.state == State::Lent) != (chunk.leases > 0) {
+                return Err(Broken("a chunk is lent without a lease, or leased and not lent"));
+            }
+        }
+        let of = |map: &HashMap<VmKey, Shelf>| map.values().flatten().map(BTreeSet::len).sum::<usize>();
+        let free: usize = self.clean.iter().chain(&self.dirty).map(BTreeSet::len).sum();
+        if free + of(&self.clean_of) + of(&self.dirty_of) != shelved {
+            return Err(Broken("a shelf has a chunk that is not there"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,734 @@
+//! The arbiter's decisions: who gets what, and what the driver is to do next.
+//!
+//! [`Custody`] is pure: it is told what happened ([`Custody::request`], [`Custody::worker_died`], [`Custody::finished`], …),
+//! decides at once, and says by [`Effect`]s what is to be sent and by [`Custody::plan`] what the driver is to do next. It
+//! calls no driver, owns no descriptor and reads no clock, so that its promises are tested over any order of messages and
+//! deaths.
+//!
+//! - [`lending`]: takes, gives, shares, and takers that wait;
+//! - [`growth`]: what drivers of workers take for themselves, and the ballast released for it;
+//! - [`tasks`]: what the driver does next, and what follows when it is done.
+
+mod growth;
+mod lending;
+mod tasks;
+
+pub use growth::Estimates;
+pub use tasks::{Order, Outcome, Reason, Task, mix};
+
+use crate::{
+    chunks::{Chunks, State},
+    ids::{ChunkId, Class, VmKey, WorkerId},
+    ledger::{Broken, Ledger, Terms},
+};
+use growth::Growth;
+use lending::{Share, Waiter};
+use sluice_driver::{Code, code};
+use sluice_protocol::{
+    control::{ArbiterEvent, FromArbiter, ToArbiter},
+    custody::{Answer, Request, UNIT},
+    limits,
+};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+
+/// Milliseconds since the arbiter began.
+pub type Millis = u64;
+
+/// What is to be done outside, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Export a chunk and send it to a worker.
+    Lend {
+        /// To whom.
+        worker: WorkerId,
+        /// The request.
+        serial: u64,
+        /// The lease.
+        lease: u64,
+        /// The chunk.
+        chunk: ChunkId,
+        /// Its bytes.
+        bytes: u64,
+        /// Whether more follow for the same request.
+        more: bool,
+    },
+    /// Send an answer without a descriptor.
+    Answer {
+        /// To whom.
+        worker: WorkerId,
+        /// What.
+        answer: Answer,
+    },
+    /// End a worker by its pidfd.
+    Kill {
+        /// Whom.
+        worker: WorkerId,
+    },
+    /// Tell `sluiced`.
+    Tell(FromArbiter),
+    /// The worker is gone from the driver: nothing about it is kept.
+    Gone {
+        /// Which.
+        worker: WorkerId,
+    },
+}
+
+/// How far a worker's life is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Alive,
+    /// It broke the protocol or closed its socket: nothing it says is heard any more; its process still lives.
+    Ending,
+    /// Its process is gone; the driver may not have noticed.
+    Dead {
+        since: Millis,
+        reported: bool,
+    },
+}
+
+/// A worker.
+#[derive(Debug)]
+struct Worker {
+    vm: VmKey,
+    /// As the inventory lists it.
+    process: u32,
+    /// The guest's own number of its process.
+    guest: u32,
+    life: Life,
+    /// Its leases and their chunks.
+    leases: HashMap<u64, ChunkId>,
+    /// Bytes of its leases.
+    lent: u64,
+    /// What it calls idle.
+    idle: u64,
+    pinned: u64,
+    /// Every chunk it ever got a descriptor of.
+    imported: HashSet<ChunkId>,
+    shares: BTreeSet<u64>,
+    /// Requests that wait for an answer.
+    waiting: usize,
+    /// When it was last asked for idle chunks.
+    recalled: Option<Millis>,
+    /// Bytes its driver took under grants.
+    granted: u64,
+    /// Bytes its driver has, as the inventory says.
+    booked: Option<u64>,
+}
+
+impl Worker {
+    fn idle(&self) -> u64 {
+        self.idle.min(self.lent)
+    }
+
+    /// What its driver has taken for itself, as far as is known.
+    fn headroom(&self) -> u64 {
+        self.booked.unwrap_or(self.granted)
+    }
+}
+
+/// A chunk that left custody without its memory coming back: some process still holds it.
+#[derive(Debug)]
+struct Kept {
+    vm: VmKey,
+    bytes: u64,
+    importers: Vec<WorkerId>,
+}
+
+/// How a unit is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The placement unit.
+    pub unit: u32,
+    /// Bytes of the driver's left free beside what it takes.
+    pub reserve: u64,
+    /// What growth takes.
+    pub estimates: Estimates,
+}
+
+/// Everything a unit's arbiter knows.
+#[derive(Debug)]
+pub struct Custody {
+    settings: Settings,
+    ledger: Ledger,
+    chunks: Chunks,
+    workers: HashMap<WorkerId, Worker>,
+    /// Workers of each VM in order of their arrival.
+    members: BTreeMap<VmKey, Vec<WorkerId>>,
+    /// What workers share, by number.
+    shares: HashMap<u64, Share>,
+    waiters: VecDeque<Waiter>,
+    growth: Growth,
+    kept: Vec<Kept>,
+    /// VMs that are forgotten as soon as nothing of them is left.
+    leaving: BTreeSet<VmKey>,
+    /// What the driver does now.
+    busy: Option<tasks::Busy>,
+    next_lease: u64,
+    next_share: u64,
+    /// Something changed for which somebody may wait.
+    stirred: bool,
+    /// Something changed since the last audit.
+    changed: bool,
+    /// VMs whose pages are to be written.
+    touched: BTreeSet<VmKey>,
+    effects: VecDeque<Effect>,
+    /// Messages of old epochs.
+    stale: u64,
+}
+
+impl Custody {
+    /// An empty unit. `free` is what the driver has free.
+    #[must_use]
+    pub fn new(settings: Settings, free: u64) -> Custody {
+        Custody {
+            settings,
+            ledger: Ledger::default(),
+            chunks: Chunks::default(),
+            workers: HashMap::new(),
+            members: BTreeMap::new(),
+            shares: HashMap::new(),
+            waiters: VecDeque::new(),
+            growth: Growth::new(free),
+            kept: Vec::new(),
+            leaving: BTreeSet::new(),
+            busy: None,
+            next_lease: 1,
+            next_share: 1,
+            stirred: false,
+            changed: true,
+            touched: BTreeSet::new(),
+            effects: VecDeque::new(),
+            stale: 0,
+        }
+    }
+
+    /// What is to be done next outside.
+    pub fn effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// VMs whose figures changed since the last call.
+    pub fn touched(&mut self) -> BTreeSet<VmKey> {
+        core::mem::take(&mut self.touched)
+    }
+
+    /// What stands in the custody pages of a VM: limit, used bytes, and whether it may submit work.
+    #[must_use]
+    pub fn figures(&self, key: VmKey) -> (u64, u64, bool) {
+        let Some(account) = self.ledger.account(key) else { return (0, 0, false) };
+        let used = account.lent.saturating_add(account.kept).saturating_sub(account.idle);
+        (self.ledger.limit(key), used, !account.closed)
+    }
+
+    /// What a VM without a limit has.
+    pub fn set_nominal(&mut self) {
+        let (capacity, _) = self.ledger.totals();
+        self.ledger.set_nominal(capacity);
+    }
+
+    /// The placement unit.
+    #[must_use]
+    pub const fn unit(&self) -> u32 {
+        self.settings.unit
+    }
+
+    /// Whether a worker has a lease on a chunk.
+    #[must_use]
+    pub fn holds(&self, id: WorkerId, lease: u64, chunk: ChunkId) -> bool {
+        self.workers.get(&id).is_some_and(|worker| worker.leases.get(&lease) == Some(&chunk))
+    }
+
+    /// Bytes that can be lent at once to anybody.
+    #[must_use]
+    pub fn clean_bytes(&self) -> u64 {
+        let of = |class: Class| self.chunks.clean_free(class).count() as u64 * class.bytes();
+        Class::ALL.into_iter().map(of).sum()
+    }
+
+    /// Bytes of the device that we know of: chunks, and what drivers of workers took. `None` while they are on the move.
+    #[must_use]
+    pub fn known(&self) -> Option<u64> {
+        if self.busy.is_some() || self.moves() {
+            return None;
+        }
+        let chunks = self.chunks.iter().map(|(_, chunk)| chunk.class.bytes());
+        let kept = self.kept.iter().map(|kept| kept.bytes);
+        let drivers = self.workers.values().map(Worker::headroom);
+        Some(chunks.chain(kept).chain(drivers).fold(0, u64::saturating_add))
+    }
+
+    /// The ledger.
+    #[must_use]
+    pub const fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The chunks.
+    #[must_use]
+    pub const fn chunks(&self) -> &Chunks {
+        &self.chunks
+    }
+
+    /// Messages of old epochs that were dropped.
+    #[must_use]
+    pub const fn stale(&self) -> u64 {
+        self.stale
+    }
+
+    fn event(&mut self, kind: ArbiterEvent, vm: u32, process: u32, bytes: u64) {
+        let kind = kind as u32;
+        self.effects.push_back(Effect::Tell(FromArbiter::Event { kind, vm, process, bytes }));
+    }
+
+    /// A step that cannot have been wrong was: said once for each, and nothing is changed.
+    fn broken(&mut self, vm: u32, broken: Broken) {
+        tracing::error!(vm, %broken, "the ledger contradicts itself");
+        self.event(ArbiterEvent::LedgerBroken, vm, 0, 0);
+    }
+
+    fn must(&mut self, key: VmKey, done: Result<(), Broken>) {
+        if let Err(broken) = done {
+            self.broken(key.vm, broken);
+        }
+    }
+
+    fn answer(&mut self, worker: WorkerId, answer: Answer) {
+        self.effects.push_back(Effect::Answer { worker, answer });
+    }
+
+    fn refuse(&mut self, worker: WorkerId, serial: u64, error: Code) {
+        self.answer(worker, Answer::Refused { serial, error });
+    }
+
+    /// A message of `sluiced` that needs no descriptor.
+    pub fn command(&mut self, message: ToArbiter, now: Millis) {
+        match message {
+            ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors } => {
+                let low = |value: u64| u32::try_from(value & u64::from(u32::MAX)).unwrap_or(0);
+                let ancestors = [low(ancestors), low(ancestors >> 32)];
+                self.set_vm(
+                    VmKey { vm, epoch },
+                    Terms { limit, guaranteed, headroom, pinned, ancestors },
+                    now,
+                );
+            }
+            ToArbiter::Escrow { ancestor, bytes } => {
+                self.ledger.set_escrow(ancestor, bytes);
+                self.stirred = true;
+            }
+            ToArbiter::Fence { vm, epoch } => self.fence(VmKey { vm, epoch }),
+            ToArbiter::Forget { vm, epoch } => {
+                self.fence(VmKey { vm, epoch });
+                self.leaving.insert(VmKey { vm, epoch });
+                self.forget_leaving();
+            }
+            ToArbiter::DescribeVm { vm } => {
+                let described = self.describe_vm(vm);
+                self.effects.push_back(Effect::Tell(described));
+            }
+            ToArbiter::DescribeUnit {} => {
+                let described = self.describe_unit();
+                self.effects.push_back(Effect::Tell(described));
+            }
+            ToArbiter::Worker { .. } | ToArbiter::Inventory {} => {
+                tracing::error!("a message with descriptors came to where there are none");
+            }
+        }
+    }
+
+    fn set_vm(&mut self, key: VmKey, terms: Terms, _now: Millis) {
+        let others = self.ledger.accounts().map(|(other, _)| other).filter(|other| other.vm == key.vm);
+        let others: Vec<VmKey> = others.filter(|other| *other != key).collect();
+        if others.iter().any(|other| other.epoch > key.epoch) {
+            self.stale += 1;
+            return;
+        }
+        for older in others {
+            self.fence(older);
+            self.leaving.insert(older);
+        }
+        if self.ledger.account(key).is_some_and(|account| account.closed) {
+            // A fenced epoch does not come back; its successor has another number.
+            self.stale += 1;
+            return;
+        }
+        let done = self.ledger.set_terms(key, terms);
+        self.must(key, done);
+        self.stirred = true;
+        self.changed = true;
+        self.touched.insert(key);
+        self.forget_leaving();
+    }
+
+    /// The VM gets nothing any more.
+    fn fence(&mut self, key: VmKey) {
+        if self.ledger.account(key).is_none() {
+            self.stale += 1;
+            return;
+        }
+        self.ledger.close(key);
+        self.touched.insert(key);
+        let (refused, kept) =
+            core::mem::take(&mut self.waiters).into_iter().partition(|waiter| waiter.vm == key);
+        self.waiters = kept;
+        let refused: VecDeque<Waiter> = refused;
+        for waiter in refused {
+            self.no_longer_waits(waiter.worker);
+            self.refuse(waiter.worker, waiter.serial, code::DEVICE_UNAVAILABLE);
+        }
+        self.refuse_growth(key);
+    }
+
+    fn no_longer_waits(&mut self, worker: WorkerId) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.waiting = worker.waiting.saturating_sub(1);
+        }
+    }
+
+    fn forget_leaving(&mut self) {
+        for key in self.leaving.clone() {
+            let empty = !self.members.contains_key(&key) && self.dirty_of(key) == 0;
+            if empty && (self.ledger.forget(key) || self.ledger.account(key).is_none()) {
+                self.leaving.remove(&key);
+            }
+        }
+    }
+
+    /// Bytes that a VM gave back and that are not clean for everybody yet.
+    fn dirty_of(&self, key: VmKey) -> u64 {
+        let of = |chunk: &&crate::chunks::Chunk| chunk.last == Some(key) && chunk.state != State::Lent;
+        let chunks: u64 =
+            self.chunks.iter().map(|(_, chunk)| chunk).filter(of).map(|chunk| chunk.class.bytes()).sum();
+        chunks + self.growth.unswept_bytes(key)
+    }
+
+    fn describe_vm(&self, vm: u32) -> FromArbiter {
+        let newest = self.ledger.accounts().filter(|(key, _)| key.vm == vm).max_by_key(|(key, _)| key.epoch);
+        let Some((key, account)) = newest else {
+            return FromArbiter::Vm { vm, epoch: 0, lent: 0, headroom: 0, dirty: 0, holders: 0 };
+        };
+        let holders = self.members.get(&key).map_or(0, Vec::len);
+        FromArbiter::Vm {
+            vm,
+            epoch: key.epoch,
+            lent: account.lent.saturating_add(account.kept),
+            headroom: self.headroom(key),
+            dirty: self.dirty_of(key),
+            holders: u32::try_from(holders).unwrap_or(u32::MAX),
+        }
+    }
+
+    fn describe_unit(&self) -> FromArbiter {
+        let mut bytes = [0_u64; 3];
+        for (_, chunk) in self.chunks.iter() {
+            let place = match chunk.state {
+                State::Clean if chunk.vm.is_none() => 0,
+                State::Clean | State::Dirty | State::Scrubbing { .. } => 1,
+                State::Suspect => 2,
+                State::Lent => continue,
+            };
+            if let Some(sum) = bytes.get_mut(place) {
+                *sum += chunk.class.bytes();
+            }
+        }
+        let [clean, dirty, suspect] = bytes;
+        let (total, lent) = self.ledger.totals();
+        let headroom = self.ledger.nominal().saturating_sub(total + suspect);
+        FromArbiter::Unit { total: total + suspect, lent, clean, dirty, headroom, suspect }
+    }
+
+    /// What the driver has taken for a VM, as far as is known.
+    #[must_use]
+    pub fn headroom(&self, key: VmKey) -> u64 {
+        let members = self.members.get(&key).into_iter().flatten();
+        members.filter_map(|id| self.workers.get(id)).map(Worker::headroom).fold(0, u64::saturating_add)
+    }
+
+    /// A worker of a VM. `false` when it is of an old epoch and is not heard.
+    pub fn add_worker(&mut self, id: WorkerId, key: VmKey, process: u32) -> bool {
+        if self.ledger.account(key).is_none_or(|account| account.closed) {
+            self.stale += 1;
+            return false;
+        }
+        let worker = Worker {
+            vm: key,
+            process,
+            guest: 0,
+            life: Life::Alive,
+            leases: HashMap::new(),
+            lent: 0,
+            idle: 0,
+            pinned: 0,
+            imported: HashSet::new(),
+            shares: BTreeSet::new(),
+            waiting: 0,
+            recalled: None,
+            granted: 0,
+            booked: None,
+        };
+        self.workers.insert(id, worker);
+        self.members.entry(key).or_default().push(id);
+        self.touched.insert(key);
+        true
+    }
+
+    /// Whether a worker may be heard: it lives, and waits for fewer answers than it may.
+    #[must_use]
+    pub fn listens(&self, id: WorkerId) -> bool {
+        self.workers
+            .get(&id)
+            .is_some_and(|worker| worker.life == Life::Alive && worker.waiting < limits::CUSTODY_REQUESTS)
+    }
+
+    /// What a worker asks for.
+    pub fn request(&mut self, id: WorkerId, request: Request, now: Millis) {
+        let Some(worker) = self.workers.get_mut(&id).filter(|worker| worker.life == Life::Alive) else {
+            return;
+        };
+        let key = worker.vm;
+        match request {
+            Request::Hello { process } => worker.guest = process,
+            Request::Take { serial, bytes } => self.take(id, serial, bytes, now),
+            Request::Give { lease } => self.give(id, lease),
+            Request::Idle { bytes } => self.set_idle(id, bytes),
+            Request::Grow { serial, reason, bytes } => self.grow(id, serial, reason, bytes, now),
+            Request::Grown { serial } => self.grown(id, serial),
+            Request::Share { serial, share, lease } => self.share(id, serial, share, lease),
+            Request::Unshare { share } => self.unshare(id, share),
+            Request::Open { serial, share } => self.open(id, serial, share),
+            Request::Pin { serial, bytes } => {
+                if self.ledger.pin(key, bytes) {
+                    // Within the VM's sum, which did not overflow.
+                    worker.pinned = worker.pinned.saturating_add(bytes);
+                    self.answer(id, Answer::Granted { serial, value: 0 });
+                } else {
+                    self.refuse(id, serial, code::OUT_OF_MEMORY);
+                }
+            }
+            Request::Unpin { bytes } => match worker.pinned.checked_sub(bytes) {
+                Some(rest) => {
+                    worker.pinned = rest;
+                    let done = self.ledger.unpin(key, bytes);
+                    self.must(key, done);
+                }
+                None => self.abuse(id, "unpins more than it pinned"),
+            },
+            Request::Process { serial, index } => self.list(id, serial, index),
+        }
+    }
+
+    fn list(&mut self, id: WorkerId, serial: u64, index: u32) {
+        let Some(worker) = self.workers.get(&id) else { return };
+        let members = self.members.get(&worker.vm).into_iter().flatten();
+        let living = members.filter_map(|id| self.workers.get(id)).filter(|other| other.life == Life::Alive);
+        let index = usize::try_from(index).unwrap_or(usize::MAX);
+        let found = living.skip(index).map(|other| (other.guest, other.lent - other.idle())).next();
+        match found {
+            Some((process, bytes)) => self.answer(id, Answer::Process { serial, process, bytes }),
+            None => self.refuse(id, serial, code::INVALID_VALUE),
+        }
+    }
+
+    /// A worker broke the protocol: it is ended.
+    pub fn abuse(&mut self, id: WorkerId, how: &'static str) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        if worker.life != Life::Alive {
+            return;
+        }
+        worker.life = Life::Ending;
+        let (vm, process) = (worker.vm.vm, worker.process);
+        tracing::warn!(vm, process, how, "a worker breaks the protocol and is ended");
+        self.event(ArbiterEvent::Abuse, vm, process, 0);
+        self.effects.push_back(Effect::Kill { worker: id });
+        self.stirred = true;
+    }
+
+    /// A worker closed its socket. Without it there is nothing that it may do any more.
+    pub fn worker_left(&mut self, id: WorkerId) {
+        if let Some(worker) = self.workers.get_mut(&id).filter(|worker| worker.life == Life::Alive) {
+            worker.life = Life::Ending;
+            self.effects.push_back(Effect::Kill { worker: id });
+            self.stirred = true;
+        }
+    }
+
+    /// A worker's process has ended: it is charged for nothing any more. Its chunks serve others when
+    /// [`Custody::worker_gone`] says so.
+    pub fn worker_died(&mut self, id: WorkerId, now: Millis) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        if matches!(worker.life, Life::Dead { .. }) {
+            return;
+        }
+        worker.life = Life::Dead { since: now, reported: false };
+        let key = worker.vm;
+        let leases = core::mem::take(&mut worker.leases);
+        let shares = core::mem::take(&mut worker.shares);
+        let pinned = core::mem::take(&mut worker.pinned);
+        let idle = worker.idle();
+        worker.lent = 0;
+        worker.idle = 0;
+        worker.waiting = 0;
+        let done = self.ledger.set_idle(key, idle, 0);
+        self.must(key, done);
+        let done = self.ledger.unpin(key, pinned);
+        self.must(key, done);
+        for chunk in leases.into_values() {
+            self.end_lease(key, chunk);
+        }
+        for share in shares {
+            self.shares.remove(&share);
+        }
+        self.waiters.retain(|waiter| waiter.worker != id);
+        let headroom = self.workers.get(&id).map_or(0, Worker::headroom);
+        self.growth.died(id, key, headroom.max(UNIT));
+        self.stirred = true;
+        self.changed = true;
+        self.touched.insert(key);
+    }
+
+    /// The driver does not know the worker any more: what it imported serves everybody once it is clean.
+    pub fn worker_gone(&mut self, id: WorkerId) {
+        if !self.workers.get(&id).is_some_and(|worker| matches!(worker.life, Life::Dead { .. })) {
+            return;
+        }
+        let Some(worker) = self.workers.remove(&id) else { return };
+        let key = worker.vm;
+        for chunk in worker.imported {
+            if let Err(broken) = self.chunks.forget_importer(chunk, id) {
+                self.broken(key.vm, broken);
+            }
+        }
+        let mut ended = Vec::new();
+        self.kept.retain_mut(|kept| {
+            kept.importers.retain(|importer| *importer != id);
+            if kept.importers.is_empty() {
+                ended.push((kept.vm, kept.bytes));
+            }
+            !kept.importers.is_empty()
+        });
+        for (vm, bytes) in ended {
+            let done = self.ledger.release(vm, bytes);
+            self.must(vm, done);
+        }
+        if let Some(members) = self.members.get_mut(&key) {
+            members.retain(|member| *member != id);
+            if members.is_empty() {
+                self.members.remove(&key);
+            }
+        }
+        self.growth.gone(id);
+        self.effects.push_back(Effect::Gone { worker: id });
+        self.stirred = true;
+        self.changed = true;
+        self.touched.insert(key);
+        self.forget_leaving();
+    }
+
+    /// Workers whose process has ended and that the driver may still know, with their process numbers.
+    pub fn unconfirmed(&self) -> impl Iterator<Item = (WorkerId, u32)> {
+        let dead = |worker: &Worker| matches!(worker.life, Life::Dead { .. });
+        self.workers.iter().filter(move |(_, worker)| dead(worker)).map(|(id, worker)| (*id, worker.process))
+    }
+
+    /// The inventory says that the driver still knows a dead worker.
+    pub fn still_listed(&mut self, id: WorkerId, now: Millis) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let Life::Dead { since, reported } = &mut worker.life else { return };
+        if !*reported && now.saturating_sub(*since) >= limits::STUCK_MILLISECONDS {
+            *reported = true;
+            let (vm, process) = (worker.vm.vm, worker.process);
+            self.event(ArbiterEvent::Stuck, vm, process, 0);
+        }
+    }
+
+    /// Whether something changed since the last call; the audit asks.
+    pub fn changed(&mut self) -> bool {
+        core::mem::take(&mut self.changed)
+    }
+
+    /// Process numbers of all workers, dead ones that the driver may still know included.
+    pub fn processes(&self) -> impl Iterator<Item = (WorkerId, u32)> {
+        self.workers.iter().map(|(id, worker)| (*id, worker.process))
+    }
+
+    /// Whether there are workers.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.workers.is_empty()
+    }
+
+    /// What the inventory says that a worker's driver has. Ends it when its VM has more than it may.
+    pub fn set_booked(&mut self, id: WorkerId, bytes: u64) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        worker.booked = Some(bytes);
+        let (key, process, alive) = (worker.vm, worker.process, worker.life == Life::Alive);
+        let limit = self.ledger.account(key).map_or(0, |account| account.terms.headroom);
+        let headroom = self.headroom(key);
+        let over = limit > 0 && headroom > limit.saturating_add(self.settings.estimates.margin);
+        if alive && over && !self.growth.grows(id) {
+            if let Some(worker) = self.workers.get_mut(&id) {
+                worker.life = Life::Ending;
+            }
+            tracing::warn!(
+                vm = key.vm,
+                process,
+                headroom,
+                limit,
+                "a worker's driver takes more than its VM may"
+            );
+            self.event(ArbiterEvent::Headroom, key.vm, process, headroom);
+            self.effects.push_back(Effect::Kill { worker: id });
+        }
+    }
+
+    /// Whether sums and states hold together.
+    ///
+    /// # Errors
+    /// [`Broken`] says what does not.
+    pub fn check(&self) -> Result<(), Broken> {
+        let mut lent: HashMap<VmKey, u64> = HashMap::new();
+        let mut capacity = 0_u64;
+        for (_, chunk) in self.chunks.iter() {
+            if chunk.state != State::Suspect {
+                capacity += chunk.class.bytes();
+            }
+            if chunk.state == State::Lent
+                && let Some(vm) = chunk.vm
+            {
+                *lent.entry(vm).or_default() += chunk.class.bytes();
+            }
+            for importer in &chunk.importers {
+                if self.workers.get(importer).is_none_or(|worker| Some(worker.vm) != chunk.vm) {
+                    return Err(Broken("a chunk can be reached from two VMs"));
+                }
+            }
+        }
+        self.chunks.check()?;
+        self.ledger.check(&lent, capacity)?;
+        let mut leases: HashMap<ChunkId, u32> = HashMap::new();
+        for worker in self.workers.values() {
+            let mut bytes = 0;
+            for id in worker.leases.values() {
+                let chunk = self.chunks.get(*id).ok_or(Broken("a lease on no chunk"))?;
+                bytes += chunk.class.bytes();
+                *leases.entry(*id).or_default() += 1;
+            }
+            if bytes != worker.lent {
+                return Err(Broken("a worker's sum is not that of its leases"));
+            }
+        }
+        for (id, chunk) in self.chunks.iter() {
+            if chunk.leases != leases.get(&id).copied().unwrap_or(0) {
+                return Err(Broken("a chunk is leased to nobody"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn class_of(bytes: u64) -> Option<Class> {
+    Class::of(bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,345 @@
+//! What drivers of workers take for themselves, and the ballast that is released for it.
+//!
+//! The unit's free memory is kept occupied by clean chunks. A worker whose driver is about to grow asks; one at a time
+//! is granted: ballast is released until the driver has what is needed, the worker says when it is done, and what was not
+//! used is taken back. So memory that somebody's driver grows into was clean. What a dead worker's driver had is taken
+//! and scrubbed before another VM's driver may grow.
+
+use super::{Custody, Life, Millis};
+use crate::ids::{ChunkId, Class, VmKey, WorkerId};
+use sluice_driver::code;
+use sluice_protocol::{
+    control::ArbiterEvent,
+    custody::{Answer, Growth as Cause, UNIT},
+    limits,
+};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+/// What growth takes, as measured at start-up.
+#[derive(Clone, Copy, Debug)]
+pub struct Estimates {
+    /// Bytes of a context.
+    pub context: u64,
+    /// Bytes that any growth may take beside what it is known to.
+    pub margin: u64,
+}
+
+impl Estimates {
+    fn need(&self, cause: Cause, bytes: u64) -> u64 {
+        let least = if cause == Cause::Context { self.context } else { 0 };
+        bytes.max(least).saturating_add(self.margin)
+    }
+}
+
+/// A worker that wants to grow.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    worker: WorkerId,
+    vm: VmKey,
+    serial: u64,
+    need: u64,
+    until: Millis,
+}
+
+/// The worker whose driver grows.
+#[derive(Clone, Copy, Debug)]
+struct Active {
+    worker: WorkerId,
+    serial: u64,
+    until: Millis,
+}
+
+/// How much of the driver's free memory is taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Depth {
+    /// What is above the reserve.
+    AboveReserve,
+    /// All of it: after a death, for nobody knows which free pages were the dead one's.
+    All,
+}
+
+/// Growth of a unit.
+#[derive(Debug)]
+pub(super) struct Growth {
+    queue: VecDeque<Wish>,
+    active: Option<Active>,
+    /// Bytes the driver has free, when last looked at.
+    free: u64,
+    settle: Option<Depth>,
+    /// Who grew since the last look, and what was free before.
+    grew: Option<(WorkerId, u64)>,
+    /// The dead whose memory the driver may not have back yet: their VM, and what their drivers had.
+    unswept: HashMap<WorkerId, (VmKey, u64)>,
+    /// Whose memory is among what is free, or among `swept`.
+    dirtiers: BTreeMap<VmKey, u64>,
+    /// Chunks taken after deaths that are not clean yet.
+    swept: HashSet<ChunkId>,
+}
+
+/// What growth needs of the driver.
+pub(super) enum Need {
+    Nothing,
+    Take {
+        leave: u64,
+    },
+    Release(Vec<ChunkId>),
+    /// Clean ballast: there is none.
+    Clean,
+}
+
+impl Growth {
+    pub(super) fn new(free: u64) -> Growth {
+        Growth {
+            queue: VecDeque::new(),
+            active: None,
+            free,
+            settle: Some(Depth::AboveReserve),
+            grew: None,
+            unswept: HashMap::new(),
+            dirtiers: BTreeMap::new(),
+            swept: HashSet::new(),
+        }
+    }
+
+    /// Whether memory is on its way from or to the driver.
+    pub(super) fn pending(&self) -> bool {
+        self.active.is_some() || self.settle.is_some()
+    }
+
+    /// Whether a worker's driver may grow now.
+    pub(super) fn grows(&self, id: WorkerId) -> bool {
+        self.active.is_some_and(|active| active.worker == id)
+    }
+
+    /// Whether chunks may leave and enter custody for other reasons now.
+    pub(super) fn unlocked(&self) -> bool {
+        self.active.is_none()
+    }
+
+    pub(super) fn set_free(&mut self, free: u64) {
+        self.free = free;
+    }
+
+    pub(super) fn settle(&mut self, depth: Depth) {
+        self.settle = self.settle.max(Some(depth));
+    }
+
+    /// A worker died; `bytes` is what its driver had.
+    pub(super) fn died(&mut self, id: WorkerId, vm: VmKey, bytes: u64) {
+        self.queue.retain(|wish| wish.worker != id);
+        if self.grows(id) {
+            self.active = None;
+        }
+        if self.grew.is_some_and(|(grew, _)| grew == id) {
+            self.grew = None;
+        }
+        self.unswept.insert(id, (vm, bytes));
+    }
+
+    /// The driver has what a dead worker had.
+    pub(super) fn gone(&mut self, id: WorkerId) {
+        if let Some((vm, bytes)) = self.unswept.remove(&id) {
+            let sum = self.dirtiers.entry(vm).or_default();
+            *sum = sum.saturating_add(bytes);
+            self.settle(Depth::All);
+        }
+    }
+
+    /// Bytes of a VM's dead workers that are not clean yet.
+    pub(super) fn unswept_bytes(&self, vm: VmKey) -> u64 {
+        let dead = self.unswept.values().filter(|(other, _)| *other == vm).map(|(_, bytes)| *bytes);
+        dead.chain(self.dirtiers.get(&vm).copied()).fold(0, u64::saturating_add)
+    }
+
+    /// Whether a VM's driver may not grow because another's memory may be among what is free.
+    fn is_blocked(&self, vm: VmKey) -> bool {
+        self.unswept.values().any(|(other, _)| *other != vm)
+    }
+
+    /// What the driver had free was taken, into these chunks. Returns who had grown, and by how much.
+    pub(super) fn taken(&mut self, found: u64, free: u64, chunks: &[ChunkId]) -> Option<(WorkerId, u64)> {
+        if self.settle == Some(Depth::All) && !self.dirtiers.is_empty() {
+            self.swept.extend(chunks);
+        }
+        self.settle = None;
+        self.free = free;
+        if self.swept.is_empty() {
+            self.dirtiers.clear();
+        }
+        self.grew.take().map(|(worker, before)| (worker, before.saturating_sub(found)))
+    }
+
+    /// A chunk is clean, or suspect and out of use.
+    pub(super) fn cleaned(&mut self, chunk: ChunkId) {
+        if self.swept.remove(&chunk) && self.swept.is_empty() && self.settle != Some(Depth::All) {
+            self.dirtiers.clear();
+        }
+    }
+}
+
+impl Custody {
+    pub(super) fn grow(&mut self, id: WorkerId, serial: u64, reason: u32, bytes: u64, now: Millis) {
+        let Some(cause) = Cause::from_number(reason) else { return self.abuse(id, "grows for no reason") };
+        let Some(vm) = self.workers.get(&id).map(|worker| worker.vm) else { return };
+        let Some(account) = self.ledger.account(vm) else { return };
+        if account.closed {
+            return self.refuse(id, serial, code::DEVICE_UNAVAILABLE);
+        }
+        let limit = account.terms.headroom;
+        let least = if cause == Cause::Context { self.settings.estimates.context } else { bytes };
+        if limit > 0 && self.headroom(vm).checked_add(least).is_none_or(|sum| sum > limit) {
+            return self.refuse(id, serial, code::OUT_OF_MEMORY);
+        }
+        let need = self.settings.estimates.need(cause, bytes);
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.waiting += 1;
+        }
+        let until = now.saturating_add(limits::GROW_WAIT_MILLISECONDS);
+        self.growth.queue.push_back(Wish { worker: id, vm, serial, need, until });
+    }
+
+    pub(super) fn grown(&mut self, id: WorkerId, serial: u64) {
+        match self.growth.active {
+            Some(active) if active.worker == id && active.serial == serial => {
+                self.growth.active = None;
+                self.growth.settle(Depth::AboveReserve);
+                self.stirred = true;
+            }
+            _ => self.abuse(id, "ends a grant that it has not got"),
+        }
+    }
+
+    pub(super) fn refuse_growth(&mut self, vm: VmKey) {
+        let (refused, kept): (VecDeque<Wish>, _) =
+            core::mem::take(&mut self.growth.queue).into_iter().partition(|wish| wish.vm == vm);
+        self.growth.queue = kept;
+        for wish in refused {
+            self.no_longer_waits(wish.worker);
+            self.refuse(wish.worker, wish.serial, code::DEVICE_UNAVAILABLE);
+        }
+    }
+
+    /// Grants what can be granted now, refuses what waited too long, ends who keeps a grant too long. Returns when to look
+    /// again.
+    pub fn serve_growth(&mut self, now: Millis) -> Option<Millis> {
+        if let Some(active) = self.growth.active.filter(|active| active.until <= now) {
+            self.growth.active = None;
+            self.growth.settle(Depth::AboveReserve);
+            self.abuse(active.worker, "keeps a grant to grow for too long");
+        }
+        let (late, rest): (VecDeque<Wish>, _) =
+            core::mem::take(&mut self.growth.queue).into_iter().partition(|wish| wish.until <= now);
+        self.growth.queue = rest;
+        for wish in late {
+            self.no_longer_waits(wish.worker);
+            self.refuse(wish.worker, wish.serial, code::OUT_OF_MEMORY);
+        }
+        self.grant(now);
+        let wishes = self.growth.queue.iter().map(|wish| wish.until);
+        wishes.chain(self.growth.active.map(|active| active.until)).min()
+    }
+
+    /// The first wish that no death holds back.
+    fn next_wish(&self) -> Option<(usize, Wish)> {
+        let mut wishes = self.growth.queue.iter().enumerate();
+        wishes.find(|(_, wish)| !self.growth.is_blocked(wish.vm)).map(|(index, wish)| (index, *wish))
+    }
+
+    fn grant(&mut self, now: Millis) {
+        if self.growth.pending() || self.shifts() {
+            return;
+        }
+        let Some((index, wish)) = self.next_wish() else { return };
+        if self.growth.free < wish.need.saturating_add(self.settings.reserve) {
+            return;
+        }
+        self.growth.queue.remove(index);
+        self.no_longer_waits(wish.worker);
+        if self.workers.get(&wish.worker).is_none_or(|worker| worker.life != Life::Alive) {
+            return;
+        }
+        let until = now.saturating_add(limits::GROW_MILLISECONDS);
+        self.growth.active = Some(Active { worker: wish.worker, serial: wish.serial, until });
+        self.growth.grew = Some((wish.worker, self.growth.free));
+        self.answer(wish.worker, Answer::Granted { serial: wish.serial, value: 0 });
+    }
+
+    /// What growth needs of the driver next.
+    pub(super) fn growth_needs(&mut self) -> Need {
+        if self.growth.active.is_some() {
+            return Need::Nothing;
+        }
+        let reserve = self.settings.reserve;
+        match self.growth.settle {
+            Some(Depth::All) => return Need::Take { leave: 0 },
+            Some(Depth::AboveReserve) => return Need::Take { leave: reserve },
+            None => {}
+        }
+        // What is missing to the reserve is given back whoever wants to grow, but only if it is worth a chunk.
+        let wish = self.next_wish();
+        let need = wish.map_or(0, |(_, wish)| wish.need);
+        let missing = need.saturating_add(reserve).saturating_sub(self.growth.free);
+        if missing == 0 {
+            return Need::Nothing;
+        }
+        match self.ballast(missing) {
+            Some(chunks) => Need::Release(chunks),
+            None if Class::ALL.into_iter().any(|class| self.chunks.dirty_free(class).next().is_some()) => {
+                Need::Clean
+            }
+            None => {
+                let comes = !self.growth.unswept.is_empty() || self.shifts();
+                if let Some((index, wish)) = wish
+                    && !comes
+                {
+                    self.growth.queue.remove(index);
+                    self.no_longer_waits(wish.worker);
+                    self.refuse(wish.worker, wish.serial, code::OUT_OF_MEMORY);
+                }
+                Need::Nothing
+            }
+        }
+    }
+
+    /// Clean chunks of at least `bytes` in all that can leave custody.
+    fn ballast(&self, bytes: u64) -> Option<Vec<ChunkId>> {
+        if bytes > self.ledger.spare() {
+            return None;
+        }
+        let mut chosen = Vec::new();
+        let mut sum = 0_u64;
+        for class in Class::ALL {
+            for chunk in self.chunks.clean_free(class) {
+                if sum.saturating_add(class.bytes()) > bytes.next_multiple_of(UNIT) {
+                    break;
+                }
+                sum += class.bytes();
+                chosen.push(chunk);
+            }
+        }
+        // The rest by one chunk more, the smallest that suffices.
+        for class in Class::ALL.into_iter().rev().filter(|_| sum < bytes) {
+            let next = self.chunks.clean_free(class).find(|chunk| !chosen.contains(chunk));
+            if let Some(chunk) = next.filter(|_| sum.saturating_add(class.bytes()) >= bytes) {
+                sum += class.bytes();
+                chosen.push(chunk);
+                break;
+            }
+        }
+        (sum >= bytes && sum <= self.ledger.spare()).then_some(chosen)
+    }
+
+    /// What a driver has free was measured. What is there beyond the reserve is taken.
+    pub(super) fn measured(&mut self, free: u64) {
+        self.growth.set_free(free);
+        let above = free > self.settings.reserve.saturating_add(UNIT.saturating_mul(2));
+        if above && self.growth.unlocked() && self.growth.queue.is_empty() {
+            self.growth.settle(Depth::AboveReserve);
+        }
+    }
+
+    /// Reports what a process keeps that gave it back.
+    pub(super) fn leak(&mut self, vm: VmKey, bytes: u64) {
+        self.event(ArbiterEvent::Leak, vm.vm, 0, bytes);
+    }
+}

@@ -1,0 +1,339 @@
+//! Takes, gives, shares, and takers that wait.
+
+use super::{Custody, Effect, Life, Millis, Worker, class_of};
+use crate::{
+    chunks::State,
+    ids::{ChunkId, Class, VmKey, WorkerId},
+    ledger::Refusal,
+};
+use sluice_driver::{Code, code};
+use sluice_protocol::{
+    control::{ArbiterEvent, FromArbiter},
+    custody::Answer,
+    limits,
+};
+use std::collections::{BTreeSet, HashSet};
+
+/// Milliseconds between two recalls of one worker.
+const RECALL_EVERY: Millis = 20;
+
+/// A taker that waits for a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiter {
+    pub(super) worker: WorkerId,
+    pub(super) vm: VmKey,
+    pub(super) serial: u64,
+    pub(super) class: Class,
+    until: Millis,
+}
+
+/// Leases of one worker that others of its VM may open.
+#[derive(Clone, Debug)]
+pub(super) struct Share {
+    vm: VmKey,
+    owner: WorkerId,
+    leases: Vec<u64>,
+}
+
+/// What became of a take.
+enum Attempt {
+    Lent,
+    Wait,
+    No(Code),
+}
+
+impl Custody {
+    pub(super) fn take(&mut self, id: WorkerId, serial: u64, bytes: u64, now: Millis) {
+        let Some(class) = class_of(bytes) else { return self.abuse(id, "takes a chunk of no class") };
+        let Some(worker) = self.workers.get(&id) else { return };
+        let vm = worker.vm;
+        // Whoever waits longer goes first.
+        let queued = self.waiters.iter().any(|waiter| waiter.vm == vm && waiter.class == class);
+        let attempt = if queued { Attempt::Wait } else { self.attempt(id, serial, class, now) };
+        match attempt {
+            Attempt::Lent => {}
+            Attempt::No(error) => self.refuse(id, serial, error),
+            Attempt::Wait => {
+                if let Some(worker) = self.workers.get_mut(&id) {
+                    worker.waiting += 1;
+                }
+                let until = now.saturating_add(limits::TAKE_MILLISECONDS);
+                self.waiters.push_back(Waiter { worker: id, vm, serial, class, until });
+            }
+        }
+    }
+
+    /// Lends a chunk to a worker, if that can be now.
+    fn attempt(&mut self, id: WorkerId, serial: u64, class: Class, now: Millis) -> Attempt {
+        let Some(worker) = self.workers.get(&id) else { return Attempt::No(code::DEVICE_UNAVAILABLE) };
+        let vm = worker.vm;
+        if worker.leases.len() >= limits::LEASES {
+            return Attempt::No(code::OUT_OF_MEMORY);
+        }
+        match self.ledger.admit(vm, class.bytes()) {
+            Ok(()) => {}
+            Err(Refusal::Closed) => return Attempt::No(code::DEVICE_UNAVAILABLE),
+            Err(Refusal::Limit(over)) => return self.recall(id, vm, over, now),
+            Err(Refusal::Ancestor(ancestor, bytes)) => {
+                self.want_escrow(ancestor, bytes);
+                return Attempt::Wait;
+            }
+            Err(Refusal::Capacity) if self.moves() => return Attempt::Wait,
+            Err(Refusal::Capacity) => return Attempt::No(code::OUT_OF_MEMORY),
+        }
+        match self.chunks.clean_for(vm, class) {
+            Some(chunk) => self.lend(id, vm, serial, chunk),
+            None if self.may_come(vm, class) => Attempt::Wait,
+            None => Attempt::No(code::OUT_OF_MEMORY),
+        }
+    }
+
+    fn lend(&mut self, id: WorkerId, vm: VmKey, serial: u64, chunk: ChunkId) -> Attempt {
+        let Some(bytes) = self.chunks.get(chunk).map(|chunk| chunk.class.bytes()) else {
+            return Attempt::No(code::UNKNOWN);
+        };
+        if self.ledger.charge(vm, bytes).is_err() {
+            return Attempt::No(code::OUT_OF_MEMORY);
+        }
+        if let Err(broken) = self.chunks.lend(chunk, vm, id) {
+            self.broken(vm.vm, broken);
+            let done = self.ledger.refund(vm, bytes);
+            self.must(vm, done);
+            return Attempt::No(code::UNKNOWN);
+        }
+        self.lease(id, serial, chunk, bytes, false);
+        Attempt::Lent
+    }
+
+    /// Writes a lease down and has the chunk sent.
+    fn lease(&mut self, id: WorkerId, serial: u64, chunk: ChunkId, bytes: u64, more: bool) {
+        let lease = self.next_lease;
+        self.next_lease += 1;
+        self.change_worker(id, |worker| {
+            worker.leases.insert(lease, chunk);
+            worker.imported.insert(chunk);
+            worker.lent = worker.lent.saturating_add(bytes);
+        });
+        self.effects.push_back(Effect::Lend { worker: id, serial, lease, chunk, bytes, more });
+        self.changed = true;
+    }
+
+    /// Changes a worker and keeps its VM's idle bytes in step.
+    fn change_worker(&mut self, id: WorkerId, change: impl FnOnce(&mut Worker)) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let (vm, before) = (worker.vm, worker.idle());
+        change(worker);
+        let after = worker.idle();
+        let done = self.ledger.set_idle(vm, before, after);
+        self.must(vm, done);
+        self.touched.insert(vm);
+    }
+
+    /// The VM is over its limit by `over`: what its other workers have idle may make up for it.
+    fn recall(&mut self, id: WorkerId, vm: VmKey, over: u64, now: Millis) -> Attempt {
+        let mut missing = over;
+        let mut ending = false;
+        for member in self.members.get(&vm).cloned().unwrap_or_default() {
+            let Some(worker) = self.workers.get_mut(&member) else { continue };
+            // What it has comes back as soon as its process has ended.
+            ending |= worker.life == Life::Ending && worker.lent > 0;
+            let idle = worker.idle();
+            if member == id || worker.life != Life::Alive || idle == 0 || missing == 0 {
+                continue;
+            }
+            let due = worker.recalled.is_none_or(|last| now.saturating_sub(last) >= RECALL_EVERY);
+            if due {
+                worker.recalled = Some(now);
+                self.effects.push_back(Effect::Answer {
+                    worker: member,
+                    answer: Answer::Recall { bytes: missing.min(idle) },
+                });
+            }
+            missing = missing.saturating_sub(idle);
+        }
+        if missing == 0 || ending { Attempt::Wait } else { Attempt::No(code::OUT_OF_MEMORY) }
+    }
+
+    fn want_escrow(&mut self, ancestor: u32, bytes: u64) {
+        let message = FromArbiter::WantEscrow { ancestor, bytes };
+        // Asked anew each time somebody tries; `sluiced` may have been away.
+        if !self.effects.contains(&Effect::Tell(message)) {
+            self.effects.push_back(Effect::Tell(message));
+        }
+    }
+
+    /// Whether a chunk of this class can come to a VM without anybody giving one back.
+    fn may_come(&self, vm: VmKey, class: Class) -> bool {
+        let larger = Class::ALL.into_iter().filter(|other| *other <= class);
+        self.chunks.dirty_for(vm, class).is_some()
+            || self.moves()
+            || self.scrubs()
+            || self.workers.values().any(|worker| worker.life != Life::Alive && !worker.imported.is_empty())
+            || larger.clone().any(|larger| {
+                self.chunks.clean_free(larger).next().is_some()
+                    || self.chunks.dirty_free(larger).next().is_some()
+            })
+            || larger.flat_map(|larger| self.elsewhere(vm, larger)).next().is_some()
+    }
+
+    /// Chunks that other VMs gave back, and whose processes live. What the dead may hold waits for the inventory.
+    pub(super) fn elsewhere(&self, vm: VmKey, class: Class) -> impl Iterator<Item = ChunkId> {
+        let others = self.members.keys().copied().filter(move |other| *other != vm);
+        let living = |id: &WorkerId| self.workers.get(id).is_some_and(|worker| worker.life == Life::Alive);
+        let alive =
+            move |id: &ChunkId| self.chunks.get(*id).is_some_and(|chunk| chunk.importers.iter().all(living));
+        others.flat_map(move |other| self.chunks.returned_of(other, class)).filter(alive)
+    }
+
+    /// Answers takers that wait, as far as that can be now. Returns when the next one's patience ends.
+    pub fn serve_waiters(&mut self, now: Millis) -> Option<Millis> {
+        let overdue = self.waiters.iter().any(|waiter| waiter.until <= now);
+        if core::mem::take(&mut self.stirred) || overdue {
+            let mut stuck: HashSet<(VmKey, Class)> = HashSet::new();
+            for waiter in core::mem::take(&mut self.waiters) {
+                // One that cannot be served means that none behind it of the same kind can.
+                let attempt = if stuck.contains(&(waiter.vm, waiter.class)) {
+                    Attempt::Wait
+                } else {
+                    self.attempt(waiter.worker, waiter.serial, waiter.class, now)
+                };
+                let attempt = match attempt {
+                    Attempt::Wait if waiter.until <= now => Attempt::No(code::OUT_OF_MEMORY),
+                    other => other,
+                };
+                match attempt {
+                    Attempt::Wait => {
+                        stuck.insert((waiter.vm, waiter.class));
+                        self.waiters.push_back(waiter);
+                        continue;
+                    }
+                    Attempt::Lent => {}
+                    Attempt::No(error) => self.refuse(waiter.worker, waiter.serial, error),
+                }
+                self.no_longer_waits(waiter.worker);
+            }
+        }
+        self.waiters.iter().map(|waiter| waiter.until).min()
+    }
+
+    pub(super) fn give(&mut self, id: WorkerId, lease: u64) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let vm = worker.vm;
+        let Some(chunk) = worker.leases.get(&lease).copied() else {
+            return self.abuse(id, "gives back a lease that is not its own");
+        };
+        let bytes = self.chunks.get(chunk).map_or(0, |chunk| chunk.class.bytes());
+        self.change_worker(id, |worker| {
+            worker.leases.remove(&lease);
+            worker.lent = worker.lent.saturating_sub(bytes);
+        });
+        self.end_lease(vm, chunk);
+    }
+
+    /// A lease that could not be sent is over before it began.
+    pub fn not_sent(&mut self, id: WorkerId, serial: u64, lease: u64) {
+        if self.workers.get(&id).is_some_and(|worker| worker.leases.contains_key(&lease)) {
+            self.give(id, lease);
+            self.refuse(id, serial, code::OUT_OF_MEMORY);
+        }
+    }
+
+    pub(super) fn end_lease(&mut self, vm: VmKey, chunk: ChunkId) {
+        let bytes = self.chunks.get(chunk).map_or(0, |chunk| chunk.class.bytes());
+        match self.chunks.end_lease(chunk) {
+            Ok(true) => {
+                let done = self.ledger.refund(vm, bytes);
+                self.must(vm, done);
+            }
+            Ok(false) => {}
+            Err(broken) => self.broken(vm.vm, broken),
+        }
+        self.stirred = true;
+        self.changed = true;
+        self.touched.insert(vm);
+    }
+
+    pub(super) fn set_idle(&mut self, id: WorkerId, bytes: u64) {
+        self.change_worker(id, |worker| worker.idle = bytes);
+        self.stirred = true;
+    }
+
+    pub(super) fn share(&mut self, id: WorkerId, serial: u64, share: u64, lease: u64) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let vm = worker.vm;
+        if !worker.leases.contains_key(&lease) {
+            return self.abuse(id, "shares a lease that is not its own");
+        }
+        if share == 0 {
+            let members = self.members.get(&vm).into_iter().flatten();
+            let shares: usize =
+                members.filter_map(|member| self.workers.get(member)).map(|member| member.shares.len()).sum();
+            if shares >= limits::SHARES {
+                return self.refuse(id, serial, code::OUT_OF_MEMORY);
+            }
+            let number = self.next_share;
+            self.next_share += 1;
+            self.shares.insert(number, Share { vm, owner: id, leases: vec![lease] });
+            if let Some(worker) = self.workers.get_mut(&id) {
+                worker.shares.insert(number);
+            }
+            return self.answer(id, Answer::Granted { serial, value: number });
+        }
+        match self.shares.get_mut(&share).filter(|share| share.owner == id) {
+            None => self.abuse(id, "adds to a share that is not its own"),
+            Some(entry) if entry.leases.len() >= limits::SHARE_CHUNKS => {
+                self.refuse(id, serial, code::OUT_OF_MEMORY);
+            }
+            Some(entry) => {
+                entry.leases.push(lease);
+                self.answer(id, Answer::Granted { serial, value: share });
+            }
+        }
+    }
+
+    pub(super) fn unshare(&mut self, id: WorkerId, share: u64) {
+        if self.shares.get(&share).is_none_or(|share| share.owner != id) {
+            return self.abuse(id, "ends a share that is not its own");
+        }
+        self.shares.remove(&share);
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.shares.remove(&share);
+        }
+    }
+
+    pub(super) fn open(&mut self, id: WorkerId, serial: u64, share: u64) {
+        let Some(worker) = self.workers.get(&id) else { return };
+        let vm = worker.vm;
+        let known = self.shares.get(&share).filter(|share| share.vm == vm);
+        // A stranger's number and one that never was are answered alike.
+        let Some(known) = known.cloned() else { return self.refuse(id, serial, code::INVALID_VALUE) };
+        if self.ledger.account(vm).is_none_or(|account| account.closed) {
+            return self.refuse(id, serial, code::DEVICE_UNAVAILABLE);
+        }
+        let owner = self.workers.get(&known.owner);
+        let chunks: Option<Vec<ChunkId>> = owner
+            .and_then(|owner| known.leases.iter().map(|lease| owner.leases.get(lease).copied()).collect());
+        // The owner has given one of them back: there is nothing whole to open.
+        let Some(chunks) = chunks else { return self.refuse(id, serial, code::INVALID_VALUE) };
+        if worker.leases.len().saturating_add(chunks.len()) > limits::LEASES {
+            return self.refuse(id, serial, code::OUT_OF_MEMORY);
+        }
+        let distinct: BTreeSet<&ChunkId> = chunks.iter().collect();
+        let lent = |chunk: &&ChunkId| {
+            self.chunks.get(**chunk).is_some_and(|chunk| chunk.state == State::Lent && chunk.vm == Some(vm))
+        };
+        if !distinct.iter().all(lent) {
+            self.event(ArbiterEvent::LedgerBroken, vm.vm, 0, 0);
+            return self.refuse(id, serial, code::UNKNOWN);
+        }
+        let count = chunks.len();
+        for (chunk, number) in chunks.into_iter().zip(1..) {
+            if let Err(broken) = self.chunks.lend(chunk, vm, id) {
+                self.broken(vm.vm, broken);
+                return self.refuse(id, serial, code::UNKNOWN);
+            }
+            let bytes = self.chunks.get(chunk).map_or(0, |chunk| chunk.class.bytes());
+            self.lease(id, serial, chunk, bytes, number < count);
+        }
+    }
+}

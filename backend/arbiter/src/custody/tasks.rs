@@ -1,0 +1,432 @@
+//! What the driver does next, and what follows when it is done. One task at a time: the scrubber is the driver's only user
+//! besides exports.
+
+use super::{Custody, Kept, Life, growth::Depth, growth::Need};
+use crate::{
+    chunks::State,
+    ids::{ChunkId, Class, VmKey, WorkerId},
+};
+use sluice_protocol::control::ArbiterEvent;
+
+/// Why a chunk is scrubbed, for the audit log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Fresh from the driver.
+    Fresh,
+    /// A VM had it, and nobody can reach it any more.
+    Returned,
+    /// A VM gave it back, and its processes may still reach it.
+    Reuse,
+}
+
+impl Reason {
+    /// As the audit log has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::Fresh => "fresh",
+            Reason::Returned => "returned",
+            Reason::Reuse => "reuse",
+        }
+    }
+}
+
+/// A chunk to be scrubbed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Which.
+    pub chunk: ChunkId,
+    /// How often it will have been scrubbed.
+    pub epoch: u64,
+    /// Who had it last.
+    pub vm: Option<VmKey>,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// Something for the driver to do. Chunks it takes away have left the table already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Scrub and verify.
+    Scrub(Vec<Order>),
+    /// Give these back to the driver.
+    Release(Vec<ChunkId>),
+    /// Take what the driver has free, but leave so much.
+    Take {
+        /// Bytes.
+        leave: u64,
+    },
+    /// Make smaller ones of one.
+    Split {
+        /// Which.
+        chunk: ChunkId,
+        /// What.
+        into: Class,
+    },
+    /// Take a chunk away from processes that gave it back, by making another of its memory.
+    Move {
+        /// Which.
+        chunk: ChunkId,
+        /// Its size.
+        class: Class,
+    },
+    /// Look how much is free.
+    Measure,
+}
+
+/// What became of a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Each chunk, and whether it is clean.
+    Scrubbed(Vec<(ChunkId, bool)>),
+    /// They are released.
+    Released {
+        /// Bytes free now.
+        free: u64,
+    },
+    /// Chunks were made.
+    Taken {
+        /// Bytes that were free.
+        found: u64,
+        /// What was made of them.
+        made: Vec<Class>,
+        /// Bytes free now.
+        free: u64,
+    },
+    /// A chunk was split.
+    Split {
+        /// Into what.
+        made: Vec<Class>,
+        /// Bytes free now.
+        free: u64,
+    },
+    /// A chunk was taken away, and made again if its memory came back.
+    Moved {
+        /// Whether its memory came back.
+        back: bool,
+        /// What was made of it.
+        made: Vec<Class>,
+        /// Bytes free now.
+        free: u64,
+    },
+    /// Bytes free now.
+    Measured {
+        /// Bytes.
+        free: u64,
+    },
+}
+
+/// What the driver does now.
+#[derive(Debug)]
+pub(super) enum Busy {
+    Scrub,
+    Shift,
+    Move { vm: VmKey, bytes: u64, importers: Vec<WorkerId> },
+    Measure,
+}
+
+impl Custody {
+    /// Whether chunks are on their way from or to the driver.
+    pub(super) fn shifts(&self) -> bool {
+        matches!(self.busy, Some(Busy::Shift | Busy::Move { .. }))
+    }
+
+    /// Whether memory comes and goes, so that what cannot be had now may be had soon.
+    pub(super) fn moves(&self) -> bool {
+        self.growth.pending() || self.shifts()
+    }
+
+    pub(super) fn scrubs(&self) -> bool {
+        matches!(self.busy, Some(Busy::Scrub))
+    }
+
+    /// What the driver is to do next; `None` when it has something to do, or nothing. `batch` bounds the bytes of one
+    /// scrub, `measure` asks for a look at what is free when nothing else is due.
+    pub fn plan(&mut self, batch: u64, measure: bool) -> Option<Task> {
+        if self.busy.is_some() {
+            return None;
+        }
+        let task = self.choose(batch, measure)?;
+        match &task {
+            Task::Scrub(_) => self.busy = Some(Busy::Scrub),
+            Task::Measure => self.busy = Some(Busy::Measure),
+            Task::Move { .. } => {}
+            Task::Release(_) | Task::Take { .. } | Task::Split { .. } => self.busy = Some(Busy::Shift),
+        }
+        Some(task)
+    }
+
+    fn choose(&mut self, batch: u64, measure: bool) -> Option<Task> {
+        match self.growth_needs() {
+            Need::Take { leave } => return Some(Task::Take { leave }),
+            Need::Release(chunks) => {
+                let released: Vec<ChunkId> =
+                    chunks.into_iter().filter(|chunk| self.take_out(*chunk)).collect();
+                return Some(Task::Release(released));
+            }
+            Need::Clean => {
+                let dirty: Vec<ChunkId> = self.free_dirt(batch);
+                return self.scrub(dirty);
+            }
+            Need::Nothing => {}
+        }
+        if let Some(task) = self.for_waiters(batch) {
+            return Some(task);
+        }
+        if measure {
+            return Some(Task::Measure);
+        }
+        let dirty = self.free_dirt(batch);
+        let dirty = if dirty.is_empty() { self.reachable_dirt(batch) } else { dirty };
+        self.scrub(dirty)
+    }
+
+    /// Takes an unused chunk out of the table and the ledger.
+    fn take_out(&mut self, chunk: ChunkId) -> bool {
+        let bytes = self.chunks.get(chunk).map_or(0, |chunk| chunk.class.bytes());
+        let done = self.ledger.shrink(bytes).and_then(|()| self.chunks.remove(chunk).map(drop));
+        if let Err(broken) = done {
+            self.broken(0, broken);
+        }
+        done.is_ok()
+    }
+
+    /// What would let waiting takers go on.
+    fn for_waiters(&mut self, batch: u64) -> Option<Task> {
+        let mut dirty: Vec<ChunkId> = Vec::new();
+        let mut bytes = 0;
+        let mut shift = None;
+        for waiter in &self.waiters {
+            if bytes >= batch {
+                break;
+            }
+            match self.help(waiter.vm, waiter.class, &dirty) {
+                Some(Task::Scrub(orders)) => {
+                    for order in orders {
+                        bytes += self.chunks.get(order.chunk).map_or(0, |chunk| chunk.class.bytes());
+                        dirty.push(order.chunk);
+                    }
+                }
+                other => shift = shift.or(other),
+            }
+        }
+        if !dirty.is_empty() {
+            return self.scrub(dirty);
+        }
+        match shift.filter(|_| self.growth.unlocked())? {
+            Task::Split { chunk, into } => self.take_out(chunk).then_some(Task::Split { chunk, into }),
+            Task::Move { chunk, class } => self.take_away(chunk, class),
+            _ => None,
+        }
+    }
+
+    /// What would let a taker go on, if it is not among what is to be scrubbed already.
+    fn help(&self, vm: VmKey, class: Class, dirty: &[ChunkId]) -> Option<Task> {
+        if self.ledger.admit(vm, class.bytes()).is_err() || self.chunks.clean_for(vm, class).is_some() {
+            return None;
+        }
+        let scrub = |chunk: ChunkId| Some(Task::Scrub(vec![self.order(chunk)?]));
+        let new = |chunk: &ChunkId| !dirty.contains(chunk);
+        if let Some(chunk) = self.chunks.dirty_for(vm, class).filter(new) {
+            return scrub(chunk);
+        }
+        if let Some(chunk) = self.chunks.dirty_free(class).find(new) {
+            return scrub(chunk);
+        }
+        // Only clean memory leaves custody, even to come back at once: so a larger one is scrubbed before it is split.
+        let larger = || Class::ALL.into_iter().filter(move |other| *other < class).rev();
+        for larger in larger() {
+            if let Some((chunk, into)) = self.chunks.clean_free(larger).next().zip(larger.smaller()) {
+                return Some(Task::Split { chunk, into });
+            }
+        }
+        if let Some(chunk) = larger().flat_map(|larger| self.chunks.dirty_free(larger)).find(new) {
+            return scrub(chunk);
+        }
+        // What other VMs gave back while their processes live.
+        let elsewhere = || {
+            let classes = Class::ALL.into_iter().filter(move |other| *other <= class).rev();
+            classes.flat_map(move |class| self.elsewhere(vm, class))
+        };
+        let is = |id: &ChunkId, state: State| self.chunks.get(*id).is_some_and(|chunk| chunk.state == state);
+        if let Some(chunk) = elsewhere().find(|id| is(id, State::Clean)) {
+            let class = self.chunks.get(chunk)?.class;
+            return Some(Task::Move { chunk, class });
+        }
+        elsewhere().find(|id| is(id, State::Dirty) && new(id)).and_then(scrub)
+    }
+
+    /// Takes a chunk out of the table that processes may still reach.
+    fn take_away(&mut self, chunk: ChunkId, class: Class) -> Option<Task> {
+        let moved = self.chunks.get(chunk)?.clone();
+        let vm = moved.vm?;
+        if !self.take_out(chunk) {
+            return None;
+        }
+        for importer in &moved.importers {
+            if let Some(worker) = self.workers.get_mut(importer) {
+                worker.imported.remove(&chunk);
+            }
+        }
+        self.busy = Some(Busy::Move { vm, bytes: class.bytes(), importers: moved.importers });
+        Some(Task::Move { chunk, class })
+    }
+
+    /// Dirty chunks that nobody can reach, middle-sized ones first: most takers want them.
+    fn free_dirt(&self, batch: u64) -> Vec<ChunkId> {
+        let order = [1, 2, 0].into_iter().filter_map(|index| Class::ALL.get(index).copied());
+        let mut bytes = 0;
+        let mut chosen = Vec::new();
+        for class in order {
+            for chunk in self.chunks.dirty_free(class) {
+                if bytes > 0 && bytes + class.bytes() > batch {
+                    return chosen;
+                }
+                bytes += class.bytes();
+                chosen.push(chunk);
+            }
+        }
+        chosen
+    }
+
+    /// Dirty chunks that living processes may reach: clean, they serve their VM again.
+    fn reachable_dirt(&self, batch: u64) -> Vec<ChunkId> {
+        let mut bytes = 0;
+        let alive = |id: &WorkerId| self.workers.get(id).is_some_and(|worker| worker.life == Life::Alive);
+        let fits = |chunk: &ChunkId| {
+            let Some(chunk) = self.chunks.get(*chunk) else { return false };
+            // What only the dead could reach is scrubbed once, when they are known to be gone.
+            let fits =
+                chunk.importers.iter().any(alive) && (bytes == 0 || bytes + chunk.class.bytes() <= batch);
+            bytes += if fits { chunk.class.bytes() } else { 0 };
+            fits
+        };
+        self.chunks.dirty_reachable().filter(fits).collect()
+    }
+
+    fn scrub(&mut self, chunks: Vec<ChunkId>) -> Option<Task> {
+        let mut orders = Vec::with_capacity(chunks.len());
+        for id in chunks {
+            match self.chunks.begin_scrub(id) {
+                Ok(()) => orders.extend(self.order(id)),
+                Err(broken) => self.broken(0, broken),
+            }
+        }
+        (!orders.is_empty()).then_some(Task::Scrub(orders))
+    }
+
+    fn order(&self, id: ChunkId) -> Option<Order> {
+        let chunk = self.chunks.get(id)?;
+        let reason = match (chunk.vm, chunk.last) {
+            (Some(_), _) => Reason::Reuse,
+            (None, Some(_)) => Reason::Returned,
+            (None, None) => Reason::Fresh,
+        };
+        Some(Order { chunk: id, epoch: chunk.epoch.saturating_add(1), vm: chunk.last, reason })
+    }
+
+    fn insert(&mut self, made: &[Class]) -> Vec<ChunkId> {
+        let mut ids = Vec::with_capacity(made.len());
+        for class in made {
+            let inserted = self.ledger.grow(class.bytes()).and_then(|()| self.chunks.insert(*class));
+            match inserted {
+                Ok(id) => ids.push(id),
+                Err(broken) => self.broken(0, broken),
+            }
+        }
+        ids
+    }
+
+    /// The driver has done its task. Returns the new chunks, in the order in which they were made.
+    pub fn finished(&mut self, outcome: Outcome) -> Vec<ChunkId> {
+        let busy = self.busy.take();
+        self.stirred = true;
+        self.changed = true;
+        match outcome {
+            Outcome::Scrubbed(chunks) => {
+                for (id, clean) in chunks {
+                    self.scrubbed(id, clean);
+                }
+                self.forget_leaving();
+                Vec::new()
+            }
+            Outcome::Released { free } => {
+                self.growth.set_free(free);
+                Vec::new()
+            }
+            Outcome::Taken { found, made, free } => {
+                let ids = self.insert(&made);
+                if let Some((worker, bytes)) = self.growth.taken(found, free, &ids)
+                    && let Some(worker) = self.workers.get_mut(&worker)
+                {
+                    worker.granted = worker.granted.saturating_add(bytes);
+                }
+                ids
+            }
+            Outcome::Split { made, free } => {
+                self.growth.set_free(free);
+                self.insert(&made)
+            }
+            Outcome::Moved { back, made, free } => {
+                self.growth.set_free(free);
+                match busy {
+                    Some(Busy::Move { vm, bytes, mut importers }) if !back => {
+                        importers.retain(|importer| self.workers.contains_key(importer));
+                        if importers.is_empty() {
+                            // They died meanwhile, so what they held comes back by itself.
+                            self.growth.settle(Depth::All);
+                        } else {
+                            let done = self.ledger.keep(vm, bytes);
+                            self.must(vm, done);
+                            self.kept.push(Kept { vm, bytes, importers });
+                            self.leak(vm, bytes);
+                            self.touched.insert(vm);
+                        }
+                    }
+                    _ => {}
+                }
+                self.insert(&made)
+            }
+            Outcome::Measured { free } => {
+                self.measured(free);
+                Vec::new()
+            }
+        }
+    }
+
+    fn scrubbed(&mut self, id: ChunkId, clean: bool) {
+        let Some((bytes, last)) = self.chunks.get(id).map(|chunk| (chunk.class.bytes(), chunk.last)) else {
+            return;
+        };
+        let vm = last.map_or(0, |last| last.vm);
+        match self.chunks.end_scrub(id, clean) {
+            Ok(suspect) => {
+                if suspect && let Err(broken) = self.ledger.shrink(bytes) {
+                    self.broken(vm, broken);
+                }
+            }
+            Err(broken) => self.broken(vm, broken),
+        }
+        if !clean {
+            self.event(ArbiterEvent::ScrubFailed, vm, 0, bytes);
+        }
+        if self.chunks.get(id).is_some_and(|chunk| matches!(chunk.state, State::Clean | State::Suspect)) {
+            self.growth.cleaned(id);
+        }
+    }
+}
+
+/// Which chunks to make of so many bytes: large ones for most of it, some of each smaller class so that little takers need
+/// no split.
+#[must_use]
+pub fn mix(bytes: u64) -> Vec<Class> {
+    let mut rest = bytes;
+    let mut made = Vec::new();
+    for (class, keep) in Class::ALL.into_iter().zip([bytes / 4, bytes / 16, 0]) {
+        while rest >= class.bytes() && rest - class.bytes() >= keep {
+            rest -= class.bytes();
+            made.push(class);
+        }
+    }
+    made
+}

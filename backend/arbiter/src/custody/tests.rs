@@ -1,0 +1,559 @@
+//! Any order of messages, deaths and driver results, against a model that knows who can reach which memory and what is in
+//! it. In the model every process that can reach a chunk writes to it at all times, and every driver that may grow does.
+
+use super::*;
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+const ESTIMATES: Estimates = Estimates { context: 6 * MIB, margin: 4 * MIB };
+const RESERVE: u64 = 4 * MIB;
+
+/// A chunk as it really is.
+#[derive(Clone, Debug)]
+struct Real {
+    class: Class,
+    /// Whose bytes may be in it.
+    content: Option<VmKey>,
+    /// Processes that have it mapped, or could.
+    reach: Vec<WorkerId>,
+    /// Of these, those that say they have not.
+    liars: Vec<WorkerId>,
+}
+
+#[derive(Debug)]
+struct RealWorker {
+    vm: VmKey,
+    leases: BTreeMap<u64, ChunkId>,
+    /// Serials of its wishes to grow.
+    grows: HashSet<u64>,
+    dead: bool,
+    /// Bytes its driver has taken.
+    driver: u64,
+    granted: Option<u64>,
+    ended: bool,
+}
+
+/// The world around [`Custody`].
+struct World {
+    custody: Custody,
+    now: Millis,
+    total: u64,
+    free: u64,
+    chunks: HashMap<ChunkId, Real>,
+    workers: BTreeMap<WorkerId, RealWorker>,
+    /// Memory that left custody and is held by liars.
+    limbo: Vec<(u64, Vec<WorkerId>)>,
+    task: Option<(Task, Vec<Real>)>,
+    escrow: u64,
+    limits: BTreeMap<VmKey, u64>,
+    next_worker: u64,
+    serial: u64,
+    lent: usize,
+    failing: bool,
+}
+
+impl World {
+    fn new(total: u64) -> World {
+        World {
+            custody: Custody::new(Settings { unit: 0, reserve: RESERVE, estimates: ESTIMATES }, total),
+            now: 0,
+            total,
+            free: total,
+            chunks: HashMap::new(),
+            workers: BTreeMap::new(),
+            limbo: Vec::new(),
+            task: None,
+            escrow: 0,
+            limits: BTreeMap::new(),
+            next_worker: 1,
+            serial: 0,
+            lent: 0,
+            failing: false,
+        }
+    }
+
+    fn serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    fn lent_to(&self, vm: VmKey) -> u64 {
+        let of = |worker: &&RealWorker| worker.vm == vm && !worker.dead;
+        let leases = self.workers.values().filter(of).flat_map(|worker| worker.leases.values());
+        let distinct: BTreeSet<ChunkId> = leases.copied().collect();
+        distinct.iter().map(|id| self.chunks[id].class.bytes()).sum()
+    }
+
+    /// Everything that was decided happens.
+    fn settle(&mut self) {
+        self.custody.serve_waiters(self.now);
+        self.custody.serve_growth(self.now);
+        while let Some(effect) = self.custody.effect() {
+            match effect {
+                Effect::Lend { worker, lease, chunk, bytes, .. } => self.lend(worker, lease, chunk, bytes),
+                Effect::Answer { worker, answer: Answer::Granted { serial, .. } } => {
+                    if let Some(worker) = self.workers.get_mut(&worker)
+                        && worker.grows.contains(&serial)
+                    {
+                        worker.granted = Some(serial);
+                    }
+                }
+                Effect::Kill { worker } => self.workers.get_mut(&worker).unwrap().ended = true,
+                Effect::Tell(FromArbiter::Event { kind, .. }) => {
+                    assert_ne!(kind, ArbiterEvent::LedgerBroken as u32, "a step that cannot be was tried");
+                }
+                Effect::Answer { .. } | Effect::Tell(_) | Effect::Gone { .. } => {}
+            }
+        }
+        self.check();
+    }
+
+    fn lend(&mut self, id: WorkerId, lease: u64, chunk: ChunkId, bytes: u64) {
+        let vm = self.workers[&id].vm;
+        let before = self.lent_to(vm);
+        let worker = self.workers.get_mut(&id).expect("only known workers are lent to");
+        assert!(!worker.dead, "nothing is lent to the dead");
+        assert!(worker.leases.insert(lease, chunk).is_none(), "a lease number is used again");
+        let reaching: Vec<VmKey> = self.chunks[&chunk].reach.iter().map(|id| self.workers[id].vm).collect();
+        let real = self.chunks.get_mut(&chunk).expect("only chunks in custody are lent");
+        assert_eq!(real.class.bytes(), bytes);
+        assert!(reaching.iter().all(|other| *other == vm), "another VM can still reach it");
+        assert!(real.content.is_none_or(|content| content == vm), "another VM's bytes are in it");
+        real.content = Some(vm);
+        if !real.reach.contains(&id) {
+            real.reach.push(id);
+        }
+        self.lent += 1;
+        // What is opened a second time costs nothing, even when the limit was lowered meanwhile.
+        if self.lent_to(vm) > before {
+            assert!(self.lent_to(vm) <= self.custody.ledger().limit(vm), "over the limit");
+            assert!(self.custody.ledger().ancestor(1).0 <= self.escrow, "an ancestor is exceeded");
+        }
+    }
+
+    fn check(&self) {
+        self.custody.check().expect("sums and states hold together");
+        for (key, account) in self.custody.ledger().accounts() {
+            assert_eq!(account.lent, self.lent_to(key), "the charge is what is leased");
+        }
+        let chunks: u64 = self.chunks.values().map(|real| real.class.bytes()).sum();
+        let away = self.task.iter().flat_map(|(_, reals)| reals).map(|real| real.class.bytes()).sum::<u64>();
+        let limbo: u64 = self.limbo.iter().map(|(bytes, _)| bytes).sum();
+        let drivers: u64 = self.workers.values().map(|worker| worker.driver).sum();
+        let scrubbing = matches!(self.task, Some((Task::Scrub(_), _)));
+        let away = if scrubbing { 0 } else { away };
+        assert_eq!(chunks + away + limbo + drivers + self.free, self.total, "memory is lost or made up");
+    }
+
+    /// The driver takes its next task.
+    fn begin(&mut self) {
+        if self.task.is_some() {
+            return;
+        }
+        self.serial += 1;
+        let Some(task) = self.custody.plan(64 * MIB, self.serial.is_multiple_of(4)) else { return };
+        let gone: Vec<ChunkId> = match &task {
+            Task::Scrub(orders) => {
+                let reals = orders.iter().map(|order| self.chunks[&order.chunk].clone()).collect();
+                self.task = Some((task, reals));
+                return;
+            }
+            Task::Release(chunks) => chunks.clone(),
+            Task::Split { chunk, .. } | Task::Move { chunk, .. } => vec![*chunk],
+            Task::Take { .. } | Task::Measure => Vec::new(),
+        };
+        let reals: Vec<Real> = gone.iter().map(|id| self.chunks.remove(id).unwrap()).collect();
+        for real in &reals {
+            let moved = matches!(task, Task::Move { .. });
+            assert!(moved || real.content.is_none(), "somebody's bytes go back to the driver");
+            assert!(moved || real.reach.is_empty(), "what goes back to the driver is in use");
+        }
+        self.task = Some((task, reals));
+    }
+
+    /// The driver is done with it.
+    fn end(&mut self) {
+        let Some((task, reals)) = self.task.take() else { return };
+        let outcome = match task {
+            Task::Scrub(orders) => {
+                let failing = core::mem::take(&mut self.failing);
+                let mut results = Vec::new();
+                for (order, before) in orders.iter().zip(&reals) {
+                    let real = self.chunks.get_mut(&order.chunk).unwrap();
+                    // Whoever could reach it then or now has written it again.
+                    if !failing && real.reach.is_empty() && before.reach.is_empty() {
+                        real.content = None;
+                    }
+                    results.push((order.chunk, !failing));
+                }
+                Outcome::Scrubbed(results)
+            }
+            Task::Release(_) => {
+                self.free += reals.iter().map(|real| real.class.bytes()).sum::<u64>();
+                Outcome::Released { free: self.free }
+            }
+            Task::Take { leave } => {
+                let found = self.free;
+                let made = mix(found.saturating_sub(leave));
+                self.free -= made.iter().map(|class| class.bytes()).sum::<u64>();
+                Outcome::Taken { found, made, free: self.free }
+            }
+            Task::Split { into, .. } => {
+                let bytes = reals[0].class.bytes();
+                let made = vec![into; usize::try_from(bytes / into.bytes()).unwrap()];
+                Outcome::Split { made, free: self.free }
+            }
+            Task::Move { class, .. } => {
+                let holders: Vec<WorkerId> = reals[0]
+                    .liars
+                    .iter()
+                    .copied()
+                    .filter(|id| self.workers.get(id).is_some_and(|worker| !worker.dead))
+                    .collect();
+                if holders.is_empty() {
+                    Outcome::Moved { back: true, made: vec![class], free: self.free }
+                } else {
+                    self.limbo.push((class.bytes(), holders));
+                    Outcome::Moved { back: false, made: Vec::new(), free: self.free }
+                }
+            }
+            Task::Measure => Outcome::Measured { free: self.free },
+        };
+        let made = match &outcome {
+            Outcome::Taken { made, .. } | Outcome::Split { made, .. } | Outcome::Moved { made, .. } => {
+                made.clone()
+            }
+            _ => Vec::new(),
+        };
+        let ids = self.custody.finished(outcome);
+        assert_eq!(ids.len(), made.len());
+        for (id, class) in ids.into_iter().zip(made) {
+            // Fresh memory holds anybody's bytes.
+            let content = Some(VmKey { vm: u32::MAX, epoch: 0 });
+            let real = Real { class, content, reach: Vec::new(), liars: Vec::new() };
+            assert!(self.chunks.insert(id, real).is_none(), "a chunk number is used twice");
+        }
+    }
+
+    fn worker(&self, index: usize) -> Option<WorkerId> {
+        let living: Vec<WorkerId> =
+            self.workers.iter().filter(|(_, worker)| !worker.dead).map(|(id, _)| *id).collect();
+        (!living.is_empty()).then(|| living[index % living.len()])
+    }
+
+    fn die(&mut self, id: WorkerId) {
+        let worker = self.workers.get_mut(&id).unwrap();
+        worker.dead = true;
+        worker.leases.clear();
+        self.custody.worker_died(id, self.now);
+    }
+
+    /// The driver has let go of a dead worker.
+    fn gone(&mut self, id: WorkerId) {
+        let worker = self.workers.remove(&id).unwrap();
+        self.free += worker.driver;
+        for real in self.chunks.values_mut() {
+            real.reach.retain(|other| *other != id);
+            real.liars.retain(|other| *other != id);
+        }
+        for real in self.task.iter_mut().flat_map(|(_, reals)| reals) {
+            real.liars.retain(|other| *other != id);
+        }
+        let mut back = 0;
+        self.limbo.retain_mut(|(bytes, holders)| {
+            holders.retain(|other| *other != id);
+            back += if holders.is_empty() { *bytes } else { 0 };
+            !holders.is_empty()
+        });
+        self.free += back;
+        self.custody.worker_gone(id);
+    }
+
+    fn act(&mut self, op: &Op) {
+        match *op {
+            Op::Vm { vm, epoch, limit } => {
+                let key = VmKey { vm, epoch };
+                let message = ToArbiter::Vm {
+                    vm,
+                    epoch,
+                    limit,
+                    guaranteed: limit / 4,
+                    headroom: 40 * MIB,
+                    pinned: 1 << 20,
+                    ancestors: 1,
+                };
+                self.custody.command(message, self.now);
+                self.limits.insert(key, limit);
+            }
+            Op::Worker { vm, epoch } => {
+                let id = WorkerId(self.next_worker);
+                self.next_worker += 1;
+                let vm = VmKey { vm, epoch };
+                if self.custody.add_worker(id, vm, 1) {
+                    let worker = RealWorker {
+                        vm,
+                        leases: BTreeMap::new(),
+                        grows: HashSet::new(),
+                        dead: false,
+                        driver: 0,
+                        granted: None,
+                        ended: false,
+                    };
+                    self.workers.insert(id, worker);
+                }
+            }
+            Op::Escrow(bytes) => {
+                // Never below what is used, as sluiced promises.
+                self.escrow = bytes.max(self.custody.ledger().ancestor(1).0);
+                let bytes = self.escrow;
+                self.custody.command(ToArbiter::Escrow { ancestor: 1, bytes }, self.now);
+            }
+            Op::Fence { vm, epoch } => self.custody.command(ToArbiter::Fence { vm, epoch }, self.now),
+            Op::Forget { vm, epoch } => self.custody.command(ToArbiter::Forget { vm, epoch }, self.now),
+            Op::Begin => self.begin(),
+            Op::End => self.end(),
+            Op::Fail => self.failing = true,
+            Op::Time(by) => self.now += by,
+            Op::Gone => {
+                let dead = self.workers.iter().find(|(_, worker)| worker.dead).map(|(id, _)| *id);
+                if let Some(id) = dead {
+                    self.gone(id);
+                }
+            }
+            Op::Worker_(index, ref request) => {
+                if let Some(id) = self.worker(index) {
+                    self.ask(id, request);
+                }
+            }
+        }
+        self.settle();
+    }
+
+    fn ask(&mut self, id: WorkerId, request: &Ask) {
+        let serial = self.serial();
+        let now = self.now;
+        let worker = self.workers.get_mut(&id).unwrap();
+        let lease = |index: usize| worker.leases.keys().nth(index % worker.leases.len().max(1)).copied();
+        let request = match *request {
+            Ask::Take(class) => Request::Take { serial, bytes: CLASS_BYTES[class % 3] },
+            Ask::Give(index, lie) => {
+                let Some(lease) = lease(index) else { return };
+                if worker.ended {
+                    // It is not heard any more.
+                    return;
+                }
+                let chunk = worker.leases.remove(&lease).unwrap();
+                if lie {
+                    let real = self.chunks.get_mut(&chunk).unwrap();
+                    real.liars.push(id);
+                }
+                Request::Give { lease }
+            }
+            Ask::Idle(bytes) => Request::Idle { bytes },
+            Ask::Pin(bytes) => Request::Pin { serial, bytes },
+            Ask::Grow(reason, bytes) => Request::Grow { serial, reason, bytes },
+            Ask::Grown(took) => {
+                let Some(serial) = worker.granted.take() else { return };
+                let took = took.min(ESTIMATES.margin).min(self.free);
+                worker.driver += took;
+                self.free -= took;
+                Request::Grown { serial }
+            }
+            Ask::Share(index) => {
+                let Some(lease) = lease(index) else { return };
+                Request::Share { serial, share: 0, lease }
+            }
+            Ask::Open(share) => Request::Open { serial, share },
+            Ask::Forge(lease) => {
+                if worker.leases.contains_key(&lease) {
+                    return;
+                }
+                Request::Give { lease }
+            }
+            Ask::Die => return self.die(id),
+        };
+        if matches!(request, Request::Grow { .. }) {
+            worker.grows.insert(serial);
+        }
+        self.custody.request(id, request, now);
+    }
+}
+
+const CLASS_BYTES: [u64; 3] = [2 * MIB, 32 * MIB, 512 * MIB];
+
+#[derive(Clone, Debug)]
+enum Ask {
+    Take(usize),
+    Give(usize, bool),
+    Idle(u64),
+    Pin(u64),
+    Grow(u32, u64),
+    Grown(u64),
+    Share(usize),
+    Open(u64),
+    Forge(u64),
+    Die,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Vm { vm: u32, epoch: u64, limit: u64 },
+    Worker { vm: u32, epoch: u64 },
+    Escrow(u64),
+    Fence { vm: u32, epoch: u64 },
+    Forget { vm: u32, epoch: u64 },
+    Begin,
+    End,
+    Fail,
+    Time(u64),
+    Gone,
+    Worker_(usize, Ask),
+}
+
+fn bytes() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0..200 * MIB, 1 => Just(0), 1 => u64::MAX - 4 * MIB..=u64::MAX]
+}
+
+fn ask() -> impl Strategy<Value = Ask> {
+    prop_oneof![
+        30 => (0..3_usize).prop_map(Ask::Take),
+        14 => (any::<usize>(), any::<bool>()).prop_map(|(index, lie)| Ask::Give(index, lie)),
+        3 => bytes().prop_map(Ask::Idle),
+        2 => bytes().prop_map(Ask::Pin),
+        4 => (0..4_u32, bytes()).prop_map(|(reason, bytes)| Ask::Grow(reason, bytes)),
+        6 => bytes().prop_map(Ask::Grown),
+        3 => any::<usize>().prop_map(Ask::Share),
+        4 => (0..6_u64).prop_map(Ask::Open),
+        1 => (0..50_u64).prop_map(Ask::Forge),
+        3 => Just(Ask::Die),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let vm = || (1..4_u32, 1..3_u64);
+    prop_oneof![
+        4 => (vm(), bytes()).prop_map(|((vm, epoch), limit)| Op::Vm { vm, epoch, limit }),
+        8 => vm().prop_map(|(vm, epoch)| Op::Worker { vm, epoch }),
+        3 => bytes().prop_map(Op::Escrow),
+        1 => vm().prop_map(|(vm, epoch)| Op::Fence { vm, epoch }),
+        1 => vm().prop_map(|(vm, epoch)| Op::Forget { vm, epoch }),
+        20 => Just(Op::Begin),
+        20 => Just(Op::End),
+        1 => Just(Op::Fail),
+        3 => (0..4000_u64).prop_map(Op::Time),
+        6 => Just(Op::Gone),
+        60 => (any::<usize>(), ask()).prop_map(|(index, ask)| Op::Worker_(index, ask)),
+    ]
+}
+
+fn begun(total: u64) -> World {
+    let mut world = World::new(total);
+    for op in [Op::Begin, Op::End, Op::Escrow(u64::MAX)] {
+        world.act(&op);
+    }
+    world.custody.set_nominal();
+    for _ in 0..8 {
+        world.act(&Op::Begin);
+        world.act(&Op::End);
+    }
+    for vm in 1..4 {
+        world.act(&Op::Vm { vm, epoch: 1, limit: 0 });
+        world.act(&Op::Worker { vm, epoch: 1 });
+    }
+    world
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+
+    // Promise: Q20, S1, S2, Q26
+    #[test]
+    fn no_order_of_messages_and_deaths_lends_twice_or_dirty_or_over_a_limit(
+        ops in prop::collection::vec(op(), 1..300),
+        total in prop_oneof![Just(40 * MIB), Just(358 * MIB), Just(2200 * MIB)],
+    ) {
+        let mut world = begun(total);
+        for op in &ops {
+            world.act(op);
+        }
+        // Everybody dies, the driver lets go, and everything that is to be done is done.
+        let living: Vec<WorkerId> =
+            world.workers.iter().filter(|(_, worker)| !worker.dead).map(|(id, _)| *id).collect();
+        for id in living {
+            world.die(id);
+            world.settle();
+        }
+        prop_assert_eq!(world.custody.ledger().totals().1, 0, "a charge is left after all deaths");
+        while world.workers.values().any(|worker| worker.dead) {
+            world.act(&Op::Gone);
+        }
+        for _ in 0..200 {
+            world.act(&Op::Begin);
+            world.act(&Op::End);
+        }
+        prop_assert!(world.limbo.is_empty());
+        for (_, account) in world.custody.ledger().accounts() {
+            prop_assert_eq!((account.lent, account.kept, account.idle, account.pinned), (0, 0, 0, 0));
+        }
+        for (id, real) in &world.chunks {
+            let chunk = world.custody.chunks().get(*id).unwrap();
+            match chunk.state {
+                State::Clean => prop_assert!(real.content.is_none()),
+                state => prop_assert_eq!(state, State::Suspect, "not clean after everything was scrubbed"),
+            }
+        }
+        prop_assert!(world.free < RESERVE + 2 * UNIT, "free memory is left outside custody");
+    }
+}
+
+#[test]
+fn the_world_does_what_it_is_asked() {
+    let mut world = begun(358 * MIB);
+    for index in 0..30 {
+        world.act(&Op::Worker_(index, Ask::Take(index)));
+        world.act(&Op::Begin);
+        world.act(&Op::End);
+    }
+    assert!(world.lent > 5, "the model lends: {}", world.lent);
+}
+
+// Promise: Q28
+#[test]
+fn a_decision_takes_microseconds() {
+    // A full H200 in the smallest chunks.
+    let settings = Settings { unit: 0, reserve: 0, estimates: ESTIMATES };
+    let mut custody = Custody::new(settings, 0);
+    let count = 72_000;
+    let made = vec![Class::ALL[2]; count];
+    let _ = custody.plan(0, false);
+    let ids = custody.finished(Outcome::Taken { found: 0, made, free: 0 });
+    custody.set_nominal();
+    while let Some(task) = custody.plan(u64::MAX, false) {
+        let Task::Scrub(orders) = task else { panic!("{task:?}") };
+        custody.finished(Outcome::Scrubbed(orders.iter().map(|order| (order.chunk, true)).collect()));
+    }
+    assert_eq!(custody.clean_bytes(), ids.len() as u64 * UNIT);
+    for vm in 1..=64 {
+        let (limit, epoch) = (0, 1);
+        let more = (0, 0, 0, 0);
+        let (guaranteed, headroom, pinned, ancestors) = more;
+        custody.command(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors }, 0);
+        custody.add_worker(WorkerId(u64::from(vm)), VmKey { vm, epoch: 1 }, vm);
+    }
+    assert_eq!(custody.touched().len(), 64);
+    let mut times = Vec::with_capacity(count);
+    for number in 0..count as u64 {
+        let started = std::time::Instant::now();
+        custody.request(WorkerId(number % 64 + 1), Request::Take { serial: number, bytes: UNIT }, 0);
+        custody.serve_waiters(0);
+        let touched = custody.touched().len();
+        let effect = custody.effect();
+        times.push(started.elapsed());
+        assert_eq!(touched, 1);
+        assert!(matches!(effect, Some(Effect::Lend { .. })), "{effect:?}");
+    }
+    times.sort_unstable();
+    let (median, p99) = (times[count / 2], times[count * 99 / 100]);
+    println!("decision: p50 {median:?}, p99 {p99:?}, of {count}");
+    assert!(p99.as_micros() < 10, "p99 {p99:?}");
+}

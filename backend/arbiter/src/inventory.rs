@@ -1,0 +1,154 @@
+//! The client of the inventory: who uses the device, and whether a dead worker is gone from it.
+//!
+//! The inventory may hang, die and be replaced at any time; nothing here waits for it. An unanswered question means that
+//! the answer is not known, and what depends on it stays as it is.
+
+use crate::{custody::Millis, ids::WorkerId};
+use rustix::{fd::OwnedFd, io::Errno};
+use sluice_protocol::control::{BYTES, FromInventory, ToInventory};
+use sluice_shared_memory::socket;
+use std::collections::HashMap;
+
+/// Milliseconds after which a question is asked again.
+const PATIENCE: Millis = 1000;
+/// Milliseconds between looks at the whole device.
+const ROUND: Millis = 500;
+/// Milliseconds between questions about one dead worker.
+const CONFIRM: Millis = 20;
+/// Processes listed in one round.
+const PROCESSES: u32 = 4096;
+
+/// What was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Question {
+    Gone(WorkerId),
+    Memory,
+    Nth(u32),
+}
+
+/// What the inventory says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// Whether the driver lists a dead worker.
+    Listed(WorkerId, bool),
+    /// The device's total and used bytes.
+    Memory {
+        /// All.
+        total: u64,
+        /// Used.
+        used: u64,
+    },
+    /// Every process on the device, with the bytes booked to it.
+    Processes(Vec<(u32, u64)>),
+}
+
+/// A connection to the inventory.
+#[derive(Debug)]
+pub struct Inventory {
+    socket: OwnedFd,
+    device: u32,
+    serial: u64,
+    asked: HashMap<u64, (Question, Millis)>,
+    /// Dead workers, and when they were asked about last.
+    confirming: HashMap<WorkerId, Millis>,
+    round: Option<Millis>,
+    listed: Vec<(u32, u64)>,
+}
+
+impl Inventory {
+    /// A client on a connected socket.
+    #[must_use]
+    pub fn new(socket: OwnedFd, device: u32) -> Inventory {
+        Inventory {
+            socket,
+            device,
+            serial: 0,
+            asked: HashMap::new(),
+            confirming: HashMap::new(),
+            round: None,
+            listed: Vec::new(),
+        }
+    }
+
+    /// The socket, to be watched.
+    #[must_use]
+    pub const fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    fn ask(&mut self, question: Question, message: impl FnOnce(u64) -> ToInventory, now: Millis) {
+        self.serial += 1;
+        // A full socket is one that is not read: the question is asked again later.
+        if socket::send(&self.socket, &message(self.serial).encode(), &[]).is_ok() {
+            self.asked.insert(self.serial, (question, now));
+        }
+    }
+
+    /// Asks what is due. Returns when to call again.
+    pub fn poll(&mut self, dead: impl Iterator<Item = (WorkerId, u32)>, now: Millis) -> Millis {
+        self.asked.retain(|_, (_, when)| now.saturating_sub(*when) < PATIENCE);
+        let device = self.device;
+        let mut confirming = HashMap::new();
+        let mut next = now.saturating_add(ROUND);
+        for (worker, process) in dead {
+            let last = self.confirming.get(&worker).copied();
+            let waits = self.asked.values().any(|(question, _)| *question == Question::Gone(worker));
+            let due = last.is_none_or(|last| now.saturating_sub(last) >= CONFIRM);
+            if due && !waits {
+                let message = |serial| ToInventory::Process { serial, unit: device, process };
+                self.ask(Question::Gone(worker), message, now);
+            }
+            confirming.insert(worker, if due { now } else { last.unwrap_or(now) });
+            next = next.min(now.saturating_add(CONFIRM));
+        }
+        self.confirming = confirming;
+        let listing = self.asked.values().any(|(question, _)| !matches!(question, Question::Gone(_)));
+        if self.round.is_none_or(|last| now.saturating_sub(last) >= ROUND) && !listing {
+            self.round = Some(now);
+            self.listed.clear();
+            self.ask(Question::Memory, |serial| ToInventory::Memory { serial, unit: device }, now);
+            self.ask(Question::Nth(0), |serial| ToInventory::Nth { serial, unit: device, index: 0 }, now);
+        }
+        next
+    }
+
+    /// Reads one answer. `Ok(None)` when there is none that says anything.
+    ///
+    /// # Errors
+    /// The kernel's: AGAIN when there is nothing, PIPE when the inventory is gone or no inventory.
+    pub fn receive(&mut self, now: Millis) -> Result<Option<News>, Errno> {
+        let mut buffer = [0; BYTES];
+        let (message, _) = socket::receive(&self.socket, &mut buffer)?.ok_or(Errno::PIPE)?;
+        let message = FromInventory::decode(message).map_err(|_| Errno::PIPE)?;
+        let (FromInventory::Memory { serial, .. }
+        | FromInventory::Process { serial, .. }
+        | FromInventory::Failed { serial, .. }) = message
+        else {
+            return Ok(None);
+        };
+        let Some((question, _)) = self.asked.remove(&serial) else { return Ok(None) };
+        Ok(match (question, message) {
+            (Question::Gone(worker), FromInventory::Process { present, .. }) => {
+                Some(News::Listed(worker, present))
+            }
+            (Question::Memory, FromInventory::Memory { total, used, .. }) => {
+                Some(News::Memory { total, used })
+            }
+            (Question::Nth(_), FromInventory::Process { process: 0, .. }) => {
+                Some(News::Processes(core::mem::take(&mut self.listed)))
+            }
+            (Question::Nth(index), FromInventory::Process { process, bytes, .. }) if index < PROCESSES => {
+                self.listed.push((process, bytes));
+                let device = self.device;
+                let index = index + 1;
+                self.ask(
+                    Question::Nth(index),
+                    |serial| ToInventory::Nth { serial, unit: device, index },
+                    now,
+                );
+                None
+            }
+            _ => None,
+        })
+    }
+}

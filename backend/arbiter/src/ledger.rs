@@ -1,0 +1,341 @@
+//! Accounts: what each VM may have, and what it has.
+//!
+//! Pure and with one writer. Sums are kept, never derived from what a worker says, and every step is checked arithmetic: a
+//! step that would leave a sum wrong is refused and reported as [`Broken`]. It knows nothing of chunks; the
+//! [`audit`](crate::audit) compares the two.
+
+use crate::ids::VmKey;
+use sluice_protocol::custody::UNIT;
+use std::collections::{BTreeMap, HashMap};
+
+/// Sums or states contradict each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("ledger: {0}")]
+pub struct Broken(pub &'static str);
+
+/// What `sluiced` grants a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Bytes of chunks; 0 for all of the unit.
+    pub limit: u64,
+    /// Of these, bytes nobody else gets.
+    pub guaranteed: u64,
+    /// Bytes the driver may take for itself; 0 for no limit.
+    pub headroom: u64,
+    /// Bytes of guest memory that may be pinned; 0 for no limit.
+    pub pinned: u64,
+    /// Project and organisation; 0 for none.
+    pub ancestors: [u32; 2],
+}
+
+/// Why bytes cannot be lent now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The VM has its limit; over it by so many bytes.
+    Limit(u64),
+    /// The unit has no more, or keeps the rest for others.
+    Capacity,
+    /// An ancestor's escrow does not suffice; this much in all would.
+    Ancestor(u32, u64),
+    /// The VM is fenced or unknown.
+    Closed,
+}
+
+/// A VM's account.
+#[derive(Clone, Debug, Default)]
+pub struct Account {
+    /// What it may have.
+    pub terms: Terms,
+    /// Bytes of chunks lent to it.
+    pub lent: u64,
+    /// Of these, bytes its workers call idle.
+    pub idle: u64,
+    /// Bytes it keeps although it gave them back: chunks that could not be taken away from it.
+    pub kept: u64,
+    /// Bytes of guest memory pinned.
+    pub pinned: u64,
+    /// Gets nothing any more.
+    pub closed: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Ancestor {
+    escrow: u64,
+    used: u64,
+}
+
+/// All accounts of a unit.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    accounts: HashMap<VmKey, Account>,
+    ancestors: BTreeMap<u32, Ancestor>,
+    /// Bytes that can be lent in all: chunks in custody.
+    capacity: u64,
+    /// Bytes lent in all.
+    lent: u64,
+    /// What a VM without a limit is told that it has.
+    nominal: u64,
+}
+
+fn sum(mut values: impl Iterator<Item = u64>) -> Option<u64> {
+    values.try_fold(0, u64::checked_add)
+}
+
+const fn whole(bytes: u64) -> u64 {
+    bytes / UNIT * UNIT
+}
+
+impl Ledger {
+    /// Opens an account or changes its terms.
+    ///
+    /// # Errors
+    /// [`Broken`] when the VM's ancestors change while it has something: their sums would be wrong.
+    pub fn set_terms(&mut self, key: VmKey, terms: Terms) -> Result<(), Broken> {
+        let account = self.accounts.entry(key).or_default();
+        if account.terms.ancestors != terms.ancestors && account.lent > 0 {
+            return Err(Broken("ancestors of a VM with memory cannot change"));
+        }
+        account.terms = Terms { limit: whole(terms.limit), guaranteed: whole(terms.guaranteed), ..terms };
+        Ok(())
+    }
+
+    /// The account of a VM.
+    #[must_use]
+    pub fn account(&self, key: VmKey) -> Option<&Account> {
+        self.accounts.get(&key)
+    }
+
+    /// Every account.
+    pub fn accounts(&self) -> impl Iterator<Item = (VmKey, &Account)> {
+        self.accounts.iter().map(|(key, account)| (*key, account))
+    }
+
+    /// A VM gets nothing any more.
+    pub fn close(&mut self, key: VmKey) {
+        if let Some(account) = self.accounts.get_mut(&key) {
+            account.closed = true;
+        }
+    }
+
+    /// Forgets an account with nothing in it; `false` when it is not.
+    pub fn forget(&mut self, key: VmKey) -> bool {
+        let empty = |account: &Account| account.lent == 0 && account.kept == 0 && account.pinned == 0;
+        let gone = self.accounts.get(&key).is_some_and(empty);
+        if gone {
+            self.accounts.remove(&key);
+        }
+        gone
+    }
+
+    /// What an ancestor may have in all.
+    pub fn set_escrow(&mut self, ancestor: u32, bytes: u64) {
+        self.ancestors.entry(ancestor).or_default().escrow = bytes;
+    }
+
+    /// What a VM may have in bytes, as its guests are told.
+    #[must_use]
+    pub fn limit(&self, key: VmKey) -> u64 {
+        match self.accounts.get(&key).map(|account| account.terms.limit) {
+            None => 0,
+            Some(0) => self.nominal,
+            Some(limit) => limit,
+        }
+    }
+
+    /// Bytes in custody, and of these lent.
+    #[must_use]
+    pub const fn totals(&self) -> (u64, u64) {
+        (self.capacity, self.lent)
+    }
+
+    /// What a VM without a limit is told: all that was in custody at first.
+    #[must_use]
+    pub const fn nominal(&self) -> u64 {
+        self.nominal
+    }
+
+    /// What a VM without a limit is told from now on.
+    pub fn set_nominal(&mut self, bytes: u64) {
+        self.nominal = bytes;
+    }
+
+    /// More bytes come into custody.
+    ///
+    /// # Errors
+    /// [`Broken`] when the sum cannot be.
+    pub fn grow(&mut self, bytes: u64) -> Result<(), Broken> {
+        self.capacity = self.capacity.checked_add(bytes).ok_or(Broken("capacity overflows"))?;
+        Ok(())
+    }
+
+    /// Bytes leave custody.
+    ///
+    /// # Errors
+    /// [`Broken`] when they were not in it.
+    pub fn shrink(&mut self, bytes: u64) -> Result<(), Broken> {
+        let rest = self.capacity.checked_sub(bytes).ok_or(Broken("capacity below zero"))?;
+        if rest < self.lent {
+            return Err(Broken("less in custody than lent"));
+        }
+        self.capacity = rest;
+        Ok(())
+    }
+
+    /// Bytes that can leave custody without touching what is lent or guaranteed.
+    #[must_use]
+    pub fn spare(&self) -> u64 {
+        self.free_beside(None)
+    }
+
+    /// Free bytes less what is kept for others than `except`.
+    fn free_beside(&self, except: Option<VmKey>) -> u64 {
+        let kept = self.accounts.iter().filter(|(key, account)| Some(**key) != except && !account.closed);
+        let kept = kept.fold(0_u64, |sum, (_, account)| {
+            sum.saturating_add(account.terms.guaranteed.saturating_sub(account.lent))
+        });
+        self.capacity.saturating_sub(self.lent).saturating_sub(kept)
+    }
+
+    /// Whether `bytes` more may be lent to a VM.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn admit(&self, key: VmKey, bytes: u64) -> Result<(), Refusal> {
+        let account = self.accounts.get(&key).filter(|account| !account.closed).ok_or(Refusal::Closed)?;
+        let held = account.lent.checked_add(account.kept).and_then(|held| held.checked_add(bytes));
+        let over = held.map(|held| held.saturating_sub(self.limit(key)));
+        match over {
+            Some(0) => {}
+            Some(over) => return Err(Refusal::Limit(over)),
+            None => return Err(Refusal::Limit(u64::MAX)),
+        }
+        for id in account.terms.ancestors.into_iter().filter(|id| *id != 0) {
+            let ancestor = self.ancestors.get(&id).copied().unwrap_or_default();
+            match ancestor.used.checked_add(bytes) {
+                Some(wanted) if wanted <= ancestor.escrow => {}
+                wanted => return Err(Refusal::Ancestor(id, wanted.unwrap_or(u64::MAX))),
+            }
+        }
+        if bytes > self.free_beside(Some(key)) { Err(Refusal::Capacity) } else { Ok(()) }
+    }
+
+    /// Lends `bytes` to a VM.
+    ///
+    /// # Errors
+    /// As [`Ledger::admit`]; nothing is changed then.
+    pub fn charge(&mut self, key: VmKey, bytes: u64) -> Result<(), Refusal> {
+        self.admit(key, bytes)?;
+        let lent = self.lent.checked_add(bytes).ok_or(Refusal::Capacity)?;
+        let account = self.accounts.get_mut(&key).ok_or(Refusal::Closed)?;
+        // None of these can overflow: each is at most a limit that was compared with above.
+        account.lent += bytes;
+        for id in account.terms.ancestors.into_iter().filter(|id| *id != 0) {
+            self.ancestors.entry(id).or_default().used += bytes;
+        }
+        self.lent = lent;
+        Ok(())
+    }
+
+    /// Takes `bytes` back from a VM.
+    ///
+    /// # Errors
+    /// [`Broken`] when it had less.
+    pub fn refund(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
+        let account = self.accounts.get_mut(&key).ok_or(Broken("refund to an unknown VM"))?;
+        account.lent = account.lent.checked_sub(bytes).ok_or(Broken("a VM's sum below zero"))?;
+        self.lent = self.lent.checked_sub(bytes).ok_or(Broken("the unit's sum below zero"))?;
+        for id in account.terms.ancestors.into_iter().filter(|id| *id != 0) {
+            let ancestor = self.ancestors.entry(id).or_default();
+            ancestor.used = ancestor.used.checked_sub(bytes).ok_or(Broken("an ancestor's sum below zero"))?;
+        }
+        Ok(())
+    }
+
+    /// A worker's idle bytes change.
+    ///
+    /// # Errors
+    /// [`Broken`] when the sum cannot be.
+    pub fn set_idle(&mut self, key: VmKey, before: u64, after: u64) -> Result<(), Broken> {
+        let account = self.accounts.get_mut(&key).ok_or(Broken("idle bytes of an unknown VM"))?;
+        let rest = account.idle.checked_sub(before).ok_or(Broken("idle bytes below zero"))?;
+        account.idle = rest.checked_add(after).ok_or(Broken("idle bytes overflow"))?;
+        Ok(())
+    }
+
+    /// A VM keeps `bytes` that it gave back, until nobody can hold them any more.
+    ///
+    /// # Errors
+    /// [`Broken`] when the sum cannot be.
+    pub fn keep(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
+        let account = self.accounts.get_mut(&key).ok_or(Broken("an unknown VM keeps memory"))?;
+        account.kept = account.kept.checked_add(bytes).ok_or(Broken("kept bytes overflow"))?;
+        Ok(())
+    }
+
+    /// The end of [`Ledger::keep`].
+    ///
+    /// # Errors
+    /// [`Broken`] when it kept less.
+    pub fn release(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
+        let account = self.accounts.get_mut(&key).ok_or(Broken("an unknown VM kept memory"))?;
+        account.kept = account.kept.checked_sub(bytes).ok_or(Broken("kept bytes below zero"))?;
+        Ok(())
+    }
+
+    /// Counts pinned guest memory; `false` when the VM's limit does not allow it.
+    pub fn pin(&mut self, key: VmKey, bytes: u64) -> bool {
+        let Some(account) = self.accounts.get_mut(&key) else { return false };
+        let limit = if account.terms.pinned == 0 { u64::MAX } else { account.terms.pinned };
+        match account.pinned.checked_add(bytes) {
+            Some(sum) if sum <= limit && !account.closed => {
+                account.pinned = sum;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Guest memory is no longer pinned.
+    ///
+    /// # Errors
+    /// [`Broken`] when less was.
+    pub fn unpin(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
+        let account = self.accounts.get_mut(&key).ok_or(Broken("unpins for an unknown VM"))?;
+        account.pinned = account.pinned.checked_sub(bytes).ok_or(Broken("pinned bytes below zero"))?;
+        Ok(())
+    }
+
+    /// Whether the sums hold together and with `lent` and `capacity`, counted elsewhere.
+    ///
+    /// # Errors
+    /// [`Broken`] says which does not.
+    pub fn check(&self, lent: &HashMap<VmKey, u64>, capacity: u64) -> Result<(), Broken> {
+        if sum(self.accounts.values().map(|account| account.lent)) != Some(self.lent) {
+            return Err(Broken("the unit's sum is not that of its VMs"));
+        }
+        if self.capacity != capacity || self.lent > self.capacity {
+            return Err(Broken("the unit's sum is not that of its chunks"));
+        }
+        for (key, account) in &self.accounts {
+            if account.lent != lent.get(key).copied().unwrap_or(0) {
+                return Err(Broken("a VM's sum is not that of its chunks"));
+            }
+        }
+        if lent.keys().any(|key| !self.accounts.contains_key(key)) {
+            return Err(Broken("chunks are lent to an unknown VM"));
+        }
+        for (id, ancestor) in &self.ancestors {
+            let children = self.accounts.values().filter(|account| account.terms.ancestors.contains(id));
+            if sum(children.map(|account| account.lent)) != Some(ancestor.used) {
+                return Err(Broken("an ancestor's sum is not that of its VMs"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes an ancestor's VMs have, and what they may have.
+    #[must_use]
+    pub fn ancestor(&self, id: u32) -> (u64, u64) {
+        self.ancestors.get(&id).map_or((0, 0), |ancestor| (ancestor.used, ancestor.escrow))
+    }
+}

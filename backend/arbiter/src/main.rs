@@ -1,0 +1,33 @@
+//! `sluice-arbiter`: custody of one placement unit, over an inherited control socket.
+
+#![expect(unsafe_code, reason = "adopts the control socket by its number")]
+
+use clap::Parser;
+use rustix::fd::{FromRawFd, OwnedFd};
+use std::{os::fd::RawFd, process::ExitCode};
+
+/// Serves one placement unit; started by the launcher.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// The inherited SEQPACKET socket on which setup and commands come.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(RawFd).range(0..))]
+    control_fd: RawFd,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_env("SLUICE_LOG"))
+        .with_writer(std::io::stderr)
+        .init();
+    // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.
+    let control = unsafe { OwnedFd::from_raw_fd(arguments.control_fd) };
+    match sluice_arbiter::run(control) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(%error, "the unit is not served");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The hand: the thread in which everything of the driver happens that takes time. It scrubs, and leaves a receipt for
+//! each chunk.
+//!
+//! It has one task at a time and owns the chunks of that task until it is done, so nobody else can use them meanwhile.
+
+use crate::{
+    custody::{Order, Outcome, Task},
+    ids::ChunkId,
+    unit::{Piece, Unit},
+};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fd::{AsFd as _, BorrowedFd, OwnedFd},
+    io::Errno,
+};
+use sluice_protocol::control::Verify;
+use std::{
+    fmt::Write as _,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A task, and the chunks it is about.
+#[derive(Debug)]
+pub struct Work {
+    /// What to do.
+    pub task: Task,
+    /// The chunks, in the task's order.
+    pub pieces: Vec<Piece>,
+}
+
+/// What became of it, and the chunks there are now: those that were scrubbed, or new ones.
+#[derive(Debug)]
+pub struct Done {
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Chunks.
+    pub pieces: Vec<Piece>,
+    /// How long it took, and how many bytes it scrubbed.
+    pub scrubbed: Option<(Duration, u64)>,
+}
+
+/// How scrubbing is done.
+#[derive(Debug)]
+pub struct Rules {
+    /// The placement unit, for the log.
+    pub unit: u32,
+    /// Whether to scrub at all.
+    pub scrub: bool,
+    /// How much is read back.
+    pub verify: Verify,
+    /// The audit log.
+    pub log: OwnedFd,
+}
+
+/// The thread, seen from the loop.
+#[derive(Debug)]
+pub struct Hand {
+    work: Sender<Work>,
+    done: Receiver<Done>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Hand {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The kernel's, when it has no descriptor or thread for us.
+    pub fn start(unit: Unit, rules: Rules) -> Result<Hand, std::io::Error> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (work, tasks) = channel();
+        let (results, done) = channel();
+        let bell = Arc::clone(&wake);
+        thread::Builder::new().name("scrubber".to_owned()).spawn(move || {
+            let mut worker = Scrubber { unit, rules };
+            if let Err(code) = worker.unit.enter() {
+                tracing::error!(code, "the scrubber has no context");
+                std::process::exit(1);
+            }
+            for work in tasks {
+                if results.send(worker.work(work)).is_err() {
+                    return;
+                }
+                ring(bell.as_fd());
+            }
+        })?;
+        Ok(Hand { work, done, wake })
+    }
+
+    /// What becomes readable when something is done.
+    #[must_use]
+    pub fn wake(&self) -> BorrowedFd<'_> {
+        (*self.wake).as_fd()
+    }
+
+    /// Hands a task over.
+    pub fn submit(&self, work: Work) {
+        // The thread ends only with the process.
+        if self.work.send(work).is_err() {
+            tracing::error!("the scrubber is gone");
+            std::process::exit(1);
+        }
+    }
+
+    /// What is done.
+    pub fn done(&self) -> Option<Done> {
+        let mut count = [0; 8];
+        match rustix::io::read(&*self.wake, &mut count) {
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => tracing::error!(%error, "the scrubber's bell is broken"),
+        }
+        self.done.try_recv().ok()
+    }
+}
+
+fn ring(bell: BorrowedFd<'_>) {
+    if let Err(error) = rustix::io::write(bell, &1_u64.to_le_bytes()) {
+        tracing::error!(%error, "cannot wake the loop");
+    }
+}
+
+struct Scrubber {
+    unit: Unit,
+    rules: Rules,
+}
+
+impl Scrubber {
+    fn work(&mut self, work: Work) -> Done {
+        let Work { task, pieces } = work;
+        let done = |outcome, pieces| Done { outcome, pieces, scrubbed: None };
+        match task {
+            Task::Scrub(orders) => {
+                let started = Instant::now();
+                let results = self.scrub(&orders, &pieces);
+                let bytes = orders.iter().zip(&pieces).map(|(_, piece)| piece.bytes()).sum();
+                let scrubbed = self.rules.scrub.then(|| (started.elapsed(), bytes));
+                Done { outcome: Outcome::Scrubbed(results), pieces, scrubbed }
+            }
+            Task::Release(_) => {
+                self.release(pieces);
+                done(Outcome::Released { free: self.free() }, Vec::new())
+            }
+            Task::Take { leave } => {
+                let (found, pieces) = self.unit.take_free(leave).unwrap_or_else(|code| {
+                    tracing::error!(code, "cannot take the unit's memory");
+                    (0, Vec::new())
+                });
+                let made = pieces.iter().map(Piece::class).collect();
+                done(Outcome::Taken { found, made, free: self.free() }, pieces)
+            }
+            Task::Split { into, .. } => {
+                let count = pieces.iter().map(|piece| piece.bytes() / into.bytes()).sum();
+                self.release(pieces);
+                let pieces = self.unit.create_many(into, count);
+                let made = pieces.iter().map(Piece::class).collect();
+                done(Outcome::Split { made, free: self.free() }, pieces)
+            }
+            Task::Move { class, .. } => {
+                let before = self.free();
+                self.release(pieces);
+                // Less than its size means that some process holds it still: nothing came back.
+                let back = self.free().saturating_sub(before) >= class.bytes();
+                let pieces = if back { self.unit.create_many(class, 1) } else { Vec::new() };
+                let made = pieces.iter().map(Piece::class).collect();
+                done(Outcome::Moved { back, made, free: self.free() }, pieces)
+            }
+            Task::Measure => done(Outcome::Measured { free: self.free() }, Vec::new()),
+        }
+    }
+
+    fn free(&self) -> u64 {
+        self.unit.free().unwrap_or_else(|code| {
+            tracing::error!(code, "the driver does not say what is free");
+            0
+        })
+    }
+
+    fn release(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            if let Err(code) = self.unit.release(piece) {
+                tracing::error!(code, "a chunk is lost to the driver");
+            }
+        }
+    }
+
+    /// Clears all of them, then reads back. A failed call leaves all of them dirty: nobody knows which it was.
+    fn scrub(&mut self, orders: &[Order], pieces: &[Piece]) -> Vec<(ChunkId, bool)> {
+        if !self.rules.scrub {
+            return orders.iter().map(|order| (order.chunk, true)).collect();
+        }
+        let cleared =
+            pieces.iter().try_for_each(|piece| self.unit.clear(piece)).and_then(|()| self.unit.wait());
+        if let Err(code) = cleared {
+            tracing::error!(code, "cannot scrub");
+        }
+        let mut receipts = String::new();
+        let mut results = Vec::with_capacity(orders.len());
+        for (order, piece) in orders.iter().zip(pieces) {
+            let clean = cleared.is_ok()
+                && self.unit.verify(piece, self.rules.verify).unwrap_or_else(|code| {
+                    tracing::error!(code, "cannot read a scrubbed chunk back");
+                    false
+                });
+            self.receipt(&mut receipts, order, piece, clean);
+            results.push((order.chunk, clean));
+        }
+        self.log(receipts.as_bytes());
+        results
+    }
+
+    /// One line of JSON.
+    fn receipt(&self, log: &mut String, order: &Order, piece: &Piece, clean: bool) {
+        let verify = match self.rules.verify {
+            Verify::Sampled => "sampled",
+            Verify::All => "all",
+        };
+        let (vm, vm_epoch) = order.vm.map_or((0, 0), |vm| (vm.vm, vm.epoch));
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            log,
+            "{{\"unit\":{},\"chunk\":{},\"epoch\":{},\"vm\":{vm},\"vm_epoch\":{vm_epoch},\"bytes\":{},\"verify\":\"{verify}\",\
+             \"verified\":{clean},\"reason\":\"{}\"}}",
+            self.rules.unit,
+            order.chunk.0,
+            order.epoch,
+            piece.bytes(),
+            order.reason.name(),
+        );
+    }
+
+    fn log(&self, mut lines: &[u8]) {
+        while !lines.is_empty() {
+            match rustix::io::write(&self.rules.log, lines) {
+                Ok(written) => lines = lines.get(written..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    // The memory is clean all the same; what is missing is the proof on paper.
+                    tracing::error!(%error, "scrubs are missing in the audit log");
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,701 @@
+//! The loop: one thread that hears `sluiced`, workers, the scrubber and the inventory, and asks
+//! [`Custody`](crate::custody::Custody) what follows.
+//!
+//! It never waits for anybody but in `epoll_wait`, and makes no driver call but the export of a chunk that is lent. Each
+//! party is heard for a bounded number of messages per turn.
+
+use crate::{
+    audit::Audit,
+    custody::{Custody, Effect, Estimates, Millis, Settings, Task},
+    ids::{ChunkId, VmKey, WorkerId},
+    inventory::{Inventory, News},
+    page::{Page, PageError},
+    scrub::{Hand, Rules, Work},
+    unit::{Piece, Unit, UnitError},
+    workers::{Heard, Link, Message, Sent},
+};
+use rustix::{
+    buffer::spare_capacity,
+    event::{
+        Timespec,
+        epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    },
+    fd::{AsFd as _, BorrowedFd, OwnedFd},
+    fs::{OFlags, fcntl_getfl, fcntl_setfl},
+    io::Errno,
+};
+use sluice_driver::Driver;
+use sluice_protocol::{
+    control::{ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, ToArbiter, codec},
+    custody::Answer,
+    limits,
+};
+use sluice_sandbox::{Role, SandboxError};
+use sluice_shared_memory::socket;
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Why an arbiter ends.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The kernel refuses.
+    #[error(transparent)]
+    Kernel(#[from] Errno),
+    /// `sluiced` went away before it said what to do.
+    #[error("the control socket closed before the setup came")]
+    Closed,
+    /// The first message is malformed.
+    #[error("setup: {0}")]
+    Setup(#[from] codec::CodecError),
+    /// The audit log is missing.
+    #[error("the setup came with {0} descriptors instead of one")]
+    Log(usize),
+    /// The device cannot be used.
+    #[error(transparent)]
+    Unit(#[from] UnitError),
+    /// No thread.
+    #[error("the scrubber does not start: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The process cannot be confined.
+    #[error("cannot enter the filter: {0}")]
+    Sandbox(#[from] SandboxError),
+    /// The driver has no context for the loop.
+    #[error("the context cannot be used: CUresult {0}")]
+    Context(u32),
+}
+
+/// Messages of `sluiced` or the inventory per turn.
+const MESSAGES: usize = 64;
+/// Messages to `sluiced` that wait while it does not read; then the oldest are dropped.
+const BACKLOG: usize = 4096;
+/// Milliseconds between looks at what the driver has free.
+const MEASURE: Millis = 500;
+/// Milliseconds until a send is tried again that failed for want of room elsewhere.
+const RETRY: Millis = 2;
+/// Bytes that must be clean before lending begins.
+const FIRST_CLEAN: u64 = 32 << 20;
+/// Bytes of one scrub at first; then by how long they take.
+const BATCH: [u64; 2] = [32 << 20, 1 << 30];
+/// How long one scrub should take: a taker that waits may have to wait for it.
+const BATCH_TIME: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(10)];
+
+/// What an event is about, in the kernel's 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Token {
+    Control,
+    Hand,
+    Inventory,
+    Worker(WorkerId),
+    Process(WorkerId),
+}
+
+impl Token {
+    fn encode(self) -> EventData {
+        EventData::new_u64(match self {
+            Token::Control => 0,
+            Token::Hand => 1,
+            Token::Inventory => 2,
+            Token::Worker(id) => id.0 << 2 | 3,
+            Token::Process(id) => id.0 << 2 | 2,
+        })
+    }
+
+    fn decode(data: EventData) -> Token {
+        match data.u64() {
+            0 => Token::Control,
+            1 => Token::Hand,
+            2 => Token::Inventory,
+            // Workers are numbered from 1.
+            other if other & 3 == 3 => Token::Worker(WorkerId(other >> 2)),
+            other => Token::Process(WorkerId(other >> 2)),
+        }
+    }
+}
+
+/// Serves a unit over `control` until `sluiced` and all workers are gone.
+///
+/// # Errors
+/// [`RunError`] when the unit cannot be served.
+pub fn run(control: OwnedFd) -> Result<(), RunError> {
+    let mut buffer = vec![0; limits::CONTROL_BYTES];
+    let (message, mut descriptors) = socket::receive(&control, &mut buffer)?.ok_or(RunError::Closed)?;
+    let setup: ArbiterSetup = codec::decode(message)?;
+    let log = match (descriptors.pop(), descriptors.len()) {
+        (Some(log), 0) => log,
+        (log, more) => return Err(RunError::Log(more + usize::from(log.is_some()))),
+    };
+    let span = tracing::info_span!("arbiter", unit = setup.unit);
+    let _entered = span.enter();
+    sluice_sandbox::enter(Role::Arbiter)?;
+    let unit = Unit::open(Path::new(&setup.driver), setup.device)?;
+    unit.enter().map_err(RunError::Context)?;
+    Server::new(control, unit, &setup, log)?.serve()
+}
+
+struct Server {
+    started: Instant,
+    epoll: OwnedFd,
+    control: Option<OwnedFd>,
+    /// What `sluiced` has not read yet.
+    outbox: VecDeque<FromArbiter>,
+    driver: Arc<Driver>,
+    hand: Hand,
+    custody: Custody,
+    /// Chunks by their numbers; those the hand has are not here.
+    pieces: Vec<Option<Piece>>,
+    /// Whose chunks the hand has.
+    away: Vec<ChunkId>,
+    links: HashMap<WorkerId, Link>,
+    next_worker: u64,
+    device: u32,
+    inventory: Option<Inventory>,
+    audit: Audit,
+    changed: bool,
+    batch: u64,
+    measured: Millis,
+    /// Links with something left to say, for want of room elsewhere.
+    retry: Option<Millis>,
+    context_bytes: u64,
+    /// Unknown processes that were seen once (`false`) or reported.
+    strangers: HashMap<u32, bool>,
+    /// The unit's memory is taken, so lending may begin; and it was said.
+    taken: bool,
+    ready: bool,
+}
+
+impl Server {
+    fn new(control: OwnedFd, unit: Unit, setup: &ArbiterSetup, log: OwnedFd) -> Result<Server, RunError> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        unblock(control.as_fd())?;
+        epoll::add(&epoll, &control, Token::Control.encode(), EventFlags::IN)?;
+        let free = unit.free().map_err(RunError::Context)?;
+        let context_bytes = unit.context_bytes();
+        // What a driver takes beside what is known: its blocks are 2 MiB or more, on a real one up to some tens.
+        let margin = (free / 64).clamp(4 << 20, 64 << 20).next_multiple_of(2 << 20);
+        let estimates = Estimates { context: context_bytes, margin };
+        let settings = Settings { unit: setup.unit, reserve: setup.reserve, estimates };
+        let rules = Rules { unit: setup.unit, scrub: setup.scrub, verify: setup.verify, log };
+        if !setup.scrub {
+            tracing::warn!("memory is NOT scrubbed between tenants. NOT FOR PRODUCTION");
+        }
+        let driver = unit.driver();
+        let hand = Hand::start(unit, rules)?;
+        epoll::add(&epoll, hand.wake(), Token::Hand.encode(), EventFlags::IN)?;
+        Ok(Server {
+            started: Instant::now(),
+            epoll,
+            control: Some(control),
+            outbox: VecDeque::new(),
+            driver,
+            hand,
+            custody: Custody::new(settings, free),
+            pieces: Vec::new(),
+            away: Vec::new(),
+            links: HashMap::new(),
+            next_worker: 1,
+            device: setup.device,
+            inventory: None,
+            audit: Audit::default(),
+            changed: true,
+            batch: BATCH[0],
+            measured: 0,
+            retry: None,
+            context_bytes,
+            strangers: HashMap::new(),
+            taken: false,
+            ready: false,
+        })
+    }
+
+    fn now(&self) -> Millis {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn serve(mut self) -> Result<(), RunError> {
+        let mut events: Vec<Event> = Vec::with_capacity(256);
+        loop {
+            let timeout = self.turn();
+            if self.control.is_none() && self.custody.is_idle() {
+                tracing::info!("nobody is left to ask for anything");
+                return Ok(());
+            }
+            events.clear();
+            let timeout = Timespec {
+                tv_sec: i64::try_from(timeout / 1000).unwrap_or(i64::MAX),
+                tv_nsec: i64::try_from(timeout % 1000 * 1_000_000).unwrap_or(0),
+            };
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            for event in &events {
+                self.handle(Token::decode(event.data), event.flags);
+            }
+        }
+    }
+
+    /// Everything that follows from what was heard. Returns the milliseconds until something is due.
+    fn turn(&mut self) -> Millis {
+        let now = self.now();
+        let mut due = vec![now.saturating_add(MEASURE)];
+        due.extend(self.custody.serve_waiters(now));
+        due.extend(self.custody.serve_growth(now));
+        self.follow();
+        let measure = now.saturating_sub(self.measured) >= MEASURE;
+        if let Some(task) = self.custody.plan(self.batch, measure) {
+            if task == Task::Measure {
+                self.measured = now;
+            }
+            self.submit(task);
+        }
+        self.changed |= self.custody.changed();
+        if now >= self.audit.due(self.changed) {
+            self.changed = false;
+            if let Some(broken) = self.audit.run(&self.custody, now) {
+                tracing::error!(%broken, "the audit fails");
+                let kind = ArbiterEvent::LedgerBroken as u32;
+                self.tell(FromArbiter::Event { kind, vm: 0, process: 0, bytes: 0 });
+            }
+        }
+        due.push(self.audit.due(self.changed));
+        if let Some(inventory) = &mut self.inventory {
+            due.push(inventory.poll(self.custody.unconfirmed(), now));
+        }
+        if let Some(retry) = self.retry.take_if(|retry| *retry <= now) {
+            let _ = retry;
+            let waiting: Vec<WorkerId> =
+                self.links.iter().filter(|(_, link)| !link.is_clear()).map(|(id, _)| *id).collect();
+            for id in waiting {
+                self.say(id);
+            }
+        }
+        due.extend(self.retry);
+        self.follow();
+        self.flush();
+        due.into_iter().min().unwrap_or(now).saturating_sub(now)
+    }
+
+    fn handle(&mut self, token: Token, flags: EventFlags) {
+        match token {
+            Token::Control => self.hear_daemon(),
+            Token::Hand => self.hear_hand(),
+            Token::Inventory => self.hear_inventory(),
+            Token::Worker(id) => {
+                if flags.contains(EventFlags::OUT) {
+                    self.say(id);
+                }
+                self.hear_worker(id, flags.intersects(EventFlags::HUP | EventFlags::ERR));
+            }
+            Token::Process(id) => self.bury(id),
+        }
+    }
+
+    // `sluiced`.
+
+    fn hear_daemon(&mut self) {
+        for _ in 0..MESSAGES {
+            let Some(control) = &self.control else { return };
+            let mut buffer = [0; BYTES];
+            match socket::receive(control, &mut buffer) {
+                Ok(Some((bytes, descriptors))) => match ToArbiter::decode(bytes) {
+                    Ok(message) if message.descriptors() == descriptors.len() => {
+                        self.command(message, descriptors);
+                    }
+                    _ => tracing::error!("a message of sluiced is none, or lacks its descriptors"),
+                },
+                Ok(None) => return self.without_daemon(),
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                // More descriptors than this process may have: the worker it was about sees its socket close.
+                Err(Errno::MSGSIZE) => tracing::error!("a message of sluiced was cut: out of descriptors?"),
+                Err(error) => {
+                    tracing::error!(%error, "the control socket fails");
+                    return self.without_daemon();
+                }
+            }
+        }
+    }
+
+    /// The unit goes on with what it was told.
+    fn without_daemon(&mut self) {
+        tracing::warn!("sluiced is gone");
+        if let Some(control) = self.control.take() {
+            // Closing it takes it out of the set.
+            drop(control);
+        }
+        self.outbox.clear();
+    }
+
+    fn command(&mut self, message: ToArbiter, descriptors: Vec<OwnedFd>) {
+        let now = self.now();
+        match message {
+            ToArbiter::Worker { vm, epoch, process, session } => {
+                if let Ok([socket, pidfd]) = <[OwnedFd; 2]>::try_from(descriptors)
+                    && let Err(error) = self.adopt(VmKey { vm, epoch }, process, socket, pidfd)
+                {
+                    tracing::error!(vm, session, %error, "a worker cannot be served");
+                }
+            }
+            ToArbiter::Inventory {} => {
+                let Some(socket) = descriptors.into_iter().next() else { return };
+                let watched = unblock(socket.as_fd()).and_then(|()| {
+                    epoll::add(&self.epoll, &socket, Token::Inventory.encode(), EventFlags::IN)
+                });
+                match watched {
+                    Ok(()) => self.inventory = Some(Inventory::new(socket, self.device)),
+                    Err(error) => tracing::error!(%error, "the inventory cannot be asked"),
+                }
+            }
+            other => self.custody.command(other, now),
+        }
+    }
+
+    fn adopt(&mut self, vm: VmKey, process: u32, socket: OwnedFd, pidfd: OwnedFd) -> Result<(), PageError> {
+        let id = WorkerId(self.next_worker);
+        self.next_worker += 1;
+        unblock(socket.as_fd())?;
+        let (page, descriptor) = Page::new(vm.epoch)?;
+        if !self.custody.add_worker(id, vm, process) {
+            tracing::warn!(vm = vm.vm, epoch = vm.epoch, "a worker of an old epoch is not served");
+            return Ok(());
+        }
+        let link = Link::new(vm, socket, pidfd, page);
+        if let Some(socket) = link.socket() {
+            epoll::add(&self.epoll, socket, Token::Worker(id).encode(), EventFlags::IN)?;
+        }
+        epoll::add(&self.epoll, link.pidfd(), Token::Process(id).encode(), EventFlags::IN)?;
+        let (limit, used, permit) = self.custody.figures(vm);
+        link.page.write(limit, used, permit);
+        let welcome = Answer::Welcome { unit: self.custody.unit(), epoch: vm.epoch, limit };
+        // A fresh socket has room for one message.
+        if link.send(&welcome.encode(), &[descriptor.as_fd()]) != Sent::Yes {
+            tracing::warn!(vm = vm.vm, process, "a worker cannot be welcomed");
+        }
+        self.links.insert(id, link);
+        Ok(())
+    }
+
+    fn tell(&mut self, message: FromArbiter) {
+        if self.control.is_none() {
+            return;
+        }
+        if self.outbox.len() >= BACKLOG {
+            self.outbox.pop_front();
+        }
+        self.outbox.push_back(message);
+    }
+
+    /// Sends `sluiced` what it has room for.
+    fn flush(&mut self) {
+        let Some(control) = &self.control else { return };
+        let waited = !self.outbox.is_empty();
+        while let Some(message) = self.outbox.front() {
+            match socket::send(control, &message.encode(), &[]) {
+                Ok(()) => {
+                    self.outbox.pop_front();
+                }
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => break,
+                // Reading says so, too.
+                Err(_) => self.outbox.clear(),
+            }
+        }
+        if waited {
+            let mut flags = EventFlags::IN;
+            flags.set(EventFlags::OUT, !self.outbox.is_empty());
+            if let Err(error) = epoll::modify(&self.epoll, control, Token::Control.encode(), flags) {
+                tracing::error!(%error, "the control socket cannot be watched");
+            }
+        }
+    }
+
+    // Workers.
+
+    fn hear_worker(&mut self, id: WorkerId, hung_up: bool) {
+        let now = self.now();
+        for _ in 0..limits::CUSTODY_REQUESTS {
+            let Some(link) = self.links.get(&id) else { return };
+            let heard = hung_up || (link.is_clear() && self.custody.listens(id));
+            if !heard {
+                break;
+            }
+            match link.hear() {
+                Heard::Request(request) => self.custody.request(id, request, now),
+                Heard::Nothing => break,
+                Heard::Left => {
+                    self.custody.worker_left(id);
+                    break;
+                }
+                Heard::Abuse(how) => self.custody.abuse(id, how),
+            }
+        }
+        self.follow();
+        self.watch(id);
+    }
+
+    /// Hears a worker while it may say something, and learns when it reads again.
+    fn watch(&mut self, id: WorkerId) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let mut wanted = EventFlags::empty();
+        wanted.set(EventFlags::IN, link.is_clear() && self.custody.listens(id));
+        wanted.set(EventFlags::OUT, !link.is_clear());
+        if wanted == link.interest {
+            return;
+        }
+        if let Some(socket) = link.socket() {
+            match epoll::modify(&self.epoll, socket, Token::Worker(id).encode(), wanted) {
+                Ok(()) => link.interest = wanted,
+                Err(error) => tracing::error!(%error, "a worker's socket cannot be watched"),
+            }
+        }
+    }
+
+    /// A worker's process has ended.
+    fn bury(&mut self, id: WorkerId) {
+        let now = self.now();
+        if let Some(link) = self.links.get_mut(&id) {
+            if let Err(error) = epoll::delete(&self.epoll, link.pidfd()) {
+                tracing::error!(%error, "a dead worker is still watched");
+            }
+            drop(link.close());
+        }
+        self.custody.worker_died(id, now);
+    }
+
+    /// Does what was decided.
+    fn follow(&mut self) {
+        for vm in self.custody.touched() {
+            let (limit, used, permit) = self.custody.figures(vm);
+            for link in self.links.values().filter(|link| link.vm == vm) {
+                link.page.write(limit, used, permit);
+            }
+        }
+        let mut spoken: HashSet<WorkerId> = HashSet::new();
+        while let Some(effect) = self.custody.effect() {
+            let (worker, message) = match effect {
+                Effect::Lend { worker, serial, lease, chunk, bytes, more } => {
+                    (worker, Message::Lend { serial, lease, chunk, bytes, more })
+                }
+                Effect::Answer { worker, answer } => (worker, Message::Plain(answer)),
+                Effect::Kill { worker } => {
+                    if let Some(link) = self.links.get_mut(&worker) {
+                        link.kill();
+                        drop(link.close());
+                    }
+                    continue;
+                }
+                Effect::Tell(message) => {
+                    self.tell(message);
+                    continue;
+                }
+                Effect::Gone { worker } => {
+                    self.links.remove(&worker);
+                    continue;
+                }
+            };
+            if let Some(link) = self.links.get_mut(&worker) {
+                link.push(message);
+                spoken.insert(worker);
+            }
+        }
+        for id in spoken {
+            self.say(id);
+        }
+    }
+
+    /// Says what is to be said to a worker, as far as it reads.
+    fn say(&mut self, id: WorkerId) {
+        let now = self.now();
+        while let Some(link) = self.links.get_mut(&id)
+            && let Some(message) = link.front()
+        {
+            let sent = match message {
+                Message::Plain(answer) => link.send(&answer.encode(), &[]),
+                Message::Lend { serial, lease, chunk, bytes, more } => {
+                    let piece = self.pieces.get(chunk.0 as usize).and_then(Option::as_ref);
+                    match piece.filter(|_| self.custody.holds(id, lease, chunk)) {
+                        // It was given back before it was sent.
+                        None => Sent::Yes,
+                        Some(piece) => match self.driver.chunk_export(piece.handle()) {
+                            Ok(descriptor) => {
+                                let lent = Answer::Lent { serial, lease, bytes, more };
+                                link.send(&lent.encode(), &[descriptor.as_fd()])
+                            }
+                            Err(code) => {
+                                tracing::error!(code, "a chunk cannot be exported");
+                                link.pop();
+                                self.custody.not_sent(id, serial, lease);
+                                continue;
+                            }
+                        },
+                    }
+                }
+            };
+            match sent {
+                Sent::Yes => link.pop(),
+                Sent::Full => {
+                    if link.stalls(now) {
+                        self.custody.abuse(id, "does not read its answers");
+                    }
+                    self.retry = Some(self.retry.map_or(now + RETRY, |retry| retry.min(now + RETRY)));
+                    break;
+                }
+                Sent::Gone => {
+                    drop(link.close());
+                    self.custody.worker_left(id);
+                    break;
+                }
+            }
+        }
+        self.watch(id);
+    }
+
+    // The scrubber.
+
+    fn submit(&mut self, task: Task) {
+        self.away = match &task {
+            Task::Scrub(orders) => orders.iter().map(|order| order.chunk).collect(),
+            Task::Release(chunks) => chunks.clone(),
+            Task::Split { chunk, .. } | Task::Move { chunk, .. } => vec![*chunk],
+            Task::Take { .. } | Task::Measure => Vec::new(),
+        };
+        let pieces: Vec<Piece> = self
+            .away
+            .iter()
+            .filter_map(|chunk| self.pieces.get_mut(chunk.0 as usize).and_then(Option::take))
+            .collect();
+        assert_eq!(pieces.len(), self.away.len(), "a chunk that is not lent is here or with the hand");
+        self.hand.submit(Work { task, pieces });
+    }
+
+    fn hear_hand(&mut self) {
+        while let Some(done) = self.hand.done() {
+            let scrubbed = matches!(done.outcome, crate::custody::Outcome::Scrubbed(_));
+            let taken = matches!(done.outcome, crate::custody::Outcome::Taken { .. });
+            if let Some((time, bytes)) = done.scrubbed {
+                self.adapt(time, bytes);
+            }
+            let made = self.custody.finished(done.outcome);
+            let places = if scrubbed { core::mem::take(&mut self.away) } else { made };
+            for (chunk, piece) in places.into_iter().zip(done.pieces) {
+                let index = chunk.0 as usize;
+                if self.pieces.len() <= index {
+                    self.pieces.resize_with(index + 1, || None);
+                }
+                if let Some(place) = self.pieces.get_mut(index) {
+                    *place = Some(piece);
+                }
+            }
+            if taken && !self.taken {
+                self.taken = true;
+                self.custody.set_nominal();
+            }
+            self.announce();
+        }
+    }
+
+    /// Scrubs as much at a time as takes neither long nor no time.
+    fn adapt(&mut self, time: Duration, bytes: u64) {
+        tracing::debug!(bytes, ?time, "scrubbed");
+        if time > BATCH_TIME[1] {
+            self.batch = (self.batch / 2).max(BATCH[0]);
+        } else if time < BATCH_TIME[0] && bytes >= self.batch / 2 {
+            self.batch = (self.batch * 2).min(BATCH[1]);
+        }
+    }
+
+    /// Says that lending begins, once there is something to lend.
+    fn announce(&mut self) {
+        if self.ready || !self.taken {
+            return;
+        }
+        let (capacity, _) = self.custody.ledger().totals();
+        if self.custody.clean_bytes() >= FIRST_CLEAN.min(capacity) {
+            self.ready = true;
+            tracing::info!(bytes = capacity, context = self.context_bytes, "lending begins");
+            self.tell(FromArbiter::Ready { bytes: capacity, context: self.context_bytes });
+        }
+    }
+
+    // The inventory.
+
+    fn hear_inventory(&mut self) {
+        for _ in 0..MESSAGES {
+            let now = self.now();
+            let Some(inventory) = &mut self.inventory else { return };
+            match inventory.receive(now) {
+                Ok(Some(News::Listed(id, false))) => self.custody.worker_gone(id),
+                Ok(Some(News::Listed(id, true))) => self.custody.still_listed(id, now),
+                Ok(Some(News::Memory { total, used })) => self.reconcile(total, used),
+                Ok(Some(News::Processes(list))) => self.compare(&list),
+                Ok(None) => {}
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "the inventory is gone; memory of the dead stays with their VMs");
+                    self.inventory = None;
+                }
+            }
+        }
+    }
+
+    fn reconcile(&mut self, total: u64, used: u64) {
+        let Some(known) = self.custody.known() else { return };
+        if let Some(drift) = self.audit.reconcile(known, used, total, !self.custody.is_idle()) {
+            tracing::warn!(known, used, drift, "the device has other figures than the ledger");
+            self.tell(FromArbiter::Event {
+                kind: ArbiterEvent::Drift as u32,
+                vm: 0,
+                process: 0,
+                bytes: drift,
+            });
+        }
+    }
+
+    /// Books what drivers took to their workers, and finds processes that are no workers.
+    fn compare(&mut self, list: &[(u32, u64)]) {
+        let workers: HashMap<u32, WorkerId> =
+            self.custody.processes().map(|(id, process)| (process, id)).collect();
+        let own = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
+        let listed: HashSet<u32> = list.iter().map(|(process, _)| *process).collect();
+        self.strangers.retain(|process, _| listed.contains(process) && !workers.contains_key(process));
+        for (process, bytes) in list.iter().filter(|(process, _)| *process != own) {
+            if let Some(id) = workers.get(process) {
+                self.custody.set_booked(*id, *bytes);
+                continue;
+            }
+            // A worker may be listed just before we hear of it, or just after it is gone.
+            match self.strangers.get_mut(process) {
+                None => {
+                    self.strangers.insert(*process, false);
+                }
+                Some(reported @ false) => {
+                    *reported = true;
+                    tracing::warn!(process, bytes, "a process uses the device that is no worker");
+                    let kind = ArbiterEvent::Stranger as u32;
+                    self.tell(FromArbiter::Event { kind, vm: 0, process: *process, bytes: *bytes });
+                }
+                Some(true) => {}
+            }
+        }
+    }
+}
+
+fn unblock(descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
+    fcntl_setfl(descriptor, fcntl_getfl(descriptor)? | OFlags::NONBLOCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_told_apart() {
+        let ids = [1, 2, 3, 1 << 40].map(WorkerId);
+        let workers = ids.into_iter().flat_map(|id| [Token::Worker(id), Token::Process(id)]);
+        for token in [Token::Control, Token::Hand, Token::Inventory].into_iter().chain(workers) {
+            assert_eq!(Token::decode(token.encode()), token);
+        }
+    }
+}

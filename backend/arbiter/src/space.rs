@@ -1,0 +1,59 @@
+//! Addresses for the arbiter's own mappings, first fit.
+
+use std::collections::BTreeMap;
+
+/// Free ranges of a reservation.
+#[derive(Debug)]
+pub(crate) struct Space {
+    /// Bytes by address; neighbours are joined.
+    free: BTreeMap<u64, u64>,
+}
+
+impl Space {
+    pub(crate) fn new(base: u64, bytes: u64) -> Space {
+        Space { free: BTreeMap::from([(base, bytes)]) }
+    }
+
+    /// The lowest range that suffices.
+    pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
+        let (at, have) = self.free.iter().map(|(at, have)| (*at, *have)).find(|(_, have)| *have >= bytes)?;
+        self.free.remove(&at);
+        if have > bytes {
+            self.free.insert(at + bytes, have - bytes);
+        }
+        Some(at)
+    }
+
+    /// Gives a range back.
+    pub(crate) fn give(&mut self, at: u64, bytes: u64) {
+        let (mut start, mut length) = (at, bytes);
+        if let Some((before, have)) = self.free.range(..at).next_back().map(|(at, have)| (*at, *have))
+            && before + have == at
+        {
+            self.free.remove(&before);
+            (start, length) = (before, have + bytes);
+        }
+        if let Some(behind) = self.free.remove(&(at + bytes)) {
+            length += behind;
+        }
+        self.free.insert(start, length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_taken_lowest_first_and_join_again() {
+        let mut space = Space::new(100, 40);
+        let (a, b, c) = (space.take(10), space.take(20), space.take(10));
+        assert_eq!((a, b, c), (Some(100), Some(110), Some(130)));
+        assert_eq!(space.take(1), None);
+        space.give(100, 10);
+        space.give(130, 10);
+        assert_eq!(space.take(20), None, "two ranges of ten are none of twenty");
+        space.give(110, 20);
+        assert_eq!(space.free, BTreeMap::from([(100, 40)]));
+    }
+}

@@ -1,0 +1,317 @@
+//! The driver's side: one context, chunks made and mapped, and the stream that scrubs.
+//!
+//! Every chunk is mapped here for as long as it is in custody, so that scrubbing costs no mapping. The addresses are the
+//! arbiter's own; what is in the chunks is never looked at but to see that it is zero.
+
+#![expect(unsafe_code, reason = "says which of its own mappings the driver may write")]
+
+use crate::{custody::mix, ids::Class, space::Space};
+use sluice_driver::{Code, Device, Driver, DriverError, Handle, Host, Rows};
+use sluice_protocol::{control::Verify, custody::UNIT};
+use std::{path::Path, sync::Arc};
+
+/// A chunk's driver handle and mapping. Whoever has it may use the chunk.
+#[derive(Debug)]
+pub struct Piece {
+    handle: Handle,
+    address: u64,
+    class: Class,
+}
+
+impl Piece {
+    /// What it is exported by.
+    #[must_use]
+    pub const fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Its size.
+    #[must_use]
+    pub const fn class(&self) -> Class {
+        self.class
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.class.bytes()
+    }
+}
+
+/// Why a unit cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum UnitError {
+    /// There is no driver.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A call failed.
+    #[error("{0}: CUresult {1}")]
+    Call(&'static str, Code),
+    /// Chunks could not be multiples of what the driver allocates.
+    #[error("the device's allocation granularity {0} does not divide 2 MiB")]
+    Granularity(u64),
+}
+
+/// Bytes read back at a time.
+const WINDOW: usize = 4 << 20;
+/// Bytes of a sample.
+const SAMPLE: usize = 4096;
+/// Samples of a chunk, its first and last bytes among them.
+const SAMPLES: u64 = 16;
+
+/// An opened unit.
+#[derive(Debug)]
+pub struct Unit {
+    driver: Arc<Driver>,
+    device: i32,
+    context: Handle,
+    stream: Handle,
+    space: Space,
+    /// Where samples and windows are read into.
+    window: Vec<u8>,
+    /// Chooses the samples.
+    random: u64,
+    context_bytes: u64,
+}
+
+fn failed(call: &'static str) -> impl Fn(Code) -> UnitError {
+    move |code| UnitError::Call(call, code)
+}
+
+impl Unit {
+    /// Loads the driver and opens a device.
+    ///
+    /// # Errors
+    /// [`UnitError`] when the device cannot be used.
+    pub fn open(path: &Path, ordinal: u32) -> Result<Unit, UnitError> {
+        const BLOCKING_SYNC: u32 = 4;
+        const NON_BLOCKING: u32 = 1;
+        let driver = Driver::load(path)?;
+        driver.init().map_err(failed("cuInit"))?;
+        let device = driver.device(ordinal).map_err(failed("cuDeviceGet"))?;
+        let granularity = driver.granularity(device).map_err(failed("cuMemGetAllocationGranularity"))?;
+        if granularity == 0 || !UNIT.is_multiple_of(granularity) {
+            return Err(UnitError::Granularity(granularity));
+        }
+        let context = driver.primary_retain(device, BLOCKING_SYNC).map_err(failed("the primary context"))?;
+        driver.set_current(context).map_err(failed("cuCtxSetCurrent"))?;
+        let (free, total) = driver.memory_info().map_err(failed("cuMemGetInfo"))?;
+        let context_bytes = measure_context(&driver, device, context, free, total)?;
+        let least = driver.priorities().map_or(0, |(least, _)| least);
+        let stream = driver.stream_create(NON_BLOCKING, least).map_err(failed("a stream"))?;
+        // Twice what there is: chunks of different sizes come and go.
+        let bytes = total.saturating_mul(2).next_multiple_of(Class::ALL[0].bytes());
+        let base = driver.address_reserve(0, bytes).map_err(failed("cuMemAddressReserve"))?;
+        let mut seed = [0; 8];
+        // Without randomness the samples are guessable, and nobody who could profit sees them anyway.
+        let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
+        Ok(Unit {
+            driver: Arc::new(driver),
+            device,
+            context,
+            stream,
+            space: Space::new(base, bytes),
+            window: vec![0; WINDOW],
+            random: u64::from_le_bytes(seed) | 1,
+            context_bytes,
+        })
+    }
+
+    /// The driver, for exports from another thread.
+    #[must_use]
+    pub fn driver(&self) -> Arc<Driver> {
+        Arc::clone(&self.driver)
+    }
+
+    /// Makes the unit's context current in this thread.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn enter(&self) -> Result<(), Code> {
+        self.driver.set_current(self.context)
+    }
+
+    /// Bytes that a context takes for itself, as measured when the unit was opened.
+    #[must_use]
+    pub const fn context_bytes(&self) -> u64 {
+        self.context_bytes
+    }
+
+    /// Bytes the driver has free.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn free(&self) -> Result<u64, Code> {
+        self.driver.memory_info().map(|(free, _)| free)
+    }
+
+    /// Makes a chunk of the driver's memory and maps it.
+    ///
+    /// # Errors
+    /// The driver's, out of memory for instance.
+    pub fn create(&mut self, class: Class) -> Result<Piece, Code> {
+        let bytes = class.bytes();
+        let address = self.space.take(bytes).ok_or(sluice_driver::code::OUT_OF_MEMORY)?;
+        let made = self.create_at(address, class);
+        if made.is_err() {
+            self.space.give(address, bytes);
+        }
+        made
+    }
+
+    fn create_at(&self, address: u64, class: Class) -> Result<Piece, Code> {
+        let bytes = class.bytes();
+        let handle = self.driver.chunk_create(bytes, self.device)?;
+        let mapped = self.driver.map(address, bytes, handle).and_then(|()| {
+            self.driver.allow(address, bytes, self.device).inspect_err(|_| {
+                if let Err(code) = self.driver.unmap(address, bytes) {
+                    tracing::error!(code, "cannot unmap a chunk");
+                }
+            })
+        });
+        match mapped {
+            Ok(()) => Ok(Piece { handle, address, class }),
+            Err(failed) => {
+                if let Err(code) = self.driver.chunk_release(handle) {
+                    tracing::error!(code, "cannot release a chunk");
+                }
+                Err(failed)
+            }
+        }
+    }
+
+    /// Gives a chunk back to the driver. What an importer has mapped stays with it.
+    ///
+    /// # Errors
+    /// The driver's; the chunk is lost then.
+    pub fn release(&mut self, piece: Piece) -> Result<(), Code> {
+        let bytes = piece.class.bytes();
+        self.driver.unmap(piece.address, bytes)?;
+        self.space.give(piece.address, bytes);
+        self.driver.chunk_release(piece.handle)
+    }
+
+    /// Makes chunks of what is free, but leaves so much. Returns what was free before, and the chunks.
+    ///
+    /// # Errors
+    /// The driver's, when it does not say what is free.
+    pub fn take_free(&mut self, leave: u64) -> Result<(u64, Vec<Piece>), Code> {
+        let found = self.free()?;
+        let mut pieces = Vec::new();
+        for class in mix(found.saturating_sub(leave)) {
+            if let Ok(piece) = self.create(class) {
+                pieces.push(piece);
+            }
+        }
+        // What the driver says is free it need not have in pieces of each size: the rest by the smallest.
+        let least = Class::ALL[Class::ALL.len() - 1];
+        while self.free()?.saturating_sub(leave) >= UNIT {
+            match self.create(least) {
+                Ok(piece) => pieces.push(piece),
+                Err(_) => break,
+            }
+        }
+        Ok((found, pieces))
+    }
+
+    /// Makes chunks of one size, as many as there are.
+    pub fn create_many(&mut self, class: Class, count: u64) -> Vec<Piece> {
+        (0..count).map_while(|_| self.create(class).ok()).collect()
+    }
+
+    /// Clears chunks, without waiting.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn clear(&self, piece: &Piece) -> Result<(), Code> {
+        let words = Rows { pitch: 0, width: piece.class.bytes() / 4, height: 1 };
+        // SAFETY: the whole range is this piece's mapping, which nobody else in this process uses.
+        let all = unsafe { Device::new(piece.address, piece.class.bytes()) };
+        self.driver.fill(all, 4, 0, words, self.stream)
+    }
+
+    /// Waits for everything that was asked for.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn wait(&self) -> Result<(), Code> {
+        self.driver.stream_synchronize(self.stream)
+    }
+
+    /// Reads a chunk back; whether it is zero, as far as was looked.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn verify(&mut self, piece: &Piece, how: Verify) -> Result<bool, Code> {
+        let bytes = piece.class.bytes();
+        match how {
+            Verify::All => {
+                for at in (0..bytes).step_by(WINDOW) {
+                    let part = usize::try_from(bytes - at).map_or(WINDOW, |rest| rest.min(WINDOW));
+                    self.read(piece, at, 0, part)?;
+                    self.wait()?;
+                    if !self.is_zero(part) {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            Verify::Sampled => {
+                let last = bytes - SAMPLE as u64;
+                for (number, slot) in (0..SAMPLES).zip((0..WINDOW).step_by(SAMPLE)) {
+                    let at = match number {
+                        0 => 0,
+                        1 => last,
+                        _ => self.next_random() % last,
+                    };
+                    self.read(piece, at, slot, SAMPLE)?;
+                }
+                self.wait()?;
+                Ok(self.is_zero(SAMPLE * usize::try_from(SAMPLES).unwrap_or(0)))
+            }
+        }
+    }
+
+    fn read(&mut self, piece: &Piece, at: u64, slot: usize, bytes: usize) -> Result<(), Code> {
+        let target = self.window.get_mut(slot..slot + bytes).ok_or(sluice_driver::code::INVALID_VALUE)?;
+        // Bytes that the copy does not write must not look like zeros that it read.
+        target.fill(0xff);
+        let address = target.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: the window lives as long as the unit, and is not looked at before the stream was waited for.
+        let target = unsafe { Host::new(address, bytes as u64) };
+        // SAFETY: the range is inside this piece's mapping: `at + bytes` is at most its size.
+        let source = unsafe { Device::new(piece.address + at, bytes as u64) };
+        self.driver.copy_from_device(target, source, self.stream)
+    }
+
+    fn is_zero(&self, bytes: usize) -> bool {
+        self.window.get(..bytes).is_some_and(|read| read.iter().fold(0, |sum, byte| sum | byte) == 0)
+    }
+
+    /// A step of xorshift.
+    fn next_random(&mut self) -> u64 {
+        let mut x = self.random;
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.random = x;
+        x
+    }
+}
+
+/// What a context takes: the difference that a second one makes, and no less than what this process's own took of an unused
+/// device, as far as that can be told.
+fn measure_context(
+    driver: &Driver,
+    device: i32,
+    own: Handle,
+    free: u64,
+    total: u64,
+) -> Result<u64, UnitError> {
+    const MOST: u64 = 1 << 30;
+    let second = driver.context_create(device, 0).map_err(failed("a second context"))?;
+    let after = driver.memory_info().map_err(failed("cuMemGetInfo"))?.0;
+    driver.context_destroy(second).map_err(failed("cuCtxDestroy"))?;
+    driver.set_current(own).map_err(failed("cuCtxSetCurrent"))?;
+    Ok(free.saturating_sub(after).max(total.saturating_sub(free).min(MOST).min(total / 8)))
+}

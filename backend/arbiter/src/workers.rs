@@ -1,0 +1,160 @@
+//! Links to workers: socket, pidfd, custody page, and what is still to be said.
+//!
+//! A worker that does not read its answers is not heard either, and ended when that lasts; what others cause to be said
+//! to it does not pile up.
+
+use crate::{
+    custody::Millis,
+    ids::{ChunkId, VmKey},
+    page::Page,
+};
+use rustix::{
+    event::epoll::EventFlags,
+    fd::{AsFd as _, BorrowedFd, OwnedFd},
+    io::Errno,
+    net::sockopt::set_socket_send_buffer_size,
+    process::{Signal, pidfd_send_signal},
+};
+use sluice_protocol::{
+    control::BYTES,
+    custody::{Answer, Request},
+    limits,
+};
+use sluice_shared_memory::socket;
+use std::collections::VecDeque;
+
+/// Bytes of the kernel's buffer towards a worker: a few messages. Descriptors in sockets count for the whole process.
+const SEND_BUFFER: usize = 8 << 10;
+
+/// Something to be said to a worker.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Message {
+    Plain(Answer),
+    /// Exported when it is sent, so that no descriptor waits here.
+    Lend {
+        serial: u64,
+        lease: u64,
+        chunk: ChunkId,
+        bytes: u64,
+        more: bool,
+    },
+}
+
+/// What reading gave.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    Request(Request),
+    Nothing,
+    Left,
+    Abuse(&'static str),
+}
+
+/// A worker, seen from the loop.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) vm: VmKey,
+    /// `None` once nothing it says is heard any more.
+    socket: Option<OwnedFd>,
+    pidfd: OwnedFd,
+    pub(crate) page: Page,
+    outbox: VecDeque<Message>,
+    /// Since when it has not read.
+    unread: Option<Millis>,
+    pub(crate) interest: EventFlags,
+}
+
+/// What became of sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Yes,
+    /// The worker, or the kernel's limit of descriptors in flight, has no room now.
+    Full,
+    Gone,
+}
+
+impl Link {
+    pub(crate) fn new(vm: VmKey, socket: OwnedFd, pidfd: OwnedFd, page: Page) -> Link {
+        if let Err(error) = set_socket_send_buffer_size(&socket, SEND_BUFFER) {
+            tracing::warn!(%error, "a worker's socket keeps its buffer");
+        }
+        let (outbox, interest) = (VecDeque::new(), EventFlags::IN);
+        Link { vm, socket: Some(socket), pidfd, page, outbox, unread: None, interest }
+    }
+
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(OwnedFd::as_fd)
+    }
+
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Hears nothing any more.
+    pub(crate) fn close(&mut self) -> Option<OwnedFd> {
+        self.outbox.clear();
+        self.unread = None;
+        self.socket.take()
+    }
+
+    /// Ends the worker's process, whatever it does.
+    pub(crate) fn kill(&self) {
+        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => tracing::error!(%error, "a worker cannot be ended"),
+        }
+    }
+
+    pub(crate) fn hear(&self) -> Heard {
+        let Some(socket) = &self.socket else { return Heard::Nothing };
+        let mut buffer = [0; BYTES];
+        match socket::receive(socket, &mut buffer) {
+            Ok(Some((bytes, descriptors))) => match Request::decode(bytes) {
+                Ok(request) if descriptors.len() == request.descriptors() => Heard::Request(request),
+                Ok(_) => Heard::Abuse("sends descriptors"),
+                Err(_) => Heard::Abuse("sends what is no request"),
+            },
+            Ok(None) => Heard::Left,
+            Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
+            Err(Errno::MSGSIZE) => Heard::Abuse("sends what is no request"),
+            Err(_) => Heard::Left,
+        }
+    }
+
+    pub(crate) fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Sent {
+        let Some(socket) = &self.socket else { return Sent::Gone };
+        match socket::send(socket, bytes, descriptors) {
+            Ok(()) => Sent::Yes,
+            // TOOMANYREFS: descriptors in flight, to whomever; NOBUFS, NOMEM: the kernel's memory.
+            Err(Errno::AGAIN | Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Sent::Full,
+            Err(_) => Sent::Gone,
+        }
+    }
+
+    pub(crate) fn push(&mut self, message: Message) {
+        // Recalls are repeated while somebody waits, so one in the box is enough.
+        let recall = |message: &Message| matches!(message, Message::Plain(Answer::Recall { .. }));
+        if self.socket.is_some() && !(recall(&message) && self.outbox.iter().any(recall)) {
+            self.outbox.push_back(message);
+        }
+    }
+
+    pub(crate) fn front(&self) -> Option<Message> {
+        self.outbox.front().copied()
+    }
+
+    pub(crate) fn pop(&mut self) {
+        self.outbox.pop_front();
+        self.unread = None;
+    }
+
+    /// Whether everything was said.
+    pub(crate) fn is_clear(&self) -> bool {
+        self.outbox.is_empty()
+    }
+
+    /// The worker does not read. `true` when that lasts for too long.
+    pub(crate) fn stalls(&mut self, now: Millis) -> bool {
+        let since = *self.unread.get_or_insert(now);
+        now.saturating_sub(since) >= limits::CUSTODY_UNREAD_MILLISECONDS
+    }
+}

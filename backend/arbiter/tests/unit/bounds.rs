@@ -1,0 +1,97 @@
+//! Workers that break the protocol, and an arbiter with few descriptors.
+
+use crate::{
+    MIB,
+    host::{Host, Options, eventually, null_driver},
+};
+use sluice_protocol::control::ArbiterEvent;
+
+// Promise: F21
+#[test]
+fn a_forged_lease_ends_its_forger_and_nobody_else() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let (victim, mut forger) = (host.worker(1), host.worker(2));
+    let lease = victim.take(32 * MIB).unwrap();
+    forger.say(&format!("forge {lease}"));
+    eventually("the forger's end", || forger.is_killed());
+    assert!(host.saw(ArbiterEvent::Abuse));
+    assert_eq!(host.describe(1).0[0], 32 * MIB, "the lease is untouched");
+    assert!(victim.take(2 * MIB).is_ok());
+    host.assert_sound();
+}
+
+// Promise: F21
+#[test]
+fn other_lies_end_their_worker() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    let innocent = host.worker(1);
+    for lie in ["unpin 4096", "grown 1", "want 4096", "share 0 99"] {
+        let mut liar = host.worker(1);
+        liar.say(lie);
+        eventually(lie, || liar.is_killed());
+    }
+    assert!(innocent.take(2 * MIB).is_ok());
+    host.assert_sound();
+}
+
+// Promise: F21
+#[test]
+fn a_worker_that_floods_starves_nobody_and_is_ended() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let mut flood = host.worker(1);
+    let other = host.worker(2);
+    flood.say("flood");
+    for _ in 0..200 {
+        let started = std::time::Instant::now();
+        let lease = other.take(2 * MIB);
+        assert!(lease.is_ok() || lease == Err(2));
+        assert!(started.elapsed().as_millis() < 2000);
+    }
+    eventually("its end", || flood.is_killed());
+    assert!(host.saw(ArbiterEvent::Abuse));
+    host.assert_sound();
+}
+
+// Promise: Q27
+#[test]
+fn a_unit_works_with_256_descriptors() {
+    let mut host = Host::with(Options { descriptors: Some(256), ..Options::default() });
+    host.vm(1, 0);
+    let workers: Vec<_> = (0..40).map(|_| host.worker(1)).collect();
+    for worker in workers.iter().cycle().take(120) {
+        assert!(worker.take(2 * MIB).is_ok());
+    }
+    assert_eq!(host.describe(1).0[0], 240 * MIB);
+    assert!(host.descriptors() < 120, "{} descriptors for 40 workers", host.descriptors());
+    drop(workers);
+    eventually("their end", || host.describe(1) == ([0, 0, 0], 0));
+    host.assert_sound();
+}
+
+// Promise: Q27
+#[test]
+fn a_full_h200_is_lent_in_the_smallest_chunks_with_256_descriptors() {
+    const MEMORY: u64 = 141 << 10;
+    let environment = vec![("SLUICE_NULL_MEMORY_MIB", MEMORY.to_string())];
+    // Nobody has so much memory to clear here.
+    let (driver, scrub) = (null_driver(), false);
+    let mut host =
+        Host::with(Options { descriptors: Some(256), environment, driver, scrub, ..Options::default() });
+    assert!(host.bytes >= (MEMORY - 16) * MIB);
+    host.vm(1, 0);
+    let worker = host.worker(1);
+    let started = std::time::Instant::now();
+    let count = worker.numbers(&format!("take-only {}", 2 * MIB))[0];
+    println!("{count} chunks taken in {:?}", started.elapsed());
+    assert_eq!(count * 2 * MIB, host.bytes);
+    assert_eq!(host.describe(1).0[0], host.bytes);
+    assert!(host.descriptors() < 30, "{} descriptors", host.descriptors());
+    worker.kill();
+    eventually("the end of its leases", || host.describe(1).0[0] == 0);
+    host.assert_sound();
+}

@@ -1,0 +1,172 @@
+//! Deaths, scrubbing, and what a liar keeps.
+
+use crate::{
+    MIB,
+    host::{Host, Options, eventually},
+};
+use sluice_protocol::control::{ArbiterEvent, Verify};
+
+const TAG: u32 = 0x5afe_c0de;
+
+/// Worker A of VM 1 fills everything it gets and is killed; VM 2 takes everything. How many words of A it finds, and how
+/// many bytes it got.
+fn remnants(scrub: bool) -> (u64, u64, u64) {
+    let mut host = Host::with(Options { scrub, ..Options::default() });
+    host.vm(1, 0);
+    host.vm(2, 0);
+    let victim = host.worker(1);
+    assert_eq!(victim.ask("begin"), "0 0");
+    let filled = victim.take_all();
+    victim.ask(&format!("fill {TAG}"));
+    assert_eq!(victim.numbers(&format!("scan {TAG}"))[0], filled / 4);
+    victim.kill();
+    eventually("the refund", || host.describe(1).0[0] == 0);
+    let attacker = host.worker(2);
+    assert_eq!(attacker.ask("begin"), "0 0");
+    let got = attacker.take_all();
+    let found = attacker.numbers(&format!("scan {TAG}"));
+    if scrub {
+        host.assert_sound();
+        let log = host.log();
+        let line = |reason: &str| log.iter().filter(|line| line.contains(reason)).count();
+        assert!(line("\"reason\":\"fresh\"") > 0 && line("\"vm\":1,\"vm_epoch\":1") > 0, "{log:?}");
+        assert!(log.iter().all(|line| line.contains("\"verify\":\"all\",\"verified\":true")), "{log:?}");
+    }
+    (found[0], got, filled)
+}
+
+// Promise: S1
+#[test]
+fn nothing_of_a_killed_worker_is_left_for_the_next_vm() {
+    let (found, got, filled) = remnants(true);
+    assert_eq!(found, 0);
+    assert_eq!(got, filled, "and it gets all of it");
+}
+
+// Promise: S1
+#[test]
+fn without_scrubbing_the_same_search_finds_remnants() {
+    let (found, got, _) = remnants(false);
+    assert!(found > 0, "the search finds nothing in {got} bytes that were not cleared");
+}
+
+// Promise: S2
+#[test]
+fn memory_that_a_liar_keeps_serves_no_other_vm_while_it_lives() {
+    let mut host = Host::start();
+    host.vm(1, 0);
+    host.vm(2, 0);
+    let (liar, other) = (host.worker(1), host.worker(2));
+    assert_eq!(liar.ask("begin"), "0 0");
+    assert_eq!(other.ask("begin"), "0 0");
+    let lease = liar.take(32 * MIB).unwrap();
+    liar.ask(&format!("fill {TAG}"));
+    liar.ask(&format!("lie {lease}"));
+    let got = other.take_all();
+    liar.ask(&format!("poke {TAG}"));
+    assert_eq!(other.numbers(&format!("scan {TAG}")), [0, 0], "nothing it has can be written by the liar");
+    let total = host.unit()[0];
+    assert!(got <= total, "{got} of {total}");
+    assert!(host.saw(ArbiterEvent::Leak), "the lie is found when its memory is wanted");
+    assert!(host.describe(1).0[0] >= 32 * MIB, "and the liar's VM pays for it");
+    liar.kill();
+    eventually("what the liar kept", || {
+        other.take_all();
+        host.describe(1).0[0] == 0 && host.describe(2).0[0] >= got + 32 * MIB
+    });
+    assert_eq!(other.numbers(&format!("scan {TAG}")), [0, 0]);
+    host.assert_sound();
+}
+
+// Promise: S2
+#[test]
+fn what_an_honest_worker_gave_back_moves_to_another_vm() {
+    let mut host = Host::start();
+    host.vm(1, 0);
+    host.vm(2, 0);
+    let (one, two) = (host.worker(1), host.worker(2));
+    assert_eq!(one.ask("begin"), "0 0");
+    assert_eq!(two.ask("begin"), "0 0");
+    let lease = one.take(32 * MIB).unwrap();
+    one.ask(&format!("fill {TAG}"));
+    one.ask(&format!("give {lease}"));
+    let got = two.take_all();
+    let [total, lent, ..] = host.unit();
+    assert_eq!((got, lent), (total, total), "all of the unit");
+    assert_eq!(two.numbers(&format!("scan {TAG}")), [0, 0]);
+    assert!(!host.saw(ArbiterEvent::Leak));
+    host.assert_sound();
+}
+
+// Promise: S2
+#[test]
+fn without_an_inventory_memory_of_the_dead_stays_with_their_vm() {
+    let mut host = Host::with(Options { inventory: false, ..Options::default() });
+    host.vm(1, 0);
+    host.vm(2, 64 * MIB);
+    let victim = host.worker(1);
+    let filled = (0..).take_while(|_| victim.take(32 * MIB).is_ok()).count() as u64 * 32 * MIB;
+    victim.kill();
+    eventually("the refund", || host.describe(1).0[0] == 0);
+    assert_eq!(host.describe(1).1, 1, "it is not known to be gone");
+    let other = host.worker(2);
+    assert_eq!(other.take(32 * MIB), Err(2), "nothing of {filled} bytes");
+    let same = host.worker(1);
+    assert!(same.take(32 * MIB).is_ok(), "its own VM has it");
+    host.attach_inventory();
+    assert!(other.take(32 * MIB).is_ok());
+    host.assert_sound();
+}
+
+// Promise: S2
+#[test]
+fn a_driver_that_lists_the_dead_keeps_their_memory() {
+    let mut host = Host::start();
+    host.vm(1, 0);
+    host.vm(2, 64 * MIB);
+    let victim = host.worker(1);
+    while victim.take(32 * MIB).is_ok() {}
+    let process = victim.process();
+    host.listed.lock().unwrap().stuck.insert(process);
+    victim.kill();
+    eventually("the refund", || host.describe(1).0[0] == 0);
+    let other = host.worker(2);
+    assert_eq!(other.take(32 * MIB), Err(2));
+    eventually("the driver is reported", || host.saw(ArbiterEvent::Stuck));
+    host.listed.lock().unwrap().stuck.clear();
+    eventually("it is gone", || host.describe(1).1 == 0);
+    assert!(other.take(32 * MIB).is_ok());
+    host.assert_sound();
+}
+
+// Promise: Q26
+#[test]
+fn a_killed_worker_is_charged_for_nothing_within_a_second() {
+    let mut host = Host::start();
+    host.vm(1, 0);
+    for _ in 0..10 {
+        let worker = host.worker(1);
+        while worker.take(32 * MIB).is_ok() {}
+        assert!(host.describe(1).0[0] > 0);
+        worker.kill();
+        let killed = std::time::Instant::now();
+        eventually("the refund", || host.describe(1).0[0] == 0);
+        assert!(killed.elapsed().as_millis() < 1000);
+    }
+    host.assert_sound();
+}
+
+// Promise: S3
+#[test]
+fn sampled_scrubs_leave_receipts_too() {
+    let host = Host::with(Options { verify: Verify::Sampled, ..Options::default() });
+    eventually("everything is scrubbed", || {
+        let bytes: u64 = host
+            .log()
+            .iter()
+            .filter_map(|line| line.split("\"bytes\":").nth(1)?.split(',').next()?.parse::<u64>().ok())
+            .sum();
+        bytes >= host.bytes
+    });
+    assert!(host.log().iter().all(|line| line.contains("\"verify\":\"sampled\",\"verified\":true")));
+}

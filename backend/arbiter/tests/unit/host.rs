@@ -1,0 +1,319 @@
+//! Plays `sluiced` and the inventory for one arbiter.
+
+use crate::{MIB, worker::Worker};
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{Mode, OFlags, open},
+    io::Errno,
+    process::{Pid, PidfdFlags, Resource, Rlimit, pidfd_open, prlimit},
+};
+use sluice_protocol::control::{
+    ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, FromInventory, ToArbiter, ToInventory, Verify, codec,
+};
+use sluice_shared_memory::socket;
+use std::{
+    collections::HashSet,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+/// Long enough for a loaded machine; nothing waits so long when all is well.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits for something that another process does.
+pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The software GPU's driver, which cargo has built beside this test.
+pub(crate) fn driver() -> PathBuf {
+    let driver = std::env::current_exe().unwrap().with_file_name("libsoftgpu_cuda.so");
+    assert!(driver.exists(), "{} is built with this test", driver.display());
+    driver
+}
+
+/// The null driver, likewise.
+pub(crate) fn null_driver() -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name("libsluice_null_driver.so")
+}
+
+/// What the played inventory says.
+#[derive(Debug, Default)]
+pub(crate) struct Listed {
+    /// Processes it lists although they are dead.
+    pub(crate) stuck: HashSet<u32>,
+    /// Processes it lists, with their bytes.
+    pub(crate) processes: Vec<(u32, u64)>,
+    /// Bytes used on the device; `None` does not answer.
+    pub(crate) used: Option<u64>,
+}
+
+/// How an arbiter is started.
+pub(crate) struct Options {
+    pub(crate) scrub: bool,
+    pub(crate) verify: Verify,
+    pub(crate) reserve: u64,
+    pub(crate) inventory: bool,
+    pub(crate) descriptors: Option<u64>,
+    pub(crate) driver: PathBuf,
+    pub(crate) environment: Vec<(&'static str, String)>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            scrub: true,
+            verify: Verify::All,
+            reserve: 8 * MIB,
+            inventory: true,
+            descriptors: None,
+            driver: driver(),
+            environment: Vec::new(),
+        }
+    }
+}
+
+/// An arbiter, and everything around it.
+pub(crate) struct Host {
+    pub(crate) arbiter: Child,
+    control: OwnedFd,
+    state: TempDir,
+    driver: PathBuf,
+    environment: Vec<(&'static str, String)>,
+    pub(crate) listed: Arc<Mutex<Listed>>,
+    /// Bytes that can be lent, and what a context takes.
+    pub(crate) bytes: u64,
+    pub(crate) context: u64,
+    pub(crate) events: Vec<(ArbiterEvent, u32, u32, u64)>,
+    pub(crate) wanted: Vec<(u32, u64)>,
+}
+
+impl Host {
+    pub(crate) fn start() -> Host {
+        Host::with(Options::default())
+    }
+
+    pub(crate) fn with(options: Options) -> Host {
+        let state = TempDir::new_in("/dev/shm").unwrap();
+        let (control, theirs) = socket::pair().unwrap();
+        // A device of 358 MiB whose fresh memory is full of a pattern.
+        let mut environment: Vec<(&'static str, String)> = vec![
+            ("SLUICE_SOFTGPU_STATE", state.path().join("gpu").display().to_string()),
+            ("SLUICE_SOFTGPU_MODEL", "A10-24".to_owned()),
+            ("SLUICE_SOFTGPU_SCALE", "64".to_owned()),
+            ("SLUICE_SOFTGPU_FILL", "0xA5".to_owned()),
+            ("SLUICE_SOFTGPU_CONTEXT_BYTES", (4 * MIB).to_string()),
+        ];
+        environment.extend(options.environment);
+        let arbiter = Command::new(env!("CARGO_BIN_EXE_sluice-arbiter"))
+            .args(["--control-fd", "0"])
+            .envs(environment.iter().map(|(name, value)| (*name, value.as_str())))
+            .stdin(Stdio::from(theirs))
+            .spawn()
+            .unwrap();
+        if let Some(count) = options.descriptors {
+            let limit = Rlimit { current: Some(count), maximum: Some(count) };
+            let pid = Pid::from_raw(i32::try_from(arbiter.id()).unwrap());
+            prlimit(pid, Resource::Nofile, limit).unwrap();
+        }
+        let mut host = Host {
+            arbiter,
+            control,
+            state,
+            driver: options.driver.clone(),
+            environment,
+            listed: Arc::default(),
+            bytes: 0,
+            context: 0,
+            events: Vec::new(),
+            wanted: Vec::new(),
+        };
+        let setup = ArbiterSetup {
+            unit: 0,
+            driver: options.driver.display().to_string(),
+            device: 0,
+            verify: options.verify,
+            scrub: options.scrub,
+            reserve: options.reserve,
+        };
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
+        let log = open(host.log_path(), flags, Mode::RUSR | Mode::WUSR).unwrap();
+        socket::send(&host.control, &codec::encode(&setup).unwrap(), &[log.as_fd()]).unwrap();
+        if options.inventory {
+            host.attach_inventory();
+        }
+        rustix::net::sockopt::set_socket_timeout(
+            &host.control,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(PATIENCE),
+        )
+        .unwrap();
+        match host.receive() {
+            FromArbiter::Ready { bytes, context } => (host.bytes, host.context) = (bytes, context),
+            other => panic!("{other:?} before Ready"),
+        }
+        host
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.state.path().join("scrub.log")
+    }
+
+    /// The audit log's lines.
+    pub(crate) fn log(&self) -> Vec<String> {
+        std::fs::read_to_string(self.log_path()).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    pub(crate) fn attach_inventory(&self) {
+        let (ours, theirs) = socket::pair().unwrap();
+        self.send(ToArbiter::Inventory {}, &[theirs.as_fd()]);
+        let listed = Arc::clone(&self.listed);
+        thread::spawn(move || inventory(&ours, &listed));
+    }
+
+    pub(crate) fn send(&self, message: ToArbiter, descriptors: &[rustix::fd::BorrowedFd<'_>]) {
+        socket::send(&self.control, &message.encode(), descriptors).unwrap();
+    }
+
+    fn receive(&self) -> FromArbiter {
+        let mut buffer = [0; BYTES];
+        let (message, descriptors) = socket::receive(&self.control, &mut buffer)
+            .expect("a message of the arbiter")
+            .expect("the arbiter lives");
+        assert!(descriptors.is_empty());
+        FromArbiter::decode(message).unwrap()
+    }
+
+    /// Keeps what nobody asked for; returns the answer.
+    fn answer(&mut self) -> FromArbiter {
+        loop {
+            match self.receive() {
+                FromArbiter::Event { kind, vm, process, bytes } => {
+                    self.events.push((ArbiterEvent::from_number(kind).unwrap(), vm, process, bytes));
+                }
+                FromArbiter::WantEscrow { ancestor, bytes } => self.wanted.push((ancestor, bytes)),
+                other => return other,
+            }
+        }
+    }
+
+    /// A VM with a limit and nothing else.
+    pub(crate) fn vm(&self, vm: u32, limit: u64) {
+        self.terms(vm, 1, limit, [0; 4]);
+    }
+
+    /// A VM with `[guaranteed, headroom, pinned, ancestors]`.
+    pub(crate) fn terms(&self, vm: u32, epoch: u64, limit: u64, more: [u64; 4]) {
+        let [guaranteed, headroom, pinned, ancestors] = more;
+        self.send(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors }, &[]);
+    }
+
+    /// A worker of a VM, in a process of its own.
+    pub(crate) fn worker(&self, vm: u32) -> Worker {
+        self.worker_of(vm, 1)
+    }
+
+    pub(crate) fn worker_of(&self, vm: u32, epoch: u64) -> Worker {
+        let (custody, theirs) = socket::pair().unwrap();
+        let worker = Worker::start(&self.driver, &self.environment, theirs);
+        let pid = Pid::from_raw(i32::try_from(worker.process()).unwrap()).unwrap();
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let message = ToArbiter::Worker { vm, epoch, process: worker.process(), session: 1 };
+        self.send(message, &[custody.as_fd(), pidfd.as_fd()]);
+        worker
+    }
+
+    /// `[lent, headroom, dirty]` of a VM, and its holders.
+    pub(crate) fn describe(&mut self, vm: u32) -> ([u64; 3], u32) {
+        self.send(ToArbiter::DescribeVm { vm }, &[]);
+        match self.answer() {
+            FromArbiter::Vm { lent, headroom, dirty, holders, .. } => ([lent, headroom, dirty], holders),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// `[total, lent, clean, dirty, headroom, suspect]` of the unit.
+    pub(crate) fn unit(&mut self) -> [u64; 6] {
+        self.send(ToArbiter::DescribeUnit {}, &[]);
+        match self.answer() {
+            FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect } => {
+                [total, lent, clean, dirty, headroom, suspect]
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Whether an event of this kind came.
+    pub(crate) fn saw(&mut self, kind: ArbiterEvent) -> bool {
+        self.unit();
+        self.events.iter().any(|(other, ..)| *other == kind)
+    }
+
+    /// Nothing contradicted itself.
+    pub(crate) fn assert_sound(&mut self) {
+        self.unit();
+        let broken =
+            |kind: &ArbiterEvent| matches!(kind, ArbiterEvent::LedgerBroken | ArbiterEvent::ScrubFailed);
+        assert!(!self.events.iter().any(|(kind, ..)| broken(kind)), "{:?}", self.events);
+    }
+
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.arbiter.id())).map_or(0, Iterator::count)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.arbiter.kill();
+        let _ = self.arbiter.wait();
+    }
+}
+
+/// Whether a process exists that is not a zombie.
+pub(crate) fn lives(process: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{process}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap_or("").starts_with(['Z', 'X']))
+}
+
+fn inventory(socket: &OwnedFd, listed: &Mutex<Listed>) {
+    let mut buffer = [0; BYTES];
+    loop {
+        let message = match socket::receive(socket, &mut buffer) {
+            Ok(Some((message, _))) => ToInventory::decode(message).unwrap(),
+            Ok(None) | Err(Errno::CONNRESET) => return,
+            Err(error) => panic!("{error}"),
+        };
+        let listed = listed.lock().unwrap();
+        let answer = match message {
+            ToInventory::Process { serial, process, .. } => {
+                let present = listed.stuck.contains(&process) || lives(process);
+                FromInventory::Process { serial, process, present, bytes: 0 }
+            }
+            ToInventory::Memory { serial, .. } => match listed.used {
+                Some(used) => {
+                    FromInventory::Memory { serial, total: 358 * MIB, used, free: 358 * MIB - used }
+                }
+                None => FromInventory::Failed { serial, error: 3 },
+            },
+            ToInventory::Nth { serial, index, .. } => {
+                let found = listed.processes.get(index as usize).copied();
+                let (process, bytes) = found.unwrap_or((0, 0));
+                FromInventory::Process { serial, process, present: found.is_some(), bytes }
+            }
+            ToInventory::Units { serial } => FromInventory::Units { serial, count: 1 },
+            ToInventory::Client {} => continue,
+        };
+        drop(listed);
+        if socket::send(socket, &answer.encode(), &[]).is_err() {
+            return;
+        }
+    }
+}

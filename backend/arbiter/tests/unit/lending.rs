@@ -1,0 +1,164 @@
+//! Quota, recall, shares.
+
+use crate::{
+    MIB,
+    host::{Host, eventually},
+};
+use sluice_protocol::control::{ArbiterEvent, ToArbiter};
+
+// Promise: Q20
+#[test]
+fn a_quota_holds_to_the_byte_and_the_page_says_so() {
+    let mut host = Host::start();
+    host.vm(1, 101 * MIB);
+    let worker = host.worker(1);
+    assert_eq!(worker.info(), (100 * MIB, 100 * MIB), "whole units of 2 MiB");
+    assert_eq!(worker.ask("begin"), "0 0");
+    assert_eq!(worker.take(32 * MIB), Ok(1));
+    assert_eq!(worker.info(), (68 * MIB, 100 * MIB));
+    assert_eq!(worker.take(512 * MIB), Err(2));
+    assert_eq!(worker.take_all(), 68 * MIB);
+    assert_eq!(worker.info(), (0, 100 * MIB));
+    assert_eq!(worker.take(2 * MIB), Err(2));
+    assert_eq!(worker.ask("scan 0").split(' ').nth(1), Some("0"), "memory that is lent is zero");
+    worker.ask("give 1");
+    eventually("the refund", || worker.info() == (32 * MIB, 100 * MIB));
+    assert_eq!(worker.take_all(), 32 * MIB);
+    assert_eq!(host.describe(1).0[0], 100 * MIB);
+    host.assert_sound();
+}
+
+// Promise: Q20
+#[test]
+fn two_workers_of_a_vm_have_one_quota_and_vms_have_their_own() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let (one, two, other) = (host.worker(1), host.worker(1), host.worker(2));
+    assert!(one.take(32 * MIB).is_ok());
+    assert!(two.take(32 * MIB).is_ok());
+    assert_eq!(one.take(2 * MIB), Err(2));
+    assert_eq!(two.take(2 * MIB), Err(2));
+    assert_eq!(other.info(), (64 * MIB, 64 * MIB));
+    assert!(other.take(32 * MIB).is_ok());
+    host.assert_sound();
+}
+
+// Promise: Q22
+#[test]
+fn idle_chunks_of_a_worker_are_recalled_for_another_of_its_vm() {
+    let host = Host::start();
+    host.vm(1, 64 * MIB);
+    let (one, two) = (host.worker(1), host.worker(1));
+    assert_eq!(one.ask("begin"), "0 0");
+    let first = one.take(32 * MIB).unwrap();
+    assert!(one.take(32 * MIB).is_ok());
+    one.ask(&format!("idle {}", 32 * MIB));
+    eventually("idle bytes count as free", || two.info() == (32 * MIB, 64 * MIB));
+    two.say(&format!("want {}", 32 * MIB));
+    assert_eq!(one.ask("recalled"), (32 * MIB).to_string());
+    one.ask(&format!("give {first}"));
+    assert!(two.ask("lent").starts_with("0 "));
+    one.ask("idle 0");
+    eventually("nothing is free", || two.info() == (0, 64 * MIB));
+}
+
+// Promise: Q23
+#[test]
+fn a_share_is_opened_inside_its_vm_only_and_charged_once() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let (one, two, stranger) = (host.worker(1), host.worker(1), host.worker(2));
+    for worker in [&one, &two, &stranger] {
+        assert_eq!(worker.ask("begin"), "0 0");
+    }
+    let lease = one.take(2 * MIB).unwrap();
+    let more = one.take(2 * MIB).unwrap();
+    one.ask("fill 4711");
+    let share = one.numbers(&format!("share 0 {lease}"))[1];
+    assert_eq!(one.ask(&format!("share {share} {more}")), format!("0 {share}"));
+    assert_eq!(two.ask(&format!("open {share}")), "0 2");
+    assert_eq!(two.numbers("scan 4711")[0], 4 * MIB / 4, "the same memory");
+    assert_eq!(host.describe(1).0[0], 4 * MIB, "charged once");
+    assert_eq!(stranger.ask(&format!("open {share}")), "1 0");
+    assert_eq!(stranger.ask("open 4711"), "1 0", "as one that never was");
+    // What was opened stays when its first holder is gone.
+    one.kill();
+    eventually("the first holder's end", || host.describe(1).1 == 1);
+    assert_eq!(two.numbers("scan 4711")[0], 4 * MIB / 4);
+    assert_eq!(host.describe(1).0[0], 4 * MIB);
+    two.kill();
+    eventually("the last holder's end", || host.describe(1).0[0] == 0);
+    host.assert_sound();
+}
+
+// Promise: Q24
+#[test]
+fn pinned_memory_and_headroom_have_limits_of_their_own() {
+    let mut host = Host::start();
+    host.terms(1, 1, 64 * MIB, [0, 10 * MIB, 8 * MIB, 0]);
+    let worker = host.worker(1);
+    assert_eq!(worker.ask(&format!("pin {}", 6 * MIB)), "0 0");
+    assert_eq!(worker.ask(&format!("pin {}", 3 * MIB)), "2 0");
+    assert_eq!(worker.ask(&format!("pin {}", u64::MAX)), "2 0");
+    worker.ask(&format!("unpin {}", 6 * MIB));
+    assert_eq!(worker.ask(&format!("pin {}", 8 * MIB)), "0 0");
+    assert_eq!(worker.ask("begin"), "0 0", "a context of 4 MiB fits into 10");
+    eventually("the context is measured", || host.describe(1).0[1] >= 4 * MIB);
+    assert_eq!(worker.ask(&format!("grow 1 {}", 8 * MIB)), "2 0", "8 MiB more do not");
+    assert_eq!(worker.ask(&format!("grow 1 {}", u64::MAX)), "2 0");
+    assert_eq!(worker.ask("grow 2 0"), "0 0");
+    let serial = worker.ask("serial");
+    worker.ask(&format!("grown {serial}"));
+    host.assert_sound();
+}
+
+// Promise: Q25
+#[test]
+fn ancestors_are_never_exceeded_and_more_is_asked_for() {
+    let mut host = Host::start();
+    let ancestors = 7 | 9 << 32;
+    host.terms(1, 1, 64 * MIB, [0, 0, 0, ancestors]);
+    host.terms(2, 1, 64 * MIB, [0, 0, 0, ancestors]);
+    host.send(ToArbiter::Escrow { ancestor: 7, bytes: 1 << 40 }, &[]);
+    host.send(ToArbiter::Escrow { ancestor: 9, bytes: 32 * MIB }, &[]);
+    let (one, two) = (host.worker(1), host.worker(2));
+    assert!(one.take(32 * MIB).is_ok());
+    two.say(&format!("want {}", 2 * MIB));
+    eventually("more escrow is asked for", || {
+        host.unit();
+        host.wanted.contains(&(9, 34 * MIB))
+    });
+    host.send(ToArbiter::Escrow { ancestor: 9, bytes: 34 * MIB }, &[]);
+    assert!(two.ask("lent").starts_with("0 "), "and then it is lent");
+    assert_eq!(two.take(2 * MIB), Err(2), "without an answer the taker is refused");
+    host.assert_sound();
+}
+
+// Promise: F20
+#[test]
+fn a_fenced_vm_gets_nothing_and_its_permits_close() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let (worker, neighbour) = (host.worker(1), host.worker(2));
+    assert!(worker.take(32 * MIB).is_ok());
+    assert_eq!(worker.ask("permit"), "1");
+    host.send(ToArbiter::Fence { vm: 1, epoch: 1 }, &[]);
+    eventually("the permit closes", || worker.ask("permit") == "0");
+    assert_eq!(worker.take(2 * MIB), Err(46));
+    assert_eq!(worker.ask("grow 0 0"), "46 0");
+    assert_eq!(neighbour.ask("permit"), "1");
+    assert!(neighbour.take(2 * MIB).is_ok());
+    worker.kill();
+    eventually("nothing is left of it", || host.describe(1) == ([0, 0, 0], 0));
+    // The old epoch is not served again, its successor is.
+    let late = host.worker_of(1, 1);
+    host.terms(1, 2, 64 * MIB, [0; 4]);
+    let again = host.worker_of(1, 2);
+    assert!(again.take(2 * MIB).is_ok());
+    assert_eq!(host.describe(1), ([2 * MIB, 0, 0], 1));
+    drop(late);
+    assert!(!host.saw(ArbiterEvent::LedgerBroken));
+}

@@ -1,0 +1,10 @@
+//! The real arbiter on the software GPU, with workers in processes of their own. The tests play `sluiced` and the
+//! inventory.
+
+mod bounds;
+mod death;
+mod host;
+mod lending;
+mod worker;
+
+pub(crate) const MIB: u64 = 1 << 20;

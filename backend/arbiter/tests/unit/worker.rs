@@ -1,0 +1,441 @@
+//! A worker in a process of its own: this test's executable, started again. It does what the test tells it by text, and
+//! speaks the custody protocol to the arbiter.
+
+#![allow(unsafe_code, reason = "says which of its mappings the driver may touch")]
+
+use crate::host::PATIENCE;
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    net::sockopt::{Timeout, set_socket_timeout},
+};
+use sluice_driver::{Device, Driver, Handle, Host, Rows};
+use sluice_protocol::{
+    control::{BYTES, Run},
+    custody::{Answer, CLASSES, Request, page},
+};
+use sluice_shared_memory::{Mapping, mapping::Words, socket};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+/// The test's side.
+pub(crate) struct Worker {
+    child: Child,
+    control: OwnedFd,
+}
+
+impl Worker {
+    pub(crate) fn start(driver: &Path, environment: &[(&'static str, String)], custody: OwnedFd) -> Worker {
+        let (control, theirs) = socket::pair().unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "worker::process", "--ignored", "--nocapture"])
+            .envs(environment.iter().map(|(name, value)| (*name, value.as_str())))
+            .env("ARBITER_TEST_DRIVER", driver)
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        set_socket_timeout(&control, Timeout::Recv, Some(PATIENCE)).unwrap();
+        socket::send(&control, b"custody", &[custody.as_fd()]).unwrap();
+        Worker { child, control }
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Says something that is not answered, or not yet.
+    pub(crate) fn say(&self, what: &str) {
+        socket::send(&self.control, what.as_bytes(), &[]).unwrap();
+    }
+
+    pub(crate) fn hear(&self) -> String {
+        let mut buffer = [0; 4096];
+        let (message, _) = socket::receive(&self.control, &mut buffer).expect("an answer").expect("a worker");
+        String::from_utf8(message.to_vec()).unwrap()
+    }
+
+    pub(crate) fn ask(&self, what: &str) -> String {
+        self.say(what);
+        self.hear()
+    }
+
+    /// As numbers.
+    pub(crate) fn numbers(&self, what: &str) -> Vec<u64> {
+        let answer = self.ask(what);
+        let numbers: Option<Vec<u64>> = answer.split(' ').map(|word| word.parse().ok()).collect();
+        numbers.unwrap_or_else(|| panic!("{what}: {answer}"))
+    }
+
+    /// Takes a chunk: its lease, or the CUresult.
+    pub(crate) fn take(&self, bytes: u64) -> Result<u64, u64> {
+        match *self.numbers(&format!("take {bytes}")) {
+            [0, lease] => Ok(lease),
+            [error, _] => Err(error),
+            _ => panic!("an answer of two numbers"),
+        }
+    }
+
+    /// Takes everything there is; returns the bytes.
+    pub(crate) fn take_all(&self) -> u64 {
+        self.numbers("take-all")[0]
+    }
+
+    /// Free and total bytes as its guest would see them.
+    pub(crate) fn info(&self) -> (u64, u64) {
+        let numbers = self.numbers("info");
+        (numbers[0], numbers[1])
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for its end, which somebody else brings about.
+    pub(crate) fn is_killed(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Chunk {
+    handle: Handle,
+    address: u64,
+    bytes: u64,
+}
+
+/// The worker's side.
+struct Played {
+    driver: Option<Driver>,
+    custody: OwnedFd,
+    page: Words,
+    chunks: BTreeMap<u64, Chunk>,
+    /// Given back by word only.
+    secret: Vec<Chunk>,
+    answers: VecDeque<(Answer, Vec<OwnedFd>)>,
+    serial: u64,
+}
+
+fn receive(custody: &OwnedFd) -> (Answer, Vec<OwnedFd>) {
+    let mut buffer = [0; BYTES];
+    let (message, descriptors) =
+        socket::receive(custody, &mut buffer).expect("an answer").expect("the arbiter lives");
+    let answer = Answer::decode(message).unwrap();
+    assert_eq!(descriptors.len(), answer.descriptors());
+    (answer, descriptors)
+}
+
+impl Played {
+    fn send(&self, request: Request) {
+        socket::send(&self.custody, &request.encode(), &[]).expect("the arbiter lives");
+    }
+
+    fn next(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    /// The answer to a request; what comes unasked is kept.
+    fn answer(&mut self, wanted: u64) -> (Answer, Vec<OwnedFd>) {
+        loop {
+            let (answer, descriptors) = receive(&self.custody);
+            match answer {
+                Answer::Lent { serial, .. }
+                | Answer::Granted { serial, .. }
+                | Answer::Refused { serial, .. }
+                | Answer::Process { serial, .. }
+                    if serial == wanted =>
+                {
+                    return (answer, descriptors);
+                }
+                _ => self.answers.push_back((answer, descriptors)),
+            }
+        }
+    }
+
+    fn plain(&mut self, request: impl FnOnce(u64) -> Request) -> String {
+        let serial = self.next();
+        self.send(request(serial));
+        match self.answer(serial).0 {
+            Answer::Granted { value, .. } => format!("0 {value}"),
+            Answer::Refused { error, .. } => format!("{error} 0"),
+            Answer::Process { process, bytes, .. } => format!("{process} {bytes}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn driver(&self) -> &Driver {
+        self.driver.as_ref().expect("begun")
+    }
+
+    /// Starts the driver, with a grant for its context.
+    fn begin(&mut self) -> String {
+        let granted = self.plain(|serial| Request::Grow { serial, reason: 0, bytes: 0 });
+        if granted != "0 0" {
+            return granted;
+        }
+        let path = std::env::var("ARBITER_TEST_DRIVER").unwrap();
+        let driver = Driver::load(Path::new(&path)).unwrap();
+        driver.init().unwrap();
+        let context = driver.primary_retain(0, 0).unwrap();
+        driver.set_current(context).unwrap();
+        self.driver = Some(driver);
+        self.send(Request::Grown { serial: self.serial });
+        granted
+    }
+
+    fn import(&mut self, lease: u64, bytes: u64, descriptor: &OwnedFd) {
+        let driver = self.driver();
+        let handle = driver.chunk_import(descriptor.as_fd()).unwrap();
+        let address = driver.address_reserve(0, bytes).unwrap();
+        driver.map(address, bytes, handle).unwrap();
+        driver.allow(address, bytes, 0).unwrap();
+        self.chunks.insert(lease, Chunk { handle, address, bytes });
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<u64, u32> {
+        let serial = self.next();
+        self.send(Request::Take { serial, bytes });
+        self.lent(serial)
+    }
+
+    fn lent(&mut self, serial: u64) -> Result<u64, u32> {
+        match self.answer(serial) {
+            (Answer::Lent { lease, bytes, .. }, descriptors) => {
+                if self.driver.is_some() {
+                    self.import(lease, bytes, &descriptors[0]);
+                }
+                Ok(lease)
+            }
+            (Answer::Refused { error, .. }, _) => Err(error),
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+
+    fn open(&mut self, share: u64) -> String {
+        let serial = self.next();
+        self.send(Request::Open { serial, share });
+        let mut count = 0;
+        loop {
+            match self.answer(serial) {
+                (Answer::Lent { lease, bytes, more, .. }, descriptors) => {
+                    self.import(lease, bytes, &descriptors[0]);
+                    count += 1;
+                    if !more {
+                        return format!("0 {count}");
+                    }
+                }
+                (Answer::Refused { error, .. }, _) => return format!("{error} {count}"),
+                (other, _) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn unmap(&self, chunk: &Chunk) {
+        let driver = self.driver();
+        driver.unmap(chunk.address, chunk.bytes).unwrap();
+        driver.address_free(chunk.address, chunk.bytes).unwrap();
+        driver.chunk_release(chunk.handle).unwrap();
+    }
+
+    fn fill(&self, chunks: impl Iterator<Item = (u64, u64)>, tag: u32) {
+        for (address, bytes) in chunks {
+            let rows = Rows { pitch: 0, width: bytes / 4, height: 1 };
+            // SAFETY: a mapping of this process.
+            let all = unsafe { Device::new(address, bytes) };
+            self.driver().fill(all, 4, tag, rows, 0).unwrap();
+        }
+        self.driver().stream_synchronize(0).unwrap();
+    }
+
+    /// Words that are `tag`, and words that are not zero.
+    fn scan(&self, tag: u32) -> (u64, u64) {
+        let (mut hits, mut dirt) = (0, 0);
+        let mut buffer = vec![0xff_u8; 2 << 20];
+        for chunk in self.chunks.values() {
+            for at in (0..chunk.bytes).step_by(buffer.len()) {
+                let bytes = buffer.len() as u64;
+                // SAFETY: the buffer, not looked at before the stream was waited for.
+                let to = unsafe { Host::new(buffer.as_mut_ptr().expose_provenance() as u64, bytes) };
+                // SAFETY: a mapping of this process.
+                let from = unsafe { Device::new(chunk.address + at, bytes) };
+                self.driver().copy_from_device(to, from, 0).unwrap();
+                self.driver().stream_synchronize(0).unwrap();
+                for word in buffer.as_chunks::<4>().0 {
+                    let word = u32::from_le_bytes(*word);
+                    hits += u64::from(word == tag);
+                    dirt += u64::from(word != 0);
+                }
+            }
+        }
+        (hits, dirt)
+    }
+
+    fn obey(&mut self, command: &str) -> Option<String> {
+        let mut words = command.split(' ');
+        let verb = words.next()?;
+        let numbers: Vec<u64> = words.map(|word| word.parse().unwrap()).collect();
+        let number = |index: usize| numbers.get(index).copied().unwrap_or(0);
+        let small = |index: usize| u32::try_from(number(index)).unwrap();
+        Some(match verb {
+            "begin" => self.begin(),
+            "take" => match self.take(number(0)) {
+                Ok(lease) => format!("0 {lease}"),
+                Err(error) => format!("{error} 0"),
+            },
+            "take-all" => {
+                let held = |played: &Played| played.chunks.values().map(|chunk| chunk.bytes).sum::<u64>();
+                let before = held(self);
+                for class in CLASSES {
+                    while self.take(class).is_ok() {}
+                }
+                (held(self) - before).to_string()
+            }
+            "take-only" => {
+                let mut count = 0_u64;
+                while self.take(number(0)).is_ok() {
+                    count += 1;
+                }
+                count.to_string()
+            }
+            // Answered by `lent`.
+            "want" => {
+                let serial = self.next();
+                self.send(Request::Take { serial, bytes: number(0) });
+                return None;
+            }
+            "lent" => match self.lent(self.serial) {
+                Ok(lease) => format!("0 {lease}"),
+                Err(error) => format!("{error} 0"),
+            },
+            "give" => {
+                let chunk = self.chunks.remove(&number(0)).unwrap();
+                self.unmap(&chunk);
+                self.send(Request::Give { lease: number(0) });
+                "0".to_owned()
+            }
+            "lie" => {
+                let chunk = self.chunks.remove(&number(0)).unwrap();
+                self.secret.push(chunk);
+                self.send(Request::Give { lease: number(0) });
+                "0".to_owned()
+            }
+            "forge" => {
+                self.send(Request::Give { lease: number(0) });
+                return None;
+            }
+            "fill" => {
+                self.fill(self.chunks.values().map(|chunk| (chunk.address, chunk.bytes)), small(0));
+                "0".to_owned()
+            }
+            "poke" => {
+                self.fill(self.secret.iter().map(|chunk| (chunk.address, chunk.bytes)), small(0));
+                "0".to_owned()
+            }
+            "scan" => {
+                let (hits, dirt) = self.scan(small(0));
+                format!("{hits} {dirt}")
+            }
+            "info" => {
+                let (free, total) = page::memory(&self.page);
+                format!("{free} {total}")
+            }
+            "idle" => {
+                self.send(Request::Idle { bytes: number(0) });
+                "0".to_owned()
+            }
+            "recalled" => loop {
+                let kept = self.answers.iter().find_map(|(answer, _)| match answer {
+                    Answer::Recall { bytes } => Some(*bytes),
+                    _ => None,
+                });
+                if let Some(bytes) = kept {
+                    self.answers.clear();
+                    break bytes.to_string();
+                }
+                let next = receive(&self.custody);
+                self.answers.push_back(next);
+            },
+            "pin" => self.plain(|serial| Request::Pin { serial, bytes: number(0) }),
+            "unpin" => {
+                self.send(Request::Unpin { bytes: number(0) });
+                "0".to_owned()
+            }
+            "grow" => self.plain(|serial| Request::Grow { serial, reason: small(0), bytes: number(1) }),
+            "grown" => {
+                self.send(Request::Grown { serial: number(0) });
+                "0".to_owned()
+            }
+            "serial" => self.serial.to_string(),
+            "share" => self.plain(|serial| Request::Share { serial, share: number(0), lease: number(1) }),
+            "open" => self.open(number(0)),
+            "hello" => {
+                self.send(Request::Hello { process: small(0) });
+                "0".to_owned()
+            }
+            "list" => self.plain(|serial| Request::Process { serial, index: small(0) }),
+            "permit" => {
+                use sluice_protocol::shared::Shared as _;
+                self.page.load_u32(page::PERMIT, std::sync::atomic::Ordering::Acquire).to_string()
+            }
+            "flood" => {
+                // Never reads an answer.
+                loop {
+                    let serial = self.next();
+                    self.send(Request::Take { serial, bytes: CLASSES[2] });
+                }
+            }
+            other => panic!("{other}?"),
+        })
+    }
+}
+
+/// Not a test: what [`Worker::start`] runs.
+#[test]
+#[ignore = "the body of worker processes"]
+fn process() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let control = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let mut buffer = [0; 4096];
+    let (_, mut descriptors) = socket::receive(&control, &mut buffer).unwrap().unwrap();
+    let custody = descriptors.pop().unwrap();
+    let (welcome, descriptors) = receive(&custody);
+    let Answer::Welcome { limit, .. } = welcome else { panic!("{welcome:?}") };
+    let run = Run { offset: 0, bytes: page::BYTES as u64 };
+    let writable = Mapping::scattered(0, run.bytes, [(descriptors[0].as_fd(), run)]);
+    assert!(writable.is_err(), "the custody page can be mapped writable");
+    // SAFETY: a mapping at the kernel's choice.
+    let at = unsafe {
+        mmap(std::ptr::null_mut(), page::BYTES, ProtFlags::READ, MapFlags::SHARED, &descriptors[0], 0)
+    }
+    .unwrap();
+    // SAFETY: the mapping above, which stays; it is only read.
+    let page = unsafe { Words::new(at.expose_provenance(), page::BYTES) };
+    assert_eq!(page::memory(&page).1, limit);
+    let mut played = Played {
+        driver: None,
+        custody,
+        page,
+        chunks: BTreeMap::new(),
+        secret: Vec::new(),
+        answers: VecDeque::new(),
+        serial: 0,
+    };
+    while let Ok(Some((message, _))) = socket::receive(&control, &mut buffer) {
+        let command = std::str::from_utf8(message).unwrap().to_owned();
+        if let Some(answer) = played.obey(&command) {
+            socket::send(&control, answer.as_bytes(), &[]).unwrap();
+        }
+    }
+    // The test is over.
+    std::process::exit(0);
+}

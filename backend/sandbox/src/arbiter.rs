@@ -1,0 +1,17 @@
+//! `sluice-arbiter`. It holds a driver for as long as it lives, so it may what a worker may before its driver is settled: a
+//! driver opens devices, and an export can make a file. Beside that it ends workers and waits for their ends.
+
+use crate::{
+    filter::{Profile, Rule},
+    worker,
+};
+use libc::SYS_pidfd_send_signal;
+
+pub(crate) fn profile() -> Profile {
+    let Profile::Allow { mut allowed, absent } = worker::profile() else { return worker::profile() };
+    allowed.extend([
+        Rule::any(SYS_pidfd_send_signal, "ending a worker that breaks the custody protocol"),
+        Rule::any(libc::SYS_setsockopt, "a small buffer towards each worker"),
+    ]);
+    Profile::Allow { allowed, absent }
+}
