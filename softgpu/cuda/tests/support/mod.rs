@@ -258,8 +258,8 @@ pub(crate) fn init() {
             unsafe { std::env::set_var(STATE, state.path()) };
             // SAFETY: as above.
             unsafe { std::env::set_var("SLUICE_SOFTGPU_SCALE", "1024") };
-            // SAFETY: as above. Tests count pages: a context takes none here.
-            unsafe { std::env::set_var("SLUICE_SOFTGPU_CONTEXT_BYTES", "0") };
+            // SAFETY: as above. A page of each context, which shared and local memory lie in.
+            unsafe { std::env::set_var("SLUICE_SOFTGPU_CONTEXT_BYTES", "2097152") };
             *OWN_STATE.lock().unwrap() = Some(state);
             // SAFETY: the handler only drops what is set here.
             unsafe { libc::atexit(remove_state) };
