@@ -4,9 +4,8 @@
 //! the vendor's driver. Kernels are PTX, executed by the engine; device memory is the soft device's shared file.
 //!
 //! From the outside in: [`api`] holds the C entry points, thin and free of decisions; below it `context`, `module`,
-//! `launch`, `copy`, `event` and `memory` say what a call means; `schedule` orders the work of streams and `share` bounds what runs beside
-//! other processes; `gpu` and
-//! `process` hold what lives as long as the process.
+//! `launch`, `copy`, `event` and `memory` say what a call means; `schedule` orders the work of streams and `share`
+//! bounds what runs beside other processes; `gpu` and `process` hold what lives as long as the process.
 //!
 //! To run a program on it, put the library under its name first on the path of the loader:
 //!
@@ -16,8 +15,12 @@
 //! ```
 //!
 //! `SLUICE_SOFTGPU_CONFIG` names a TOML file with `state`, `devices` and, under `[device]`, `model`, `scale`, `threads`,
-//! `fill` and `memory`; each also as a variable `SLUICE_SOFTGPU_…`. `SLUICE_SOFTGPU_LOG=1` explains errors on standard
-//! error: the place of a fault, why an image was refused, which call is not served.
+//! `fill`, `memory` and `context_bytes`; each also as a variable `SLUICE_SOFTGPU_…`. `SLUICE_SOFTGPU_LOG=1` explains
+//! errors on standard error: the place of a fault, why an image was refused, which call is not served.
+//!
+//! A device is one for all processes: memory travels between them as descriptors of the virtual-memory API or by IPC
+//! names, what one leaves is there for the next, and they share the processor. Each context takes memory for itself.
+//! Graphs, arrays and textures are not there; their calls and attributes say so.
 //!
 //! The driver opens its files in `cuInit` and, except to export memory or to load a module from a file, never again.
 //! Its threads start when the first work arrives, with all signals blocked. Nothing is torn down at exit: the device

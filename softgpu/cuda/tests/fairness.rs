@@ -41,6 +41,7 @@ fn progress(one: &Peer, other: &Peer, time: Duration) -> (u64, u64) {
 /// Larger than any test waits for.
 const ENDLESS: u64 = 100_000_000;
 
+// Promise: T20
 #[test]
 fn two_long_kernels_go_on_side_by_side() {
     let _turn = turn();
@@ -55,6 +56,7 @@ fn two_long_kernels_go_on_side_by_side() {
     assert!(a.max(b) * 2 < a.min(b) * 3, "{a} and {b}");
 }
 
+// Promise: T20
 #[test]
 fn many_kernels_of_one_process_do_not_crowd_out_the_one_of_another() {
     let _turn = turn();
@@ -69,6 +71,7 @@ fn many_kernels_of_one_process_do_not_crowd_out_the_one_of_another() {
     assert!(a.max(b) < a.min(b) * 3, "the crowd did {a}, the single one {b}");
 }
 
+// Promise: T20
 #[test]
 fn a_short_kernel_is_not_held_up_by_long_ones() {
     let _turn = turn();
@@ -86,6 +89,7 @@ fn a_short_kernel_is_not_held_up_by_long_ones() {
     );
 }
 
+// Promise: T20
 #[test]
 fn a_process_that_is_stopped_or_done_leaves_its_share_to_others() {
     let _turn = turn();
@@ -110,6 +114,7 @@ fn a_process_that_is_stopped_or_done_leaves_its_share_to_others() {
     assert!(rate(&one) > 0);
 }
 
+// Promise: T20
 #[test]
 fn kernels_that_wait_for_each_other_go_on_in_a_small_share() {
     let _turn = turn();

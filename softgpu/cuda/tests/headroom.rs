@@ -37,6 +37,7 @@ fn process(device: &Device, peer: &Peer) -> Process {
     device.processes().into_iter().find(|process| process.pid == peer.pid()).unwrap()
 }
 
+// Promise: Q12
 #[test]
 fn a_context_takes_memory_and_gives_it_back() {
     let state = new_state();
@@ -66,6 +67,7 @@ fn a_context_takes_memory_and_gives_it_back() {
     assert_eq!(device.used_bytes(), 0);
 }
 
+// Promise: Q12
 #[test]
 fn a_context_that_nobody_configured_takes_a_page_of_a_small_device() {
     let state = new_state();
@@ -74,6 +76,7 @@ fn a_context_that_nobody_configured_takes_a_page_of_a_small_device() {
     assert_eq!(device(state.path()).used_bytes(), PAGE);
 }
 
+// Promise: Q12
 #[test]
 fn a_killed_process_gives_up_what_its_contexts_took() {
     let state = new_state();
@@ -86,6 +89,7 @@ fn a_killed_process_gives_up_what_its_contexts_took() {
     assert_eq!(other.ask("free"), Ok(free + 3 * PAGE));
 }
 
+// Promise: Q12
 #[test]
 fn without_a_free_page_there_is_no_context_and_no_module() {
     let state = new_state();
@@ -113,6 +117,7 @@ fn without_a_free_page_there_is_no_context_and_no_module() {
     other.ask("retain-primary").unwrap();
 }
 
+// Promise: Q12
 #[test]
 fn limits_that_grow_take_memory() {
     const STACK: u64 = 0;
@@ -150,6 +155,7 @@ fn limits_that_grow_take_memory() {
     assert_eq!(device.used_bytes(), 0);
 }
 
+// Promise: Q12
 #[test]
 fn chunks_heap_and_driver_are_told_apart() {
     let state = new_state();

@@ -34,6 +34,7 @@ fn said(address: u64, bytes: u64, attribute: i32) -> i32 {
     value
 }
 
+// Promise: C20
 #[test]
 fn managed_memory_is_the_hosts_and_the_devices() {
     let _context = Context::new();
@@ -61,6 +62,7 @@ fn managed_memory_is_the_hosts_and_the_devices() {
     assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
 }
 
+// Promise: C20
 #[test]
 fn advice_is_remembered_for_its_range() {
     let _context = Context::new();
@@ -91,6 +93,7 @@ fn advice_is_remembered_for_its_range() {
     ok!(cuMemFree_v2(address));
 }
 
+// Promise: C20
 #[test]
 fn pointers_are_what_they_were_made_as() {
     let context = Context::new();
@@ -128,6 +131,7 @@ fn pointers_are_what_they_were_made_as() {
     ok!(cuMemFree_v2(both));
 }
 
+// Promise: C20
 #[test]
 fn memory_registered_for_reading_is_not_written() {
     let _context = Context::new();
@@ -146,6 +150,7 @@ fn memory_registered_for_reading_is_not_written() {
     assert_eq!(words[0], 123);
 }
 
+// Promise: C20
 #[test]
 fn graphs_and_arrays_are_refused_as_the_attributes_say() {
     let _context = Context::new();

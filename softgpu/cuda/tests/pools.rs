@@ -56,6 +56,7 @@ fn new_pool(max_bytes: u64) -> u64 {
     pool
 }
 
+// Promise: C20
 #[test]
 fn memory_follows_its_stream() {
     let _context = Context::new();
@@ -86,6 +87,7 @@ fn memory_follows_its_stream() {
     assert_eq!(free_bytes(), before);
 }
 
+// Promise: C20
 #[test]
 fn freed_memory_is_used_again_in_its_stream_and_in_no_other() {
     let _context = Context::new();
@@ -116,6 +118,7 @@ fn freed_memory_is_used_again_in_its_stream_and_in_no_other() {
     assert_eq!(set(pool, USED, 0), INVALID_VALUE);
 }
 
+// Promise: C20
 #[test]
 fn a_pool_keeps_what_its_threshold_says() {
     let _context = Context::new();
@@ -140,6 +143,7 @@ fn a_pool_keeps_what_its_threshold_says() {
     assert_eq!(cu!(cuMemPoolDestroy(pool)), INVALID_VALUE);
 }
 
+// Promise: C20
 #[test]
 fn a_pool_has_its_limit_and_ends_with_its_last_block() {
     let _context = Context::new();
@@ -160,6 +164,7 @@ fn a_pool_has_its_limit_and_ends_with_its_last_block() {
     assert_eq!(free_bytes(), before);
 }
 
+// Promise: C20
 #[test]
 fn a_device_takes_from_the_pool_it_was_given() {
     let _context = Context::new();
@@ -188,6 +193,7 @@ fn a_device_takes_from_the_pool_it_was_given() {
     assert_eq!((device_attribute(115), device_attribute(119)), (1, 0));
 }
 
+// Promise: C20
 #[test]
 fn the_device_is_never_short_of_what_a_stream_has_freed() {
     let _context = Context::new();
@@ -206,6 +212,7 @@ fn the_device_is_never_short_of_what_a_stream_has_freed() {
     assert_eq!(free_bytes(), before);
 }
 
+// Promise: C20
 #[test]
 fn what_was_not_freed_ends_with_its_context() {
     let context = Context::new();
@@ -221,6 +228,7 @@ fn what_was_not_freed_ends_with_its_context() {
     assert_eq!(free_bytes(), before);
 }
 
+// Promise: C20
 #[test]
 fn many_threads_and_streams_share_a_pool() {
     let _context = Context::new();
@@ -258,6 +266,7 @@ fn start(state: &Path) -> Peer {
     peer
 }
 
+// Promise: C20
 #[test]
 fn another_process_opens_device_memory_by_its_name() {
     let state = new_state();
@@ -296,6 +305,7 @@ fn another_process_opens_device_memory_by_its_name() {
     assert_eq!(maker.ask("name 3 0"), Err(INVALID_VALUE));
 }
 
+// Promise: C20
 #[test]
 fn opened_memory_ends_with_its_opener() {
     let state = new_state();

@@ -38,6 +38,7 @@ fn take(peer: &Peer, way: &str) -> u64 {
     bytes / 8
 }
 
+// Promise: S10
 #[test]
 fn a_killed_process_leaves_its_bytes_to_the_next_one() {
     let ways = ["create", "allocate", "allocate-async"];
@@ -58,6 +59,7 @@ fn a_killed_process_leaves_its_bytes_to_the_next_one() {
     }
 }
 
+// Promise: S10
 #[test]
 fn a_module_leaves_its_code() {
     let state = new_state();
@@ -71,6 +73,7 @@ fn a_module_leaves_its_code() {
     assert_eq!(next.ask(&format!("count 0 {head}")), Ok(1));
 }
 
+// Promise: S10
 #[test]
 fn kernels_leave_shared_and_local_memory_to_the_next_process() {
     for (number, space) in ["shared", "local"].into_iter().enumerate() {
@@ -98,6 +101,7 @@ fn kernels_leave_shared_and_local_memory_to_the_next_process() {
     }
 }
 
+// Promise: S10
 #[test]
 fn without_device_memory_of_their_own_kernels_still_find_what_others_left() {
     let state = new_state();

@@ -32,6 +32,7 @@ fn wait_for_free(peer: &Peer, bytes: u64) {
     }
 }
 
+// Promise: Q11
 #[test]
 fn two_processes_see_one_memory() {
     let state = new_state();
@@ -62,6 +63,7 @@ fn two_processes_see_one_memory() {
     assert_eq!(third.ask("get 5 4194304"), Ok(2222));
 }
 
+// Promise: Q11
 #[test]
 fn memory_that_was_not_made_for_sharing_cannot_be_exported() {
     let state = new_state();
@@ -71,6 +73,7 @@ fn memory_that_was_not_made_for_sharing_cannot_be_exported() {
     assert_eq!(maker.ask("export 0"), Err(INVALID_VALUE));
 }
 
+// Promise: Q11
 #[test]
 fn memory_ends_with_the_last_handle_and_mapping_in_every_order() {
     let state = new_state();
@@ -108,6 +111,7 @@ fn permutations(count: usize) -> Vec<Vec<usize>> {
     all
 }
 
+// Promise: Q11
 #[test]
 fn a_descriptor_on_its_way_outlives_its_maker() {
     let state = new_state();
@@ -134,6 +138,7 @@ fn a_descriptor_on_its_way_outlives_its_maker() {
     wait_for_free(&next, before + 2 * PAGE);
 }
 
+// Promise: Q11
 #[test]
 fn what_a_killed_process_held_is_held_no_more() {
     let state = new_state();
@@ -157,6 +162,7 @@ fn what_a_killed_process_held_is_held_no_more() {
     drop(taker);
 }
 
+// Promise: Q11
 #[test]
 fn an_importer_goes_on_when_the_exporter_is_killed() {
     let state = new_state();
@@ -181,6 +187,7 @@ fn an_importer_goes_on_when_the_exporter_is_killed() {
 }
 
 /// The filter ends the process at the first attempt to open a file, or to look for one.
+// Promise: Q11
 #[test]
 fn a_process_that_may_open_nothing_imports_and_maps() {
     let state = new_state();
@@ -206,6 +213,7 @@ fn a_process_that_may_open_nothing_imports_and_maps() {
     }
 }
 
+// Promise: Q11
 #[test]
 fn an_exporter_needs_no_descriptor_for_what_it_has_sent() {
     const PIECES: u64 = 12;
