@@ -71,6 +71,11 @@ pub(crate) fn profile() -> Profile {
         Rule::any(SYS_nanosleep, "waiting of libraries"),
         Rule::one_of(SYS_prlimit64, 0, &[0], "limits of its own; bounds of the stack"),
         Rule::any(SYS_getrusage, "processor time"),
+        Rule::any(SYS_getcpu, "choosing a queue by processor"),
+        Rule::any(SYS_pipe2, "wake-ups inside a driver"),
+        Rule::any(SYS_readv, "library code that reads records"),
+        Rule::any(SYS_sched_getparam, "priority of threads"),
+        Rule::any(SYS_sched_getscheduler, "priority of threads"),
         Rule::any(SYS_get_mempolicy, "where host memory lies"),
         Rule::one_of(SYS_tgkill, 0, &[std::process::id().cast_signed()], "ending itself by a signal"),
     ]);
