@@ -42,13 +42,36 @@ static unsigned long long own_bytes(Device device) {
     }
 }
 
-int main() {
+// Holds so many MiB, and for each line that comes in says what it sees: total, used, then each process and its bytes.
+static int hold(size_t mebibytes) {
+    void *memory = nullptr;
+    CHECK(cudaMalloc(&memory, mebibytes << 20));
+    Device device = nullptr;
+    if (nvml("nvmlInit_v2") != 0 || nvml("nvmlDeviceGetHandleByIndex_v2", 0u, &device) != 0) return verdict(false);
+    std::printf("ready\n");
+    std::fflush(stdout);
+    while (std::getchar() != EOF) {
+        Memory info = {};
+        Process list[64];
+        unsigned count = 64;
+        if (nvml("nvmlDeviceGetMemoryInfo", device, &info) != 0) return verdict(false);
+        if (nvml("nvmlDeviceGetComputeRunningProcesses_v3", device, &count, list) != 0) return verdict(false);
+        std::printf("%llu %llu", info.total, info.used);
+        for (unsigned i = 0; i < count; i++) std::printf(" %u %llu", list[i].pid, list[i].bytes);
+        std::printf("\n");
+        std::fflush(stdout);
+    }
+    return verdict(true);
+}
+
+int main(int count_of_arguments, char **arguments) {
     const size_t HELD = 8 << 20;
     library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     if (!library) {
         std::printf("%s\nFAIL\n", dlerror());
         return 1;
     }
+    if (count_of_arguments > 1) return hold(std::strtoul(arguments[1], nullptr, 10));
     unsigned count = 0;
     expect("nothing before the start", nvml("nvmlDeviceGetCount_v2", &count) == 1);
     expect("starts", nvml("nvmlInit_v2") == 0 && nvml("nvmlInitWithFlags", 0u) == 0);

@@ -1,0 +1,152 @@
+//! The management library in the guests of two VMs at once, on memory that an arbiter lends.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use sluice_tests::direct::PATIENCE;
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::Background;
+use sluice_tests::programs;
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+const MEMORY: [u64; 2] = [1024 * MIB, 512 * MIB];
+
+/// `sluiced` with two VMs that are programs of this host, and a software GPU of its own.
+struct Host {
+    _daemon: Background,
+    folder: TempDir,
+    _device: TempDir,
+}
+
+impl Host {
+    fn start() -> Result<Self> {
+        let binaries = Binaries::locate()?;
+        let folder = tempfile::tempdir().context("a folder for sockets")?;
+        let device = tempfile::tempdir_in("/dev/shm").context("a folder for a device")?;
+        let libraries = folder.path().join("lib");
+        std::fs::create_dir(&libraries)?;
+        for (file, name) in
+            [("libsluice_guest.so", "libcuda.so.1"), ("libsluice_guest_nvml.so", "libnvidia-ml.so.1")]
+        {
+            symlink(binaries.get(file)?, libraries.join(name))?;
+        }
+        let mut command = Command::new(binaries.get("sluiced")?);
+        command.arg("--runtime-dir").arg(folder.path().join("run"));
+        command.arg("--driver").arg(binaries.get("libsoftgpu_cuda.so")?);
+        command.arg("--nvml").arg(binaries.get("libsoftgpu_nvml.so")?);
+        command.arg("--libexec").arg(binaries.folder());
+        for (vm, memory) in (1..).zip(MEMORY) {
+            command.arg("--vm").arg(format!("{vm},direct,memory={memory}"));
+        }
+        for needed in
+            ["sluice-arbiter", "sluice-inventory", "sluice-device", "sluice-worker", "sluice-launcher"]
+        {
+            binaries.get(needed)?;
+        }
+        command.env("SLUICE_SOFTGPU_STATE", device.path()).env("SLUICE_LOG", "info");
+        let daemon = Background::start("sluiced", &mut command, &folder.path().join("log"))?;
+        let start = Instant::now();
+        while !daemon.printed().contains("lends") {
+            ensure!(start.elapsed() < PATIENCE, "no memory is lent\n{}", daemon.printed());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(Self { _daemon: daemon, folder, _device: device })
+    }
+
+    /// A program in a VM that holds so much memory.
+    fn holder(&self, program: &Path, vm: u32, mebibytes: u64) -> Result<Holder> {
+        let mut command = Command::new(program);
+        command.arg(mebibytes.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env("LD_LIBRARY_PATH", self.folder.path().join("lib")).env("SLUICE_TRANSPORT", "direct");
+        command.env("SLUICE_SOCKET", self.folder.path().join(format!("run/vm-{vm}.sock")));
+        let mut child = command.spawn().context("starting a program")?;
+        let input = child.stdin.take().context("piped")?;
+        let output = BufReader::new(child.stdout.take().context("piped")?);
+        let mut holder = Holder { child, input, output };
+        ensure!(holder.line()? == "ready", "it holds no memory");
+        Ok(holder)
+    }
+}
+
+struct Holder {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+/// What a process sees of its device.
+#[derive(Debug, PartialEq, Eq)]
+struct View {
+    total: u64,
+    used: u64,
+    processes: BTreeMap<u32, u64>,
+}
+
+impl Holder {
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    fn look(&mut self) -> Result<View> {
+        self.input.write_all(b"\n")?;
+        let line = self.line()?;
+        let numbers: Vec<u64> =
+            line.split(' ').map(str::parse).collect::<Result<_, _>>().with_context(|| line.clone())?;
+        let [total, used, ref processes @ ..] = numbers[..] else { anyhow::bail!("{line}") };
+        let processes = processes
+            .chunks_exact(2)
+            .map(|pair| Ok((u32::try_from(pair[0])?, pair[1])))
+            .collect::<Result<_>>()?;
+        Ok(View { total, used, processes })
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Each sees its own VM's quota as the device's size, all processes of its VM and what they hold, and nothing of the other
+/// VM; and what is killed is gone.
+// Promise: G10
+#[test]
+fn each_vm_sees_its_quota_and_its_own_processes() -> Result<()> {
+    let programs = programs::compile_all()?;
+    let program = programs.iter().find(|program| program.name == "management").context("the program")?;
+    let host = Host::start()?;
+    let mut one = host.holder(&program.path, 1, 33)?;
+    let mut two = host.holder(&program.path, 1, 70)?;
+    let mut stranger = host.holder(&program.path, 2, 5)?;
+
+    let view = one.look()?;
+    ensure!(view == two.look()?, "{view:?}");
+    ensure!(view.total == MEMORY[0] && view.used == view.processes.values().sum::<u64>(), "{view:?}");
+    let held = |holder: &Holder| view.processes.get(&holder.child.id()).copied().unwrap_or(0);
+    ensure!(view.processes.len() == 2 && held(&one) >= 33 * MIB && held(&two) >= 70 * MIB, "{view:?}");
+
+    let view = stranger.look()?;
+    let own = BTreeMap::from([(stranger.child.id(), view.used)]);
+    ensure!(view == View { total: MEMORY[1], used: view.used, processes: own }, "{view:?}");
+    ensure!((5 * MIB..33 * MIB).contains(&view.used), "{view:?}");
+
+    drop(one);
+    let start = Instant::now();
+    loop {
+        let view = two.look()?;
+        if view.processes == BTreeMap::from([(two.child.id(), view.used)]) {
+            return Ok(());
+        }
+        ensure!(start.elapsed() < PATIENCE, "{view:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
