@@ -341,6 +341,8 @@ impl Session {
             match sequence.checked_sub(limits::STREAM_CREDITS) {
                 Some(oldest) if !self.is_complete(target.slot, oldest) => {
                     drop(ring);
+                    self.waiting.until(Condition::Credit { slot: target.slot, sequence: oldest });
+                    // Over, or the session is.
                     self.wait_complete(target.slot, oldest)?;
                 }
                 _ => return Ok((ring, sequence)),

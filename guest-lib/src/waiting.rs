@@ -1,12 +1,17 @@
-//! Waiting for the host: poll a little, then sleep.
+//! Waiting for the host: poll a little, then nap, then sleep.
 //!
-//! A thread that has polled in vain registers what it waits for and sleeps on a futex of its own. One thread of the shim,
-//! started when the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition holds,
-//! so a wake-up from the host costs one thread, not one per sleeper.
+//! To be woken takes several processes, each of which has to be woken itself: a tenth of a millisecond where processors
+//! are few. So a thread that has polled in vain takes naps first and looks again after each. When the wait is so long that
+//! being woken hardly adds to it, the thread registers what it waits for and sleeps on a futex of its own. One thread of
+//! the shim, started when the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition
+//! holds, so a wake-up from the host costs one thread, not one per sleeper.
 
 use crate::{process, session::Shared};
-use core::sync::atomic::{AtomicU32, Ordering, fence};
-use rustix::thread::futex;
+use core::{
+    num::NonZeroU64,
+    sync::atomic::{AtomicU32, Ordering, fence},
+};
+use rustix::thread::{self, futex};
 use sluice_protocol::{
     limits,
     park::Parking,
@@ -17,7 +22,7 @@ use sluice_protocol::{
 use sluice_shared_memory::mapping::Words;
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// What a thread waits for. The end of the session ends every wait.
@@ -29,6 +34,8 @@ pub(crate) enum Condition {
     Reply { slot: u32, ticket: u32 },
     /// Work posted to a stream, up to a sequence; a sticky error ends it, too.
     Sequence { slot: u32, sequence: u64 },
+    /// The same, to be able to post more.
+    Credit { slot: u32, sequence: u64 },
     /// The answer to an attach or detach.
     Attachment { slot: u32, was: Attachment },
     /// Room in the ring.
@@ -43,7 +50,7 @@ impl Condition {
             || match self {
                 Condition::Open => state != session::NEW,
                 Condition::Reply { slot, ticket } => reply::is_ready(words, slot, ticket),
-                Condition::Sequence { slot, sequence } => {
+                Condition::Sequence { slot, sequence } | Condition::Credit { slot, sequence } => {
                     session::completed(words, slot) >= sequence
                         || words.load_u32(session::STICKY, Ordering::Acquire) != 0
                 }
@@ -59,9 +66,19 @@ impl Condition {
             Condition::Sequence { .. } => 2,
             Condition::Attachment { .. } => 3,
             Condition::Room { .. } => 4,
+            Condition::Credit { .. } => 5,
         }
     }
+
+    /// Whether to hurry back. Not for credit or room, of which there is more the longer one waits: whoever comes back for
+    /// every little fills the ring in drops.
+    const fn is_urgent(self) -> bool {
+        !matches!(self, Condition::Credit { .. } | Condition::Room { .. })
+    }
 }
+
+/// Kinds of conditions.
+const KINDS: usize = 6;
 
 struct Sleeper {
     condition: Condition,
@@ -74,8 +91,12 @@ pub(crate) struct Waiting {
     shared: Arc<Shared>,
     state: Arc<State>,
     /// How long to poll, per kind of condition: nothing to speak of where recent waits outlasted it.
-    budgets: [AtomicU32; 5],
+    budgets: [AtomicU32; KINDS],
     longest: u32,
+    /// Waits in a row that outlasted their naps, per kind of condition.
+    outlasted: [AtomicU32; KINDS],
+    /// Threads that nap.
+    napping: AtomicU32,
 }
 
 struct State {
@@ -94,6 +115,20 @@ struct Sleepers {
 const LONGEST: u32 = 2000;
 /// Polls of one wait at least.
 const SHORTEST: u32 = 20;
+/// How long one wait may nap: to be woken takes a fiftieth of it.
+const NAPS: Duration = Duration::from_millis(5);
+/// Waits in a row that outlast their naps before none are taken.
+const PATIENCE: u32 = 4;
+/// One of so many waits naps all the same, to find out whether times have changed.
+const TRIAL: u32 = 8;
+/// A nap lasts such a part of the wait so far, within bounds; the kernel adds some twenty microseconds.
+const PART: u32 = 64;
+const SHORTEST_NAP: Duration = Duration::from_micros(5);
+const LONGEST_NAP: Duration = Duration::from_micros(20);
+/// Threads of a process that nap at a time. The others sleep, or many would be a storm.
+const NAPPERS: u32 = 2;
+/// Nanoseconds by which the kernel may end a nap late, instead of the fifty thousand that are usual.
+const SLACK: NonZeroU64 = NonZeroU64::new(1000).unwrap();
 
 impl Waiting {
     pub(crate) fn new(shared: Arc<Shared>) -> Waiting {
@@ -101,9 +136,11 @@ impl Waiting {
         Waiting {
             shared,
             state: Arc::new(State { sleepers: Mutex::default(), some: Condvar::new() }),
-            budgets: [const { AtomicU32::new(LONGEST) }; 5],
+            budgets: [const { AtomicU32::new(LONGEST) }; KINDS],
             // With one processor the other side cannot run while this one polls.
             longest: if processors > 1 { LONGEST } else { SHORTEST },
+            outlasted: [const { AtomicU32::new(0) }; KINDS],
+            napping: AtomicU32::new(0),
         }
     }
 
@@ -122,7 +159,43 @@ impl Waiting {
             core::hint::spin_loop();
         }
         budget.store((polls / 2).max(SHORTEST), Ordering::Relaxed);
-        self.sleep(condition);
+        if !(condition.is_urgent() && self.nap(condition)) {
+            self.sleep(condition);
+        }
+    }
+
+    /// Naps until the condition holds; `false` when that takes too long, or has lately.
+    fn nap(&self, condition: Condition) -> bool {
+        let Some(outlasted) = self.outlasted.get(condition.place()) else { return false };
+        let misses = outlasted.load(Ordering::Relaxed);
+        if misses >= PATIENCE && !misses.is_multiple_of(TRIAL) {
+            outlasted.store(misses.wrapping_add(1), Ordering::Relaxed);
+            return false;
+        }
+        if self.napping.fetch_add(1, Ordering::Relaxed) >= NAPPERS {
+            self.napping.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        // The thread is the program's: it gets back what it had.
+        let before = thread::current_timer_slack().ok().and_then(NonZeroU64::new);
+        let changed = before.is_some() && thread::set_current_timer_slack(Some(SLACK)).is_ok();
+        let started = Instant::now();
+        let (mut elapsed, mut over) = (Duration::ZERO, false);
+        while !over && elapsed < NAPS {
+            // On a futex that nobody wakes, for the functions that sleep are cancellation points.
+            let nap = (elapsed / PART).clamp(SHORTEST_NAP, LONGEST_NAP);
+            let nap = rustix::time::Timespec::try_from(nap).ok();
+            let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, nap.as_ref());
+            over = condition.holds(&self.shared.words);
+            elapsed = started.elapsed();
+        }
+        if changed {
+            // It was this value until now, so it is allowed.
+            let _ = thread::set_current_timer_slack(before);
+        }
+        self.napping.fetch_sub(1, Ordering::Relaxed);
+        outlasted.store(if over { 0 } else { misses.wrapping_add(1) }, Ordering::Relaxed);
+        over
     }
 
     fn sleep(&self, condition: Condition) {

@@ -160,7 +160,10 @@ impl Dispatcher {
                     let busy = self.ring_is_empty();
                     let notices = Arc::clone(&self.shared.notices);
                     let ready = || !consumer.is_empty(words) || notices.any();
-                    if !spin.until(busy, ready) && Parking::WORKER.enter(words, ready) {
+                    if !spin.until(busy, ready)
+                        && (busy || !spin.nap(ready))
+                        && Parking::WORKER.enter(words, ready)
+                    {
                         session.await_doorbell();
                         Parking::WORKER.leave(words);
                     }

@@ -1,7 +1,9 @@
-//! How long the dispatcher polls before it sleeps.
+//! How long the dispatcher polls and naps before it sleeps.
 //!
 //! Polling saves the guest a doorbell and itself a wake-up, if the next record comes soon. Whether it does is learnt from
-//! recent waits: after several that outlasted the budget nothing is spent, but for an occasional trial.
+//! recent waits: after several that outlasted the budget nothing is spent, but for an occasional trial. Naps do the same
+//! for what comes a little later, such as the next copy of a program that looks at each, and leave the processor free
+//! meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -16,22 +18,36 @@ const TRIAL: u32 = 8;
 /// Looks between two readings of the clock.
 const LOOKS: u32 = 64;
 
+/// Whether to spend time on the next wait after so many in a row for which it was in vain.
+const fn is_worthwhile(in_vain: u32) -> bool {
+    in_vain < PATIENCE || in_vain.is_multiple_of(TRIAL)
+}
+
+/// A nap lasts such a part of the wait so far, within bounds; the kernel adds some twenty microseconds.
+const PART: u32 = 64;
+const SHORTEST_NAP: Duration = Duration::from_micros(5);
+const LONGEST_NAP: Duration = Duration::from_micros(20);
+/// How long one wait may nap.
+const NAPS: Duration = Duration::from_millis(4);
+
 /// The dispatcher's memory of recent waits.
 #[derive(Debug)]
 pub(crate) struct Spin {
     cpus: usize,
     /// Waits in a row that outlasted the budget.
     missed: u32,
+    /// Waits in a row that outlasted the naps.
+    outlasted: u32,
 }
 
 impl Spin {
     pub(crate) const fn new(cpus: usize) -> Spin {
-        Spin { cpus, missed: 0 }
+        Spin { cpus, missed: 0, outlasted: 0 }
     }
 
     /// The time to spend on the next wait. `busy`: the driver has work under way, which may need the CPU.
     fn budget(&self, busy: bool) -> Option<Duration> {
-        let worthwhile = self.missed < PATIENCE || self.missed.is_multiple_of(TRIAL);
+        let worthwhile = is_worthwhile(self.missed);
         match self.cpus {
             0 | 1 => None,
             2 => (!busy && worthwhile).then_some(SCARCE),
@@ -59,6 +75,26 @@ impl Spin {
                 return false;
             }
         }
+    }
+}
+
+impl Spin {
+    /// Naps until `ready` or it has lasted long enough; `true` when ready. Not when recent waits outlasted it.
+    pub(crate) fn nap(&mut self, mut ready: impl FnMut() -> bool) -> bool {
+        if is_worthwhile(self.outlasted) {
+            let start = Instant::now();
+            let mut elapsed = Duration::ZERO;
+            while elapsed < NAPS {
+                std::thread::sleep((elapsed / PART).clamp(SHORTEST_NAP, LONGEST_NAP));
+                elapsed = start.elapsed();
+                if ready() {
+                    self.outlasted = 0;
+                    return true;
+                }
+            }
+        }
+        self.outlasted = self.outlasted.wrapping_add(1);
+        false
     }
 }
 
