@@ -148,7 +148,7 @@ impl Custodian {
     }
 
     /// Counts an event, and tells of it as often as is useful.
-    fn event(&self, kind: &'static str, vm: u32, what: impl FnOnce() -> String) {
+    pub(crate) fn event(&self, kind: &'static str, vm: u32, what: impl FnOnce() -> String) {
         *self.events.borrow_mut().entry((kind, vm)).or_insert(0) += 1;
         if self.told.borrow_mut().take(Instant::now()).is_ok() {
             let what = what();

@@ -22,6 +22,7 @@ use tokio::{
 };
 
 use crate::{
+    audit,
     checkpoint::Checkpoint,
     configuration::Configuration,
     custodian::Custodian,
@@ -123,6 +124,8 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
         let (custodian, configuration) = (Rc::clone(&custodian), Rc::clone(&configuration));
         async move { custodian.serve(noticed, &configuration).await }
     });
+    let auditing =
+        tokio::task::spawn_local(audit::serve(Rc::clone(&launching), vms.clone(), Rc::clone(&custodian)));
     let control = Rc::new(Control {
         launching: Rc::clone(&launching),
         inventory,
@@ -197,6 +200,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
         }
     }
     deciding.abort();
+    auditing.abort();
     launching.end().await;
     if let Err(error) = checkpoint.finish() {
         tracing::warn!("the checkpoint stays behind: {error}");

@@ -19,6 +19,7 @@ pub mod rate;
 pub mod status;
 pub mod vm;
 
+mod audit;
 mod cgroup;
 mod checkpoint;
 mod conduct;

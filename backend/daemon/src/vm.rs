@@ -45,6 +45,8 @@ pub const DEVICE_UNAVAILABLE: u32 = 46;
 const TURN: Duration = Duration::from_secs(5);
 /// How long a session may wait for a unit that is being swept, beyond which it is refused.
 const UNIT: Duration = Duration::from_secs(5);
+/// How long the start of a session may take in all, with some room.
+const START: Duration = Duration::from_secs(30);
 /// How long a device may take to end when asked to.
 const DEVICE_END: Duration = Duration::from_secs(2);
 /// How long killed processes may take to go away; a driver that frees much memory takes its time.
@@ -91,6 +93,10 @@ struct Session {
     /// Whether the device said that it ended.
     ended: bool,
     worker: Option<Worker>,
+    /// When it was asked for.
+    since: Instant,
+    /// Whether it was told of that nothing has become of it.
+    lost: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -253,6 +259,26 @@ impl Vm {
         let sessions = life.sessions.borrow();
         let workers = sessions.values().filter_map(|session| session.worker.as_ref());
         workers.filter_map(|worker| Identity::of(worker.process)).collect()
+    }
+
+    /// The numbers of its workers' processes.
+    pub(crate) fn worker_numbers(&self) -> Vec<u32> {
+        let life = self.life.borrow();
+        let Some(life) = life.as_ref() else { return Vec::new() };
+        let sessions = life.sessions.borrow();
+        sessions.values().filter_map(|session| session.worker.as_ref()).map(|worker| worker.process).collect()
+    }
+
+    /// Its sessions that should have a worker or be no more, each once.
+    pub(crate) fn lost_sessions(&self) -> Vec<u32> {
+        let life = self.life.borrow();
+        let Some(life) = life.as_ref() else { return Vec::new() };
+        let mut sessions = life.sessions.borrow_mut();
+        let lost = sessions.values_mut().filter_map(|session| {
+            let late = session.worker.is_none() && session.since.elapsed() > START;
+            (late && !std::mem::replace(&mut session.lost, true)).then_some(session.number)
+        });
+        lost.collect()
     }
 
     /// Its sessions that have a worker which is not reaped, or may yet get one.
@@ -439,8 +465,9 @@ impl Vm {
         {
             return Err(format!("unit {} is quarantined", unit.number()));
         }
+        let deadline = Instant::now() + UNIT;
         for unit in self.units.iter() {
-            if !unit.ready(UNIT).await {
+            if !unit.ready(deadline.saturating_duration_since(Instant::now())).await {
                 return Err(format!("unit {} does not lend memory", unit.number()));
             }
         }
@@ -576,7 +603,10 @@ impl Life {
         }
         let serial = self.next_serial.get();
         self.next_serial.set(serial + 1);
-        sessions.insert(serial, Session { number, ended: false, worker: None });
+        sessions.insert(
+            serial,
+            Session { number, ended: false, worker: None, since: Instant::now(), lost: false },
+        );
         Some(serial)
     }
 
