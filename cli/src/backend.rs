@@ -79,6 +79,9 @@ impl Backend {
         let mut command = Command::new(&program);
         command.arg("--supervised").arg("--runtime-dir").arg(wanted.directory);
         command.arg("--driver").arg(&wanted.driver.library).arg("--vm").arg(wanted.vm);
+        if let Some(nvml) = &wanted.driver.nvml {
+            command.arg("--nvml").arg(nvml);
+        }
         if let Some(device) = wanted.device {
             command.envs(device.variables());
             if let Some(scratch) = device.scratch() {

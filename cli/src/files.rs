@@ -24,10 +24,12 @@ const SOFTGPU: Part = Part { file: "libsoftgpu_cuda.so", package: "softgpu-cuda"
 /// The daemon.
 pub(crate) const SLUICED: Part = Part { file: "sluiced", package: "sluice-daemon", folder: PROGRAMS };
 /// What the daemon starts, found beside it.
-const STARTED: [Part; 3] = [
+const STARTED: [Part; 5] = [
     Part { file: "sluice-launcher", package: "sluice-daemon", folder: PROGRAMS },
     Part { file: "sluice-device", package: "sluice-device", folder: PROGRAMS },
     Part { file: "sluice-worker", package: "sluice-worker", folder: PROGRAMS },
+    Part { file: "sluice-arbiter", package: "sluice-arbiter", folder: PROGRAMS },
+    Part { file: "sluice-inventory", package: "sluice-inventory", folder: PROGRAMS },
 ];
 
 /// A file of Sluice.

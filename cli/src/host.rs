@@ -55,7 +55,7 @@ pub(crate) fn host(arguments: Arguments) -> Result<()> {
     let result = wait(&backend, &signals);
     drop(backend);
     if made {
-        // Ours unless somebody has put something there.
+        // Ours unless something is there to be read: receipts of scrubbing, a checkpoint of who is fenced.
         match std::fs::remove_dir(&directory) {
             Err(error) if error.kind() != std::io::ErrorKind::DirectoryNotEmpty => {
                 eprintln!("sluice: {} stays behind: {error}", directory.display());

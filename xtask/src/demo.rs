@@ -24,6 +24,8 @@ const PACKAGES: &[&str] = &[
     "sluice-daemon",
     "sluice-device",
     "sluice-worker",
+    "sluice-arbiter",
+    "sluice-inventory",
     "sluice-guest",
     "sluice-guest-nvml",
     "softgpu-cuda",

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// Units where neither NVML nor the configuration says how many there are.
-const UNITS: u32 = 0;
+const UNITS: u32 = 1;
 
 /// How long arbiters of an earlier daemon may take to go away.
 const LEFT_OVER: Duration = Duration::from_secs(5);

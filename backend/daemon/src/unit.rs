@@ -181,7 +181,10 @@ impl Unit {
 
     /// Says what a VM may have, from now on and to every arbiter that follows.
     pub(crate) fn admit(&self, vm: u32, terms: Terms) {
-        self.terms.borrow_mut().insert(vm, terms);
+        let before = self.terms.borrow_mut().insert(vm, terms);
+        if let Some(Terms { epoch, .. }) = before.filter(|before| before.epoch != terms.epoch) {
+            self.tell(ToArbiter::Forget { vm, epoch });
+        }
         self.tell_terms(vm, &terms);
     }
 
@@ -468,8 +471,10 @@ impl Unit {
             heard.unit = None;
             heard.vms.clear();
         }
-        _ = self.notices.send(Notice::ArbiterEnded { unit: self.number });
-        if orderly {
+        if !orderly {
+            // Heard by nobody while everything ends.
+            _ = self.notices.send(Notice::ArbiterEnded { unit: self.number });
+        } else {
             signal(arbiter.pidfd.as_fd(), Signal::TERM);
             if timeout(END, gone(&arbiter.pidfd)).await.is_ok() {
                 return self.note_arbiter(None);
