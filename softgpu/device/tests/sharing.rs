@@ -222,9 +222,74 @@ fn nothing_is_lost_when_processes_are_killed_anywhere() {
     assert!(killed > 50, "{killed}");
 }
 
+/// Processes that import and let go as fast as they can are killed at random moments, while what they import ends and
+/// begins. What the maker has stays its own, and in the end nothing is held by anybody.
+#[test]
+fn no_hold_is_lost_or_left_when_importers_are_killed_anywhere() {
+    let state = state();
+    let maker = attach(state.path());
+    let device = Arc::clone(maker.device());
+    let make = || {
+        let allocation = maker.allocate(2 * PAGE_BYTES, Use::Chunk).unwrap();
+        let descriptor = allocation.export().unwrap();
+        (allocation, descriptor)
+    };
+    let mut made: Vec<_> = (0..8).map(|_| make()).collect();
+    let end = Instant::now() + Duration::from_secs(3);
+    let mut children: Vec<Child> = (0..3).map(|_| start(state.path(), "import_and_let_go")).collect();
+    let mut killed = 0;
+    while Instant::now() < end {
+        for child in &mut children {
+            std::thread::sleep(Duration::from_millis(2 + killed % 9));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            killed += 1;
+            *child = start(state.path(), "import_and_let_go");
+            let ended = made.remove(usize::try_from(killed % 8).unwrap());
+            drop(ended);
+            made.push(make());
+            let pages: Vec<u64> = made.iter().flat_map(|(allocation, _)| pages(allocation.runs())).collect();
+            assert_eq!(pages.iter().collect::<HashSet<_>>().len(), 16, "each page is in one allocation");
+        }
+    }
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    drop(made);
+    device.collect();
+    assert_eq!(device.free_bytes(), device.total_bytes(), "after {killed} deaths");
+    assert!(killed > 50, "{killed}");
+}
+
+#[test]
+#[ignore = "a part of no_hold_is_lost_or_left_when_importers_are_killed_anywhere"]
+fn import_and_let_go() {
+    let state = std::env::var_os("SOFTGPU_TEST_STATE").unwrap();
+    let owner = attach(Path::new(&state));
+    let exports = Path::new(&state).join("gpu0/exports");
+    let mut held = Vec::new();
+    // Orphans end with their parent's device.
+    while let Ok(files) = std::fs::read_dir(&exports) {
+        for file in files.flatten() {
+            let Ok(file) = std::fs::File::open(file.path()) else { continue };
+            if let Ok(allocation) = owner.import(&file) {
+                held.push(allocation);
+            }
+            if held.len() > 3 {
+                held.swap_remove(1);
+            }
+        }
+    }
+}
+
 fn churn(state: &Path) -> Child {
+    start(state, "take_and_give")
+}
+
+fn start(state: &Path, test: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "take_and_give", "--ignored", "--test-threads=1"])
+        .args(["--exact", test, "--ignored", "--test-threads=1"])
         .env("SOFTGPU_TEST_STATE", state)
         .stdout(std::process::Stdio::null())
         .spawn()
