@@ -163,6 +163,8 @@ pub struct Custody {
     leaving: BTreeSet<VmKey>,
     /// What the driver does now.
     busy: Option<tasks::Busy>,
+    /// The largest size that somebody was refused although the unit had the bytes.
+    wanted: Option<Class>,
     next_lease: u64,
     next_share: u64,
     /// Something changed for which somebody may wait.
@@ -192,6 +194,7 @@ impl Custody {
             kept: Vec::new(),
             leaving: BTreeSet::new(),
             busy: None,
+            wanted: None,
             next_lease: 1,
             next_share: 1,
             stirred: false,
@@ -655,6 +658,12 @@ impl Custody {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.workers.is_empty()
+    }
+
+    /// Whether a worker lives.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.workers.values().any(|worker| !matches!(worker.life, Life::Dead { .. }))
     }
 
     /// What the inventory says that a worker's driver has. Ends it when its VM has more than it may.

@@ -152,12 +152,12 @@ impl Scrubber {
                 let made = pieces.iter().map(Piece::class).collect();
                 done(Outcome::Taken { found, made, free: self.free() }, pieces)
             }
-            Task::Split { into, .. } => {
-                let count = pieces.iter().map(|piece| piece.bytes() / into.bytes()).sum();
+            Task::Remake { into, .. } => {
+                let count = pieces.iter().map(Piece::bytes).sum::<u64>() / into.bytes();
                 self.release(pieces);
                 let pieces = self.unit.create_many(into, count);
                 let made = pieces.iter().map(Piece::class).collect();
-                done(Outcome::Split { made, free: self.free() }, pieces)
+                done(Outcome::Remade { made, free: self.free() }, pieces)
             }
             Task::Move { class, .. } => {
                 let before = self.free();
@@ -194,17 +194,15 @@ impl Scrubber {
         }
         let cleared =
             pieces.iter().try_for_each(|piece| self.unit.clear(piece)).and_then(|()| self.unit.wait());
-        if let Err(code) = cleared {
-            tracing::error!(code, "cannot scrub");
-        }
+        let verified = cleared.and_then(|()| self.unit.verify(pieces, self.rules.verify));
+        let verified = verified.unwrap_or_else(|code| {
+            tracing::error!(code, "what was scrubbed cannot be read back");
+            Vec::new()
+        });
         let mut receipts = String::new();
         let mut results = Vec::with_capacity(orders.len());
-        for (order, piece) in orders.iter().zip(pieces) {
-            let clean = cleared.is_ok()
-                && self.unit.verify(piece, self.rules.verify).unwrap_or_else(|code| {
-                    tracing::error!(code, "cannot read a scrubbed chunk back");
-                    false
-                });
+        for (number, (order, piece)) in orders.iter().zip(pieces).enumerate() {
+            let clean = verified.get(number) == Some(&true);
             self.receipt(&mut receipts, order, piece, clean);
             results.push((order.chunk, clean));
         }

@@ -219,7 +219,7 @@ impl Server {
         let mut events: Vec<Event> = Vec::with_capacity(256);
         loop {
             let timeout = self.turn();
-            if self.control.is_none() && self.custody.is_idle() {
+            if self.control.is_none() && !self.custody.serves() {
                 tracing::info!("nobody is left to ask for anything");
                 return Ok(());
             }
@@ -557,8 +557,8 @@ impl Server {
     fn submit(&mut self, task: Task) {
         self.away = match &task {
             Task::Scrub(orders) => orders.iter().map(|order| order.chunk).collect(),
-            Task::Release(chunks) => chunks.clone(),
-            Task::Split { chunk, .. } | Task::Move { chunk, .. } => vec![*chunk],
+            Task::Release(chunks) | Task::Remake { chunks, .. } => chunks.clone(),
+            Task::Move { chunk, .. } => vec![*chunk],
             Task::Take { .. } | Task::Measure => Vec::new(),
         };
         let pieces: Vec<Piece> = self

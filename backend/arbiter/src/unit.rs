@@ -55,9 +55,11 @@ pub enum UnitError {
 /// Bytes read back at a time.
 const WINDOW: usize = 4 << 20;
 /// Bytes of a sample.
-const SAMPLE: usize = 4096;
-/// Samples of a chunk, its first and last bytes among them.
+const SAMPLE: u64 = 1024;
+/// Samples of a chunk: one of each sixteenth of it, at the same random place in each, so that one copy reads them all.
 const SAMPLES: u64 = 16;
+/// Bytes of all samples of a chunk.
+const SAMPLED: usize = (SAMPLE * SAMPLES) as usize;
 
 /// An opened unit.
 #[derive(Debug)]
@@ -102,6 +104,11 @@ impl Unit {
         // Twice what there is: chunks of different sizes come and go.
         let bytes = total.saturating_mul(2).next_multiple_of(Class::ALL[0].bytes());
         let base = driver.address_reserve(0, bytes).map_err(failed("cuMemAddressReserve"))?;
+        let window = vec![0; WINDOW];
+        // Copies to pinned memory need no staging. Where it cannot be pinned, they work all the same.
+        if let Err(code) = driver.host_register(window.as_ptr().expose_provenance() as u64, WINDOW as u64) {
+            tracing::debug!(code, "the window for reading back is not pinned");
+        }
         let mut seed = [0; 8];
         // Without randomness the samples are guessable, and nobody who could profit sees them anyway.
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
@@ -111,7 +118,7 @@ impl Unit {
             context,
             stream,
             space: Space::new(base, bytes),
-            window: vec![0; WINDOW],
+            window,
             random: u64::from_le_bytes(seed) | 1,
             context_bytes,
         })
@@ -238,54 +245,73 @@ impl Unit {
         self.driver.stream_synchronize(self.stream)
     }
 
-    /// Reads a chunk back; whether it is zero, as far as was looked.
+    /// Reads chunks back: whether each is zero, as far as was looked.
     ///
     /// # Errors
     /// The driver's.
-    pub fn verify(&mut self, piece: &Piece, how: Verify) -> Result<bool, Code> {
-        let bytes = piece.class.bytes();
+    pub fn verify(&mut self, pieces: &[Piece], how: Verify) -> Result<Vec<bool>, Code> {
+        let mut clean = Vec::with_capacity(pieces.len());
         match how {
             Verify::All => {
-                for at in (0..bytes).step_by(WINDOW) {
-                    let part = usize::try_from(bytes - at).map_or(WINDOW, |rest| rest.min(WINDOW));
-                    self.read(piece, at, 0, part)?;
-                    self.wait()?;
-                    if !self.is_zero(part) {
-                        return Ok(false);
-                    }
+                for piece in pieces {
+                    clean.push(self.is_all_zero(piece)?);
                 }
-                Ok(true)
             }
             Verify::Sampled => {
-                let last = bytes - SAMPLE as u64;
-                for (number, slot) in (0..SAMPLES).zip((0..WINDOW).step_by(SAMPLE)) {
-                    let at = match number {
-                        0 => 0,
-                        1 => last,
-                        _ => self.next_random() % last,
-                    };
-                    self.read(piece, at, slot, SAMPLE)?;
+                // As many as the window holds are read at once.
+                for group in pieces.chunks(WINDOW / SAMPLED) {
+                    for (piece, slot) in group.iter().zip((0..WINDOW).step_by(SAMPLED)) {
+                        self.sample(piece, slot)?;
+                    }
+                    self.wait()?;
+                    let slots = (0..WINDOW).step_by(SAMPLED).take(group.len());
+                    clean.extend(slots.map(|slot| self.is_zero(slot, SAMPLED)));
                 }
-                self.wait()?;
-                Ok(self.is_zero(SAMPLE * usize::try_from(SAMPLES).unwrap_or(0)))
             }
         }
+        Ok(clean)
     }
 
-    fn read(&mut self, piece: &Piece, at: u64, slot: usize, bytes: usize) -> Result<(), Code> {
+    fn is_all_zero(&mut self, piece: &Piece) -> Result<bool, Code> {
+        let bytes = piece.class.bytes();
+        for at in (0..bytes).step_by(WINDOW) {
+            let part = usize::try_from(bytes - at).map_or(WINDOW, |rest| rest.min(WINDOW));
+            let target = self.target(0, part)?;
+            // SAFETY: the range is inside this piece's mapping.
+            let source = unsafe { Device::new(piece.address + at, part as u64) };
+            self.driver.copy_from_device(target, source, self.stream)?;
+            self.wait()?;
+            if !self.is_zero(0, part) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn sample(&mut self, piece: &Piece, slot: usize) -> Result<(), Code> {
+        let bytes = piece.class.bytes();
+        let pitch = bytes / SAMPLES;
+        let start = self.next_random() % (pitch - SAMPLE + 1);
+        let target = self.target(slot, SAMPLED)?;
+        // SAFETY: the rows lie inside this piece's mapping: the last one ends at `start + 15 * pitch + SAMPLE` or before.
+        let source = unsafe { Device::new(piece.address + start, bytes - start) };
+        let rows = Rows { pitch, width: SAMPLE, height: SAMPLES };
+        self.driver.copy_rows_from_device((target, SAMPLE), (source, pitch), rows, self.stream)
+    }
+
+    /// A part of the window, for a copy to write.
+    fn target(&mut self, slot: usize, bytes: usize) -> Result<Host, Code> {
         let target = self.window.get_mut(slot..slot + bytes).ok_or(sluice_driver::code::INVALID_VALUE)?;
         // Bytes that the copy does not write must not look like zeros that it read.
         target.fill(0xff);
         let address = target.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: the window lives as long as the unit, and is not looked at before the stream was waited for.
-        let target = unsafe { Host::new(address, bytes as u64) };
-        // SAFETY: the range is inside this piece's mapping: `at + bytes` is at most its size.
-        let source = unsafe { Device::new(piece.address + at, bytes as u64) };
-        self.driver.copy_from_device(target, source, self.stream)
+        Ok(unsafe { Host::new(address, bytes as u64) })
     }
 
-    fn is_zero(&self, bytes: usize) -> bool {
-        self.window.get(..bytes).is_some_and(|read| read.iter().fold(0, |sum, byte| sum | byte) == 0)
+    fn is_zero(&self, slot: usize, bytes: usize) -> bool {
+        let read = self.window.get(slot..slot + bytes);
+        read.is_some_and(|read| read.iter().fold(0, |sum, byte| sum | byte) == 0)
     }
 
     /// A step of xorshift.

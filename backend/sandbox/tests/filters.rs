@@ -77,13 +77,12 @@ const FORBIDDEN: [(libc::c_long, &str); 12] = [
 ];
 
 /// Role by role: what it takes to be under it.
-const STACKS: [&[Role]; 5] = [
+const STACKS: [&[Role]; 6] = [
     &[Role::Device],
     &[Role::Worker],
     &[Role::Worker, Role::WorkerSettled],
     &[Role::Inventory],
-    &[Role::Launcher],
-];
+    &[Role::Launcher], &[Role::Arbiter]];
 
 // Promise: F5
 #[test]
@@ -236,6 +235,22 @@ fn an_inventory_opens_files_and_starts_nothing() {
     assert_eq!(under(inventory, || call(libc::SYS_kill, [parent, 9, 0]) == 0), KILLED);
     let network = || std::net::UdpSocket::bind("127.0.0.1:0").is_err() && errno() == libc::ENOSYS;
     assert_eq!(under(inventory, network), WORKED);
+}
+
+// Promise: F5
+#[test]
+fn an_arbiter_ends_workers_and_starts_nothing() {
+    let arbiter = &[Role::Arbiter];
+    assert_eq!(under(arbiter, open_file), WORKED, "a driver opens its devices");
+    // A bad descriptor: the call is made and refused.
+    let signal = || call(libc::SYS_pidfd_send_signal, [-1, 9, 0]) == -1 && errno() == libc::EBADF;
+    assert_eq!(under(arbiter, signal), WORKED);
+    assert_eq!(under(arbiter, fork_here), KILLED);
+    assert_eq!(under(arbiter, || call(libc::SYS_execve, [0, 0, 0]) == 0), KILLED);
+    let parent = i64::from(std::process::id());
+    assert_eq!(under(arbiter, || call(libc::SYS_kill, [parent, 9, 0]) == 0), KILLED, "never by a number");
+    let network = || call(libc::SYS_socket, [i64::from(libc::AF_INET), i64::from(libc::SOCK_DGRAM), 0]) >= 0;
+    assert_eq!(under(arbiter, network), KILLED);
 }
 
 #[test]

@@ -15,6 +15,9 @@ use sluice_protocol::{
 };
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
+/// Looks after which it is tried again to take what the driver could not give.
+const LOOKS: u32 = 20;
+
 /// What growth takes, as measured at start-up.
 #[derive(Clone, Copy, Debug)]
 pub struct Estimates {
@@ -63,9 +66,15 @@ pub(super) enum Depth {
 pub(super) struct Growth {
     queue: VecDeque<Wish>,
     active: Option<Active>,
-    /// Bytes the driver has free, when last looked at.
+    /// Bytes the driver has free and can give, when last looked at.
     free: u64,
+    /// Bytes it says are free and cannot give.
+    unusable: u64,
     settle: Option<Depth>,
+    /// What the driver is taking back now. What is asked for meanwhile comes after it.
+    taking: Option<Depth>,
+    /// Looks at what is free since something could not be taken.
+    looks: u32,
     /// Who grew since the last look, and what was free before.
     grew: Option<(WorkerId, u64)>,
     /// The dead whose memory the driver may not have back yet: their VM, and what their drivers had.
@@ -93,7 +102,10 @@ impl Growth {
             queue: VecDeque::new(),
             active: None,
             free,
+            unusable: 0,
             settle: Some(Depth::AboveReserve),
+            taking: None,
+            looks: 0,
             grew: None,
             unswept: HashMap::new(),
             dirtiers: BTreeMap::new(),
@@ -103,7 +115,7 @@ impl Growth {
 
     /// Whether memory is on its way from or to the driver.
     pub(super) fn pending(&self) -> bool {
-        self.active.is_some() || self.settle.is_some()
+        self.active.is_some() || self.settle.is_some() || self.taking.is_some()
     }
 
     /// Whether a worker's driver may grow now.
@@ -117,7 +129,7 @@ impl Growth {
     }
 
     pub(super) fn set_free(&mut self, free: u64) {
-        self.free = free;
+        self.free = free.saturating_sub(self.unusable);
     }
 
     pub(super) fn settle(&mut self, depth: Depth) {
@@ -157,22 +169,35 @@ impl Growth {
     }
 
     /// What the driver had free was taken, into these chunks. Returns who had grown, and by how much.
-    pub(super) fn taken(&mut self, found: u64, free: u64, chunks: &[ChunkId]) -> Option<(WorkerId, u64)> {
-        if self.settle == Some(Depth::All) && !self.dirtiers.is_empty() {
+    pub(super) fn taken(
+        &mut self,
+        found: u64,
+        free: u64,
+        chunks: &[ChunkId],
+        reserve: u64,
+    ) -> Option<(WorkerId, u64)> {
+        let depth = self.taking.take();
+        let leave = if depth == Some(Depth::All) { 0 } else { reserve };
+        self.unusable = Some(free.saturating_sub(leave)).filter(|rest| *rest >= UNIT).unwrap_or(0);
+        if depth == Some(Depth::All) && !self.dirtiers.is_empty() {
             self.swept.extend(chunks);
         }
-        self.settle = None;
-        self.free = free;
-        if self.swept.is_empty() {
+        self.set_free(free);
+        self.clear_dirtiers();
+        self.grew.take().map(|(worker, before)| (worker, before.saturating_sub(found)))
+    }
+
+    /// Nothing of the dead is left, once what was taken after their ends is clean.
+    fn clear_dirtiers(&mut self) {
+        if self.swept.is_empty() && self.settle != Some(Depth::All) && self.taking != Some(Depth::All) {
             self.dirtiers.clear();
         }
-        self.grew.take().map(|(worker, before)| (worker, before.saturating_sub(found)))
     }
 
     /// A chunk is clean, or suspect and out of use.
     pub(super) fn cleaned(&mut self, chunk: ChunkId) {
-        if self.swept.remove(&chunk) && self.swept.is_empty() && self.settle != Some(Depth::All) {
-            self.dirtiers.clear();
+        if self.swept.remove(&chunk) {
+            self.clear_dirtiers();
         }
     }
 }
@@ -260,7 +285,7 @@ impl Custody {
         }
         let until = now.saturating_add(limits::GROW_MILLISECONDS);
         self.growth.active = Some(Active { worker: wish.worker, serial: wish.serial, until });
-        self.growth.grew = Some((wish.worker, self.growth.free));
+        self.growth.grew = Some((wish.worker, self.growth.free.saturating_add(self.growth.unusable)));
         self.answer(wish.worker, Answer::Granted { serial: wish.serial, value: 0 });
     }
 
@@ -270,10 +295,9 @@ impl Custody {
             return Need::Nothing;
         }
         let reserve = self.settings.reserve;
-        match self.growth.settle {
-            Some(Depth::All) => return Need::Take { leave: 0 },
-            Some(Depth::AboveReserve) => return Need::Take { leave: reserve },
-            None => {}
+        if let Some(depth) = self.growth.settle.take() {
+            self.growth.taking = Some(depth);
+            return Need::Take { leave: if depth == Depth::All { 0 } else { reserve } };
         }
         // What is missing to the reserve is given back whoever wants to grow, but only if it is worth a chunk.
         let wish = self.next_wish();
@@ -331,8 +355,14 @@ impl Custody {
 
     /// What a driver has free was measured. What is there beyond the reserve is taken.
     pub(super) fn measured(&mut self, free: u64) {
+        // What could not be taken may only have been on its way.
+        self.growth.looks = if self.growth.unusable == 0 { 0 } else { self.growth.looks + 1 };
+        if self.growth.looks >= LOOKS {
+            self.growth.looks = 0;
+            self.growth.unusable = 0;
+        }
         self.growth.set_free(free);
-        let above = free > self.settings.reserve.saturating_add(UNIT.saturating_mul(2));
+        let above = self.growth.free > self.settings.reserve.saturating_add(UNIT.saturating_mul(2));
         if above && self.growth.unlocked() && self.growth.queue.is_empty() {
             self.growth.settle(Depth::AboveReserve);
         }

@@ -84,7 +84,10 @@ impl Custody {
         match self.chunks.clean_for(vm, class) {
             Some(chunk) => self.lend(id, vm, serial, chunk),
             None if self.may_come(vm, class) => Attempt::Wait,
-            None => Attempt::No(code::OUT_OF_MEMORY),
+            None => {
+                self.wanted = Some(self.wanted.map_or(class, |wanted| wanted.min(class)));
+                Attempt::No(code::OUT_OF_MEMORY)
+            }
         }
     }
 

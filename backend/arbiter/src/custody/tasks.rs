@@ -56,10 +56,10 @@ pub enum Task {
         /// Bytes.
         leave: u64,
     },
-    /// Make smaller ones of one.
-    Split {
+    /// Make chunks of another size of these.
+    Remake {
         /// Which.
-        chunk: ChunkId,
+        chunks: Vec<ChunkId>,
         /// What.
         into: Class,
     },
@@ -93,8 +93,8 @@ pub enum Outcome {
         /// Bytes free now.
         free: u64,
     },
-    /// A chunk was split.
-    Split {
+    /// Chunks of another size were made.
+    Remade {
         /// Into what.
         made: Vec<Class>,
         /// Bytes free now.
@@ -151,7 +151,7 @@ impl Custody {
             Task::Scrub(_) => self.busy = Some(Busy::Scrub),
             Task::Measure => self.busy = Some(Busy::Measure),
             Task::Move { .. } => {}
-            Task::Release(_) | Task::Take { .. } | Task::Split { .. } => self.busy = Some(Busy::Shift),
+            Task::Release(_) | Task::Take { .. } | Task::Remake { .. } => self.busy = Some(Busy::Shift),
         }
         Some(task)
     }
@@ -178,7 +178,29 @@ impl Custody {
         }
         let dirty = self.free_dirt(batch);
         let dirty = if dirty.is_empty() { self.reachable_dirt(batch) } else { dirty };
-        self.scrub(dirty)
+        self.scrub(dirty).or_else(|| self.merge())
+    }
+
+    /// Makes the larger chunk that somebody wanted, of smaller ones that nobody needs.
+    fn merge(&mut self) -> Option<Task> {
+        let into = self.wanted.take().filter(|_| self.growth.unlocked())?;
+        let smaller = into.smaller()?;
+        let count = usize::try_from(into.bytes() / smaller.bytes()).ok()?;
+        // As many again stay: who takes little is not to wait for a split.
+        if self.chunks.clean_free(smaller).count() < count * 2 || self.ledger.spare() < into.bytes() {
+            return None;
+        }
+        let chunks = self.chunks.clean_free(smaller).take(count).collect();
+        self.remake(chunks, into)
+    }
+
+    fn remake(&mut self, chunks: Vec<ChunkId>, into: Class) -> Option<Task> {
+        let chunks = self.take_all_out(chunks);
+        (!chunks.is_empty()).then_some(Task::Remake { chunks, into })
+    }
+
+    fn take_all_out(&mut self, chunks: Vec<ChunkId>) -> Vec<ChunkId> {
+        chunks.into_iter().filter(|chunk| self.take_out(*chunk)).collect()
     }
 
     /// Takes an unused chunk out of the table and the ledger.
@@ -214,7 +236,7 @@ impl Custody {
             return self.scrub(dirty);
         }
         match shift.filter(|_| self.growth.unlocked())? {
-            Task::Split { chunk, into } => self.take_out(chunk).then_some(Task::Split { chunk, into }),
+            Task::Remake { chunks, into } => self.remake(chunks, into),
             Task::Move { chunk, class } => self.take_away(chunk, class),
             _ => None,
         }
@@ -237,7 +259,7 @@ impl Custody {
         let larger = || Class::ALL.into_iter().filter(move |other| *other < class).rev();
         for larger in larger() {
             if let Some((chunk, into)) = self.chunks.clean_free(larger).next().zip(larger.smaller()) {
-                return Some(Task::Split { chunk, into });
+                return Some(Task::Remake { chunks: vec![chunk], into });
             }
         }
         if let Some(chunk) = larger().flat_map(|larger| self.chunks.dirty_free(larger)).find(new) {
@@ -356,14 +378,14 @@ impl Custody {
             }
             Outcome::Taken { found, made, free } => {
                 let ids = self.insert(&made);
-                if let Some((worker, bytes)) = self.growth.taken(found, free, &ids)
+                if let Some((worker, bytes)) = self.growth.taken(found, free, &ids, self.settings.reserve)
                     && let Some(worker) = self.workers.get_mut(&worker)
                 {
                     worker.granted = worker.granted.saturating_add(bytes);
                 }
                 ids
             }
-            Outcome::Split { made, free } => {
+            Outcome::Remade { made, free } => {
                 self.growth.set_free(free);
                 self.insert(&made)
             }

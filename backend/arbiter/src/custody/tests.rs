@@ -39,6 +39,8 @@ struct World {
     now: Millis,
     total: u64,
     free: u64,
+    /// Whose drivers' bytes may be among what is free.
+    free_dirt: BTreeSet<VmKey>,
     chunks: HashMap<ChunkId, Real>,
     workers: BTreeMap<WorkerId, RealWorker>,
     /// Memory that left custody and is held by liars.
@@ -59,6 +61,7 @@ impl World {
             now: 0,
             total,
             free: total,
+            free_dirt: BTreeSet::new(),
             chunks: HashMap::new(),
             workers: BTreeMap::new(),
             limbo: Vec::new(),
@@ -95,6 +98,11 @@ impl World {
                     if let Some(worker) = self.workers.get_mut(&worker)
                         && worker.grows.contains(&serial)
                     {
+                        let vm = worker.vm;
+                        assert!(
+                            self.free_dirt.iter().all(|other| *other == vm),
+                            "a driver grows into what another VM's left"
+                        );
                         worker.granted = Some(serial);
                     }
                 }
@@ -158,8 +166,8 @@ impl World {
                 self.task = Some((task, reals));
                 return;
             }
-            Task::Release(chunks) => chunks.clone(),
-            Task::Split { chunk, .. } | Task::Move { chunk, .. } => vec![*chunk],
+            Task::Release(chunks) | Task::Remake { chunks, .. } => chunks.clone(),
+            Task::Move { chunk, .. } => vec![*chunk],
             Task::Take { .. } | Task::Measure => Vec::new(),
         };
         let reals: Vec<Real> = gone.iter().map(|id| self.chunks.remove(id).unwrap()).collect();
@@ -196,12 +204,16 @@ impl World {
                 let found = self.free;
                 let made = mix(found.saturating_sub(leave));
                 self.free -= made.iter().map(|class| class.bytes()).sum::<u64>();
+                if self.free < UNIT {
+                    self.free_dirt.clear();
+                }
                 Outcome::Taken { found, made, free: self.free }
             }
-            Task::Split { into, .. } => {
-                let bytes = reals[0].class.bytes();
+            Task::Remake { into, .. } => {
+                let bytes: u64 = reals.iter().map(|real| real.class.bytes()).sum();
+                assert!(bytes.is_multiple_of(into.bytes()), "bytes are lost");
                 let made = vec![into; usize::try_from(bytes / into.bytes()).unwrap()];
-                Outcome::Split { made, free: self.free }
+                Outcome::Remade { made, free: self.free }
             }
             Task::Move { class, .. } => {
                 let holders: Vec<WorkerId> = reals[0]
@@ -220,7 +232,7 @@ impl World {
             Task::Measure => Outcome::Measured { free: self.free },
         };
         let made = match &outcome {
-            Outcome::Taken { made, .. } | Outcome::Split { made, .. } | Outcome::Moved { made, .. } => {
+            Outcome::Taken { made, .. } | Outcome::Remade { made, .. } | Outcome::Moved { made, .. } => {
                 made.clone()
             }
             _ => Vec::new(),
@@ -252,6 +264,9 @@ impl World {
     fn gone(&mut self, id: WorkerId) {
         let worker = self.workers.remove(&id).unwrap();
         self.free += worker.driver;
+        if worker.driver > 0 {
+            self.free_dirt.insert(worker.vm);
+        }
         for real in self.chunks.values_mut() {
             real.reach.retain(|other| *other != id);
             real.liars.retain(|other| *other != id);
@@ -266,6 +281,9 @@ impl World {
             !holders.is_empty()
         });
         self.free += back;
+        if back > 0 {
+            self.free_dirt.insert(worker.vm);
+        }
         self.custody.worker_gone(id);
     }
 
@@ -464,7 +482,7 @@ fn begun(total: u64) -> World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
 
     // Promise: Q20, S1, S2, Q26
     #[test]
