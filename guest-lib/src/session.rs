@@ -403,14 +403,27 @@ impl Session {
             log::error(format_args!("cannot share {bytes} bytes with the worker: {error}"));
             Error::OUT_OF_MEMORY
         };
-        let resource = self.transport().create(reservation, at, bytes).map_err(|error| failed(&error))?;
+        let resource = self.transport().create(reservation, at, bytes).map_err(|error| {
+            // Nobody has heard of the slot.
+            self.attachments.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[slot as usize] = false;
+            failed(&error)
+        })?;
         let doorbell = Doorbell::Attach { resource: resource.id, slot, address: at };
         self.transport().submit(doorbell).map_err(|error| failed(&error))?;
         self.waiting.until(Condition::Attachment { slot, was: Attachment::Pending });
         match layout::attachment(self.words(), slot) {
             Attachment::Adopted(adopted) if adopted == bytes => Ok(Reach::InPlace),
             Attachment::Gathered(gathered) if gathered == bytes => Ok(Reach::Gathered),
-            Attachment::Refused(code) => Err(failed(&format_args!("refused with {code}"))),
+            Attachment::Refused(code) => {
+                // The memory goes back. The slot does not: the device may not have heard of the refusal yet.
+                let given_back = reservation.unmap(at, bytes).map_err(|error| error.to_string());
+                let given_back = given_back
+                    .and_then(|()| self.transport().destroy(resource).map_err(|error| error.to_string()));
+                if let Err(error) = given_back {
+                    log::warn(format_args!("{bytes} bytes that could not be shared stay in use: {error}"));
+                }
+                Err(failed(&format_args!("refused with {code}")))
+            }
             _ => {
                 self.alive()?;
                 Err(failed(&"the worker mapped something else"))

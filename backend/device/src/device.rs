@@ -924,17 +924,17 @@ impl Device {
     /// A worker has mapped a resource, or not. Answers whether it was asked to.
     fn attached(&mut self, number: u32, slot: u32, error: u32) -> bool {
         let Some(session) = self.sessions.get_mut(&number) else { return false };
-        let Some(attachment) = session.attachments.get(&slot) else { return false };
+        if !session.attachments.contains_key(&slot) {
+            return false;
+        }
         if error != 0 {
             if slot == CONTROL {
                 self.lose(number, error);
                 return true;
             }
-            // An entry that is leaving is released by the answer to the request to unmap it.
-            if !attachment.leaving {
-                let resource = session.release(slot);
-                self.released(resource);
-            }
+            // If it is leaving as well: a worker does not answer the request to unmap what it never mapped.
+            let resource = session.release(slot);
+            self.released(resource);
         }
         true
     }

@@ -449,6 +449,27 @@ fn a_worker_that_keeps_pages_is_killed() {
     eventually("lost", || guest.state(CONTROL) == session::LOST);
 }
 
+// Promise: V14
+#[test]
+fn pages_that_a_worker_refuses_go_back_at_once() {
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let _begun = worker.begin();
+    guest.resource(1, 20, &[(ARENA, 0x4000)]);
+    guest.doorbell(1, Doorbell::Attach { resource: 20, slot: 1, address: BASE });
+    worker.attach();
+    // The guest hears of the refusal from the worker, and may be faster than the device.
+    let head = guest.send(&command(RESOURCE_UNREF, 0, &[20, 0]));
+    worker.say(FromWorker::Attached { slot: 1, error: 2 });
+    guest.soon(head);
+    assert_ne!(guest.state(CONTROL), session::LOST);
+    // Memory and entry are free again.
+    guest.resource(1, 21, &[(ARENA, 0x4000)]);
+    assert_eq!(guest.doorbell(1, Doorbell::Attach { resource: 21, slot: 1, address: BASE }), OK);
+}
+
 #[test]
 fn a_hostile_front_end_changes_nothing_for_others() {
     let mut device = Device::start(&["--direct"]);
