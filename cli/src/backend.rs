@@ -44,8 +44,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) driver: &'a Driver,
     /// The device to compute on, if it is one of our own.
     pub(crate) device: Option<&'a Device>,
-    /// Its only VM, as `sluiced --vm` takes it.
-    pub(crate) vm: &'a str,
+    /// Its VMs, as `sluiced --vm` takes them.
+    pub(crate) vms: &'a [String],
     /// Whether `sluiced` removes the directory at its end.
     pub(crate) ephemeral: bool,
     /// Variables of this process's environment that are not for the backend.
@@ -78,7 +78,10 @@ impl Backend {
         let (lifeline, theirs) = UnixStream::pair().context("cannot make a socket")?;
         let mut command = Command::new(&program);
         command.arg("--supervised").arg("--runtime-dir").arg(wanted.directory);
-        command.arg("--driver").arg(&wanted.driver.library).arg("--vm").arg(wanted.vm);
+        command.arg("--driver").arg(&wanted.driver.library);
+        for vm in wanted.vms {
+            command.arg("--vm").arg(vm);
+        }
         if let Some(nvml) = &wanted.driver.nvml {
             command.arg("--nvml").arg(nvml);
         }

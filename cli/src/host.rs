@@ -4,6 +4,7 @@ use std::{io::Write as _, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
+use sluice_daemon::configuration::VmSpec;
 
 use crate::{
     BackendOptions,
@@ -26,6 +27,9 @@ pub(crate) struct Arguments {
     /// Displays of the graphics device, 0 or 1
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     scanouts: u8,
+    /// Serve this one beside it, on the same device: its number and what `sluiced --vm` takes, for instance `2,direct`; repeatable
+    #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1][,memory=SIZE]…")]
+    vms: Vec<VmSpec>,
 }
 
 /// Serves a VM until a signal asks to end.
@@ -36,11 +40,13 @@ pub(crate) fn host(arguments: Arguments) -> Result<()> {
     let directory = std::path::absolute(&arguments.dir).context("--dir")?;
     let made = !directory.exists();
     let signals = Signals::take().context("cannot take signals over")?;
+    let mut vms = vec![format!("{VM},scanouts={},memory={}", arguments.scanouts, options.memory)];
+    vms.extend(arguments.vms.iter().map(VmSpec::to_string));
     let wanted = Wanted {
         directory: &directory,
         driver: &driver,
         device: device.as_ref(),
-        vm: &format!("{VM},scanouts={},memory={}", arguments.scanouts, options.memory),
+        vms: &vms,
         ephemeral: false,
         without: &[],
         mapped_runs: arguments.options.mapped_runs,

@@ -74,7 +74,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
         directory: directory.path(),
         driver: &driver,
         device: device.as_ref(),
-        vm: &format!("{VM},direct,memory={}", options.memory),
+        vms: &[format!("{VM},direct,memory={}", options.memory)],
         ephemeral: true,
         // The program's own: its shim applies it to what the worker offers, so a worker that did so too would apply it twice.
         without: &["CUDA_VISIBLE_DEVICES"],

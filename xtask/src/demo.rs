@@ -14,6 +14,7 @@ use sluice_tests::progress::step;
 use sluice_tests::vm::{Completed, Gpu, Guest, GuestCommand, Machine};
 
 use crate::cargo::{cargo, run_visibly, target_folder};
+use crate::custody;
 use crate::setup;
 
 const PROGRAM: Duration = Duration::from_secs(120);
@@ -126,7 +127,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     match result {
         Ok((true, elapsed)) => {
             println!(
-                "\ndemo: PASS ({} programs, same output natively and in the VM, {:.0} s)",
+                "\ndemo: PASS ({} programs, same output natively and in the VM; quota, scrub and fence hold; {:.0} s)",
                 PROGRAMS.len(),
                 elapsed.as_secs_f64()
             );
@@ -185,7 +186,9 @@ fn show(stage: &Stage) -> Result<bool> {
     }
 
     println!("\n3. Booting Debian's kernel {} with a vhost-user GPU", stage.kernel.version);
-    let host = Host::start(&stage.binaries, stage.kernel.series, None)?;
+    let options = custody::options();
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let host = Host::start_with(&stage.binaries, stage.kernel.series, None, &options)?;
     step(format!("host side is ready, socket {}", host.socket().display()));
     let good = in_guest(stage, &host, natives)
         .with_context(|| format!("the host side said:\n{}\n", process::tail(&host.printed(), 30)))?;
@@ -218,8 +221,9 @@ fn in_guest(stage: &Stage, host: &Host, natives: Vec<(&'static str, Finished)>) 
     }
     let together = two_at_once(&guest, &stage.binaries, find(&stage.programs, "vector_add")?)?;
     summarise(&rows);
+    let custody = custody::show(&guest, host, &stage.binaries, &stage.programs)?;
     guest.power_off().context("powering the guest off")?;
-    Ok(together && rows.iter().all(Row::is_good))
+    Ok(together && custody && rows.iter().all(Row::is_good))
 }
 
 fn find<'a>(programs: &'a [Program], name: &str) -> Result<&'a Program> {

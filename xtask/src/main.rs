@@ -4,6 +4,7 @@
 
 mod bench;
 mod cargo;
+mod custody;
 mod demo;
 mod docs;
 mod fuzz;
