@@ -165,6 +165,8 @@ pub struct Custody {
     busy: Option<tasks::Busy>,
     /// The largest size that somebody was refused although the unit had the bytes.
     wanted: Option<Class>,
+    /// Whether somebody took a chunk since the last look at what is free.
+    taken_from: bool,
     next_lease: u64,
     next_share: u64,
     /// Something changed for which somebody may wait.
@@ -195,6 +197,7 @@ impl Custody {
             leaving: BTreeSet::new(),
             busy: None,
             wanted: None,
+            taken_from: false,
             next_lease: 1,
             next_share: 1,
             stirred: false,

@@ -339,3 +339,37 @@ impl Ledger {
         self.ancestors.get(&id).map_or((0, 0), |ancestor| (ancestor.used, ancestor.escrow))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VM: VmKey = VmKey { vm: 1, epoch: 1 };
+
+    // Promise: Q20
+    #[test]
+    fn sizes_near_the_end_of_the_numbers_are_refused_not_wrapped() {
+        let mut ledger = Ledger::default();
+        ledger.grow(u64::MAX - 1).unwrap();
+        assert!(ledger.grow(2).is_err());
+        let terms = Terms { limit: u64::MAX, guaranteed: u64::MAX, ancestors: [7, 0], ..Terms::default() };
+        ledger.set_terms(VM, terms).unwrap();
+        ledger.set_terms(VmKey { vm: 2, epoch: 1 }, terms).unwrap();
+        assert_eq!(ledger.spare(), 0, "what is guaranteed does not wrap either");
+        ledger.set_escrow(7, u64::MAX);
+        ledger.set_terms(VmKey { vm: 2, epoch: 1 }, Terms { guaranteed: 0, ..terms }).unwrap();
+        ledger.charge(VM, UNIT).unwrap();
+        assert!(matches!(ledger.charge(VM, u64::MAX), Err(Refusal::Limit(_))));
+        assert!(matches!(ledger.charge(VM, u64::MAX - UNIT), Err(Refusal::Limit(_))));
+        assert_eq!(ledger.account(VM).unwrap().lent, UNIT);
+        assert!(ledger.pin(VM, u64::MAX));
+        assert!(!ledger.pin(VM, 1));
+        assert!(ledger.refund(VM, UNIT + 1).is_err());
+        assert!(ledger.refund(VM, u64::MAX).is_err());
+        assert!(ledger.set_terms(VM, Terms { ancestors: [8, 0], ..terms }).is_err(), "it has something");
+        ledger.refund(VM, UNIT).unwrap();
+        assert!(!ledger.forget(VM), "its pinned memory is not accounted for yet");
+        ledger.unpin(VM, u64::MAX).unwrap();
+        assert!(ledger.forget(VM));
+    }
+}

@@ -55,11 +55,11 @@ pub enum UnitError {
 /// Bytes read back at a time.
 const WINDOW: usize = 4 << 20;
 /// Bytes of a sample.
-const SAMPLE: u64 = 1024;
+const SAMPLE: usize = 1024;
 /// Samples of a chunk: one of each sixteenth of it, at the same random place in each, so that one copy reads them all.
-const SAMPLES: u64 = 16;
+const SAMPLES: usize = 16;
 /// Bytes of all samples of a chunk.
-const SAMPLED: usize = (SAMPLE * SAMPLES) as usize;
+const SAMPLED: usize = SAMPLE * SAMPLES;
 
 /// An opened unit.
 #[derive(Debug)]
@@ -289,14 +289,14 @@ impl Unit {
     }
 
     fn sample(&mut self, piece: &Piece, slot: usize) -> Result<(), Code> {
-        let bytes = piece.class.bytes();
-        let pitch = bytes / SAMPLES;
-        let start = self.next_random() % (pitch - SAMPLE + 1);
+        let (bytes, width, height) = (piece.class.bytes(), SAMPLE as u64, SAMPLES as u64);
+        let pitch = bytes / height;
+        let start = self.next_random() % (pitch - width + 1);
         let target = self.target(slot, SAMPLED)?;
         // SAFETY: the rows lie inside this piece's mapping: the last one ends at `start + 15 * pitch + SAMPLE` or before.
         let source = unsafe { Device::new(piece.address + start, bytes - start) };
-        let rows = Rows { pitch, width: SAMPLE, height: SAMPLES };
-        self.driver.copy_rows_from_device((target, SAMPLE), (source, pitch), rows, self.stream)
+        let rows = Rows { pitch, width, height };
+        self.driver.copy_rows_from_device((target, width), (source, pitch), rows, self.stream)
     }
 
     /// A part of the window, for a copy to write.

@@ -82,7 +82,9 @@ const STACKS: [&[Role]; 6] = [
     &[Role::Worker],
     &[Role::Worker, Role::WorkerSettled],
     &[Role::Inventory],
-    &[Role::Launcher], &[Role::Arbiter]];
+    &[Role::Launcher],
+    &[Role::Arbiter],
+];
 
 // Promise: F5
 #[test]

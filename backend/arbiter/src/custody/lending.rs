@@ -47,6 +47,7 @@ impl Custody {
         let Some(class) = class_of(bytes) else { return self.abuse(id, "takes a chunk of no class") };
         let Some(worker) = self.workers.get(&id) else { return };
         let vm = worker.vm;
+        self.taken_from = true;
         // Whoever waits longer goes first.
         let queued = self.waiters.iter().any(|waiter| waiter.vm == vm && waiter.class == class);
         let attempt = if queued { Attempt::Wait } else { self.attempt(id, serial, class, now) };

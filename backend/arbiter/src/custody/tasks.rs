@@ -174,11 +174,14 @@ impl Custody {
             return Some(task);
         }
         if measure {
-            return Some(Task::Measure);
+            // Not while somebody takes: whoever was refused a large chunk asks for small ones next.
+            let quiet = !core::mem::take(&mut self.taken_from);
+            let merged = if quiet { self.merge() } else { None };
+            return merged.or(Some(Task::Measure));
         }
         let dirty = self.free_dirt(batch);
         let dirty = if dirty.is_empty() { self.reachable_dirt(batch) } else { dirty };
-        self.scrub(dirty).or_else(|| self.merge())
+        self.scrub(dirty)
     }
 
     /// Makes the larger chunk that somebody wanted, of smaller ones that nobody needs.
@@ -186,8 +189,13 @@ impl Custody {
         let into = self.wanted.take().filter(|_| self.growth.unlocked())?;
         let smaller = into.smaller()?;
         let count = usize::try_from(into.bytes() / smaller.bytes()).ok()?;
-        // As many again stay: who takes little is not to wait for a split.
-        if self.chunks.clean_free(smaller).count() < count * 2 || self.ledger.spare() < into.bytes() {
+        // Some stay: who takes little is not to wait for a split.
+        let stay = into.bytes().min(64 << 20);
+        let below = Class::ALL.into_iter().filter(|class| *class > into);
+        let clean: u64 =
+            below.map(|class| self.chunks.clean_free(class).count() as u64 * class.bytes()).sum();
+        let enough = clean.saturating_sub(into.bytes()) >= stay && self.ledger.spare() >= into.bytes();
+        if !enough || self.chunks.clean_free(smaller).count() < count {
             return None;
         }
         let chunks = self.chunks.clean_free(smaller).take(count).collect();

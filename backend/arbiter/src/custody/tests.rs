@@ -484,7 +484,7 @@ fn begun(total: u64) -> World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
 
-    // Promise: Q20, S1, S2, Q26
+    // Promise: Q20, S1, S2, S4, Q26
     #[test]
     fn no_order_of_messages_and_deaths_lends_twice_or_dirty_or_over_a_limit(
         ops in prop::collection::vec(op(), 1..300),
@@ -574,4 +574,72 @@ fn a_decision_takes_microseconds() {
     let (median, p99) = (times[count / 2], times[count * 99 / 100]);
     println!("decision: p50 {median:?}, p99 {p99:?}, of {count}");
     assert!(p99.as_micros() < 10, "p99 {p99:?}");
+}
+
+/// What a worker was answered last.
+fn answers(custody: &mut Custody, id: WorkerId) -> Vec<Answer> {
+    let effects = core::iter::from_fn(|| custody.effect());
+    let of = |effect: Effect| match effect {
+        Effect::Answer { worker, answer } if worker == id => Some(answer),
+        _ => None,
+    };
+    effects.filter_map(of).collect()
+}
+
+// Promise: Q30
+#[test]
+fn drivers_grow_one_at_a_time_and_not_for_ever() {
+    let mut world = begun(358 * MIB);
+    let (first, second) = (WorkerId(1), WorkerId(2));
+    world.custody.request(first, Request::Grow { serial: 1, reason: 0, bytes: 0 }, 0);
+    world.custody.request(second, Request::Grow { serial: 2, reason: 0, bytes: 0 }, 0);
+    for _ in 0..4 {
+        world.begin();
+        world.end();
+        world.custody.serve_growth(0);
+    }
+    let granted = |answers: &[Answer]| answers.iter().any(|answer| matches!(answer, Answer::Granted { .. }));
+    let effects: Vec<Effect> = core::iter::from_fn(|| world.custody.effect()).collect();
+    let to = |id: WorkerId| {
+        effects.iter().filter(move |effect| matches!(effect, Effect::Answer { worker, .. } if *worker == id))
+    };
+    assert_eq!((to(first).count(), to(second).count()), (1, 0), "{effects:?}");
+    assert!(world.free >= ESTIMATES.context + ESTIMATES.margin + RESERVE, "there is room for what it takes");
+    // The second one waits, but not for longer than it is told to; the first one keeps its grant for too long.
+    world.custody.serve_growth(limits::GROW_WAIT_MILLISECONDS);
+    assert!(matches!(answers(&mut world.custody, second)[..], [Answer::Refused { error: 2, .. }]));
+    world.custody.request(second, Request::Grow { serial: 3, reason: 0, bytes: 0 }, 25_000);
+    world.custody.serve_growth(limits::GROW_MILLISECONDS);
+    let effects: Vec<Effect> = core::iter::from_fn(|| world.custody.effect()).collect();
+    assert!(effects.contains(&Effect::Kill { worker: first }), "{effects:?}");
+    // Until it is dead nobody knows what it still does, but that is its headroom limit's to bound.
+    for _ in 0..8 {
+        world.begin();
+        world.end();
+        world.custody.serve_growth(limits::GROW_MILLISECONDS);
+    }
+    assert!(granted(&answers(&mut world.custody, second)));
+}
+
+// Promise: Q30
+#[test]
+fn a_chunk_that_somebody_wanted_is_made_of_smaller_ones() {
+    let mut world = begun(2200 * MIB);
+    let large = Class::ALL[0];
+    let run = |world: &mut World| {
+        for _ in 0..100 {
+            world.act(&Op::Begin);
+            world.act(&Op::End);
+        }
+    };
+    run(&mut world);
+    while world.custody.chunks().clean_free(large).next().is_some() {
+        world.act(&Op::Worker_(0, Ask::Take(2)));
+    }
+    let count =
+        |world: &World| world.custody.chunks().iter().filter(|(_, chunk)| chunk.class == large).count();
+    let before = count(&world);
+    world.act(&Op::Worker_(0, Ask::Take(2)));
+    run(&mut world);
+    assert_eq!(count(&world), before + 1);
 }

@@ -35,7 +35,7 @@ fn remnants(scrub: bool) -> (u64, u64, u64) {
     (found[0], got, filled)
 }
 
-// Promise: S1
+// Promise: S1, S3
 #[test]
 fn nothing_of_a_killed_worker_is_left_for_the_next_vm() {
     let (found, got, filled) = remnants(true);

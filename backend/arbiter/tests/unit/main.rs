@@ -3,8 +3,10 @@
 
 mod bounds;
 mod death;
+mod figures;
 mod host;
 mod lending;
+mod watch;
 mod worker;
 
 pub(crate) const MIB: u64 = 1 << 20;

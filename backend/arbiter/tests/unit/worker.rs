@@ -5,6 +5,7 @@
 
 use crate::host::PATIENCE;
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, OwnedFd},
     net::sockopt::{Timeout, set_socket_timeout},
 };
@@ -18,6 +19,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     path::Path,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 /// The test's side.
@@ -55,6 +57,12 @@ impl Worker {
         let mut buffer = [0; 4096];
         let (message, _) = socket::receive(&self.control, &mut buffer).expect("an answer").expect("a worker");
         String::from_utf8(message.to_vec()).unwrap()
+    }
+
+    /// Whether there is something to hear.
+    pub(crate) fn speaks_within(&self, time: Duration) -> bool {
+        let time = Timespec::try_from(time).unwrap();
+        poll(&mut [PollFd::new(&self.control, PollFlags::IN)], Some(&time)).unwrap() > 0
     }
 
     pub(crate) fn ask(&self, what: &str) -> String {

@@ -1,0 +1,120 @@
+//! What the arbiter sees beside custody: drivers that grow, processes that are no workers, other parties that go away.
+
+use crate::{
+    MIB,
+    host::{Host, Options, eventually, lives},
+};
+use sluice_protocol::control::ArbiterEvent;
+use std::time::Duration;
+
+// Promise: S4
+#[test]
+fn no_driver_grows_into_what_a_dead_worker_of_another_vm_left() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let victim = host.worker(1);
+    assert_eq!(victim.ask("begin"), "0 0");
+    let process = victim.process();
+    host.listed.lock().unwrap().stuck.insert(process);
+    let (same, other) = (host.worker(1), host.worker(2));
+    victim.kill();
+    eventually("its end", || host.describe(1).0[2] > 0);
+    other.say("begin");
+    assert!(!other.speaks_within(Duration::from_millis(500)), "the dead one's memory may be free already");
+    assert_eq!(same.ask("begin"), "0 0", "its own VM has nothing to fear");
+    assert!(!other.speaks_within(Duration::from_millis(100)));
+    let scrubs = host.log().len();
+    host.listed.lock().unwrap().stuck.clear();
+    assert_eq!(other.hear(), "0 0");
+    eventually("what it left is scrubbed", || host.log().len() > scrubs);
+    eventually("nothing of it is left", || host.describe(1).0[2] == 0);
+    host.assert_sound();
+}
+
+// Promise: Q24
+#[test]
+fn a_driver_that_takes_more_than_its_vm_may_is_ended() {
+    let mut host = Host::start();
+    host.terms(1, 1, 64 * MIB, [0, 16 * MIB, 0, 0]);
+    let (mut greedy, modest) = (host.worker(1), host.worker(1));
+    let list = |host: &Host, bytes: u64| {
+        host.listed.lock().unwrap().processes = vec![(modest.process(), MIB), (greedy.process(), bytes)];
+    };
+    list(&host, 8 * MIB);
+    eventually("it is booked", || host.describe(1).0[1] == 9 * MIB);
+    list(&host, 100 * MIB);
+    eventually("its end", || greedy.is_killed());
+    assert!(host.saw(ArbiterEvent::Headroom));
+    assert!(modest.take(2 * MIB).is_ok());
+}
+
+// Promise: Q21
+#[test]
+fn strangers_and_drift_are_reported() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    let used = host.unit()[0];
+    {
+        let mut listed = host.listed.lock().unwrap();
+        listed.used = Some(used + 10 * MIB);
+        listed.processes = vec![(host.arbiter.id(), used), (1, 5 * MIB)];
+    }
+    eventually("a stranger", || host.saw(ArbiterEvent::Stranger));
+    assert_eq!(host.events.iter().filter(|(kind, ..)| *kind == ArbiterEvent::Stranger).count(), 1);
+    assert!(host.events.contains(&(ArbiterEvent::Stranger, 0, 1, 5 * MIB)), "not the arbiter itself");
+    assert!(!host.saw(ArbiterEvent::Drift), "what was there from the beginning is no drift");
+    host.listed.lock().unwrap().used = Some(used + 40 * MIB);
+    eventually("drift", || host.saw(ArbiterEvent::Drift));
+    assert!(host.events.contains(&(ArbiterEvent::Drift, 0, 0, 30 * MIB)));
+}
+
+// Promise: Q29
+#[test]
+fn what_is_guaranteed_to_one_vm_is_lent_to_no_other() {
+    let mut host = Host::start();
+    host.terms(1, 1, 200 * MIB, [200 * MIB, 0, 0, 0]);
+    host.vm(2, 0);
+    let (kept, burst) = (host.worker(1), host.worker(2));
+    let lent = |host: &mut Host, vm: u32| host.describe(vm).0[0];
+    for bytes in [32 * MIB, 2 * MIB] {
+        burst.numbers(&format!("take-only {bytes}"));
+    }
+    assert_eq!(lent(&mut host, 2), host.bytes - 200 * MIB);
+    for bytes in [32 * MIB, 2 * MIB] {
+        kept.numbers(&format!("take-only {bytes}"));
+    }
+    assert_eq!(lent(&mut host, 1), 200 * MIB);
+    host.assert_sound();
+}
+
+// Promise: F22
+#[test]
+fn an_arbiter_without_its_daemon_serves_its_workers_to_their_end() {
+    let mut host = Host::with(Options { inventory: false, ..Options::default() });
+    host.vm(1, 64 * MIB);
+    let worker = host.worker(1);
+    assert!(worker.take(2 * MIB).is_ok());
+    host.hang_up();
+    assert!(worker.take(2 * MIB).is_ok());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(lives(host.arbiter.id()));
+    worker.kill();
+    eventually("its end", || host.arbiter.try_wait().unwrap().is_some_and(|status| status.success()));
+}
+
+// Promise: F22
+#[test]
+fn an_inventory_that_goes_away_and_comes_back_is_waited_for() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    for _ in 0..5 {
+        // A new one replaces the old one.
+        host.attach_inventory();
+        let worker = host.worker(1);
+        assert!(worker.take(32 * MIB).is_ok());
+        worker.kill();
+        eventually("its end", || host.describe(1) == ([0, 0, 0], 0));
+    }
+    host.assert_sound();
+}
