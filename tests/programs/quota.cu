@@ -1,15 +1,16 @@
 // Takes device memory until it is refused, and says whether that was exactly what the device claims to have free.
-// Usage: quota [MEBIBYTES]     with the quota there is to be; without, whatever the device says
+// Usage: quota [MEBIBYTES]     with the quota there is to be; without, nothing is taken from whoever runs beside it
 #include "check.h"
 #include <vector>
 
 int main(int argc, char **argv) {
     const size_t mebibyte = 1 << 20, block = 2 * mebibyte;
     CHECK(cudaFree(0));
+    if (argc < 2) return verdict(true);
     size_t free, total;
     CHECK(cudaMemGetInfo(&free, &total));
-    bool said = argc < 2 || total == strtoull(argv[1], nullptr, 10) * mebibyte;
-    if (argc > 1) printf("%zu MiB in all, %zu MiB free\n", total / mebibyte, free / mebibyte);
+    bool said = total == strtoull(argv[1], nullptr, 10) * mebibyte;
+    printf("%zu MiB in all, %zu MiB free\n", total / mebibyte, free / mebibyte);
 
     std::vector<void *> blocks;
     cudaError_t refused;
@@ -20,12 +21,12 @@ int main(int argc, char **argv) {
     }
     size_t taken = blocks.size() * block, left, all;
     CHECK(cudaMemGetInfo(&left, &all));
-    if (argc > 1) printf("taken %zu MiB, then %s\n", taken / mebibyte, cudaGetErrorName(refused));
+    printf("taken %zu MiB, then %s\n", taken / mebibyte, cudaGetErrorName(refused));
     cudaGetLastError();
     // What is given back can be had again.
     CHECK(cudaFree(blocks.back()));
     CHECK(cudaMalloc(&blocks.back(), block));
-    bool exact = argc < 2 || (taken == free && left == 0);
+    bool exact = taken == free && left == 0;
     printf("to the byte: %s\n", exact && all == total ? "yes" : "no");
     return verdict(said && exact && refused == cudaErrorMemoryAllocation);
 }
