@@ -7,6 +7,7 @@
 
 use crate::error::{Error, Result};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use sluice_protocol::calls::IpcHandle;
 
 /// A parameter of an exported function.
 pub(crate) trait Argument {
@@ -29,7 +30,7 @@ macro_rules! scalars {
         }
     )+};
 }
-scalars!(c_int, c_uint, u64, usize, u8, u16);
+scalars!(c_int, c_uint, u64, usize, u8, u16, IpcHandle);
 
 /// A place for a result.
 pub(crate) struct Out<T>(*mut T);
@@ -142,6 +143,29 @@ impl<T: Copy> Out<T> {
     }
 }
 
+/// Descriptors that a caller passes where a pointer is declared, and gets as numbers.
+pub(crate) mod descriptor {
+    use crate::error::{Error, Result};
+    use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
+
+    /// Reads the first bytes of a file by its number.
+    pub(crate) fn read<const N: usize>(number: u64) -> Result<[u8; N]> {
+        let number = i32::try_from(number).ok().filter(|number| *number >= 0).ok_or(Error::INVALID_VALUE)?;
+        // SAFETY: the caller says that the descriptor is open; it is used during the call only.
+        let file = unsafe { BorrowedFd::borrow_raw(number) };
+        let mut bytes = [0; N];
+        match rustix::io::pread(file, &mut bytes, 0) {
+            Ok(read) if read == N => Ok(bytes),
+            _ => Err(Error::INVALID_VALUE),
+        }
+    }
+
+    /// Makes a descriptor the caller's.
+    pub(crate) fn hand_out(file: OwnedFd) -> i32 {
+        file.into_raw_fd()
+    }
+}
+
 /// A result place that is there.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<T>(*mut T);
@@ -172,6 +196,15 @@ impl In<c_void> {
     /// Bytes of our own, as a caller would pass them.
     pub(crate) fn from_bytes(bytes: &[u8]) -> In<c_void> {
         In(bytes.as_ptr().cast())
+    }
+
+    /// What lies so many bytes behind it, in an array that is long enough by the API's word.
+    pub(crate) fn at(self, offset: u64) -> Result<In<c_void>> {
+        if self.0.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        let offset = usize::try_from(offset).map_err(|_| Error::INVALID_VALUE)?;
+        Ok(In(self.0.cast::<u8>().wrapping_add(offset).cast()))
     }
 
     /// Reads a structure's bytes.
@@ -259,6 +292,12 @@ pub(crate) mod host {
     pub(crate) fn clear(at: u64) {
         // SAFETY: a byte of arena memory allocated by the caller.
         unsafe { pointer(at).write(0) }
+    }
+
+    /// Makes a range of memory the shim owns read as zeroes.
+    pub(crate) fn zero(at: u64, bytes: usize) {
+        // SAFETY: arena memory that the caller has just allocated.
+        unsafe { pointer(at).write_bytes(0, bytes) }
     }
 
     /// Reads a word of an array of pointers.

@@ -183,6 +183,7 @@ impl Contexts {
         process.modules.forget_context(process, raw);
         process.functions.forget_launches(id.index());
         process.arena.forget_context(raw);
+        process.managed.forget_context(raw);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use crate::{
     log, process,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use sluice_protocol::calls::IpcHandle;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicBool, Ordering},

@@ -7,6 +7,7 @@ use crate::{
     log,
     process::Process,
     session::Session,
+    streams::Stream,
 };
 use sluice_protocol::{
     calls::wire,
@@ -40,8 +41,22 @@ pub(crate) struct Range {
     pub(crate) identity: u64,
     /// Raw id of the context it belongs to.
     pub(crate) context: u64,
+    pub(crate) kind: Kind,
+}
+
+/// What a range of device addresses is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Allocated on its own.
+    Own,
+    /// Allocated from the pool with this handle.
+    Pool(u64),
     /// A module's variable: not to be freed by the program.
-    pub(crate) global: bool,
+    Global,
+    /// The program's own mapping, which it may reach.
+    Mapped,
+    /// Another process's.
+    Imported,
 }
 
 /// The live ranges, and the reservations around them.
@@ -97,19 +112,35 @@ impl DeviceMap {
 
     /// Allocates device memory for a context.
     pub(crate) fn allocate(&self, process: &Process, context: u64, bytes: u64) -> Result<u64> {
+        self.allocate_from(process, context, 0, Kind::Own, bytes)
+    }
+
+    /// Allocates device memory from a pool, by its number on the host's side; 0 is none.
+    pub(crate) fn allocate_from(
+        &self,
+        process: &Process,
+        context: u64,
+        pool: u32,
+        kind: Kind,
+        bytes: u64,
+    ) -> Result<u64> {
         if bytes == 0 {
             return Err(Error::INVALID_VALUE);
         }
         let allocated = process.session.sync(
             context,
-            wire::memory_allocate::CALL,
-            |writer| wire::memory_allocate::put(writer, Size(bytes)),
-            wire::memory_allocate::Reply::get,
+            wire::pool_allocate::CALL,
+            |writer| wire::pool_allocate::put(writer, pool, Size(bytes)),
+            wire::pool_allocate::Reply::get,
         );
         // More than the record can carry is more than any device has.
         let start = allocated
             .map_err(|error| if bytes > limits::ALLOCATION_BYTES { Error::OUT_OF_MEMORY } else { error })?;
-        let start = start.address;
+        self.enter(start.address, bytes, context, kind)
+    }
+
+    /// Takes in a range that the host has given.
+    pub(crate) fn enter(&self, start: u64, bytes: u64, context: u64, kind: Kind) -> Result<u64> {
         let (left, last) = (self.window.base() + self.window.bytes(), start.checked_add(bytes));
         let within = self.reserves(start) && last.is_some_and(|last| last <= left);
         let mut ranges = self.write();
@@ -119,11 +150,19 @@ impl DeviceMap {
         };
         if !within || overlaps().is_some() {
             // It could be anything of the program's.
-            log::error(format_args!("the host allocated {bytes} bytes at {start:#x}, which cannot be"));
+            log::error(format_args!("the host gave {bytes} bytes at {start:#x}, which cannot be"));
             return Err(Error::UNKNOWN);
         }
-        ranges.insert(start, Range { start, bytes, identity: identity(), context, global: false });
+        ranges.insert(start, Range { start, bytes, identity: identity(), context, kind });
         Ok(start)
+    }
+
+    /// Takes a range off the map if it is the start of one that may be freed so. First of all, so that it is freed once,
+    /// whoever else tries meanwhile.
+    fn take(&self, start: u64, may: impl FnOnce(Kind) -> bool) -> Result<Range> {
+        let mut ranges = self.write();
+        ranges.get(&start).filter(|range| may(range.kind)).ok_or(Error::INVALID_VALUE)?;
+        ranges.remove(&start).ok_or(Error::INVALID_VALUE)
     }
 
     /// Frees an allocation once nothing uses it any more. Address 0 is nothing to free.
@@ -131,12 +170,44 @@ impl DeviceMap {
         if start == 0 {
             return Ok(());
         }
-        let range = {
-            let mut ranges = self.write();
-            // Off the map first, so that it is freed once, whoever else tries meanwhile.
-            ranges.get(&start).filter(|range| !range.global).ok_or(Error::INVALID_VALUE)?;
-            ranges.remove(&start).ok_or(Error::INVALID_VALUE)?
-        };
+        let range = self.take(start, |kind| matches!(kind, Kind::Own | Kind::Pool(_)))?;
+        Self::give(process, range)
+    }
+
+    /// Lets go of another process's memory once nothing uses it any more.
+    pub(crate) fn close(&self, process: &Process, start: u64) -> Result {
+        let range = self.take(start, |kind| kind == Kind::Imported)?;
+        Self::give(process, range)
+    }
+
+    /// Frees an allocation when a stream comes to it.
+    pub(crate) fn free_ordered(&self, process: &Process, stream: Stream<'_>, start: u64) -> Result {
+        let range = self.take(start, |kind| matches!(kind, Kind::Own | Kind::Pool(_)))?;
+        let freed = process.session.post(
+            stream.context,
+            wire::memory_free_ordered::CALL,
+            Some(stream.target()),
+            |writer| wire::memory_free_ordered::put(writer, DeviceAddress(range.start)),
+        );
+        freed.map(drop).inspect_err(|_| {
+            // It is not freed after all.
+            self.write().insert(range.start, range);
+        })
+    }
+
+    /// The program's own mapping may be reached from now on, or not.
+    pub(crate) fn reach(&self, start: u64, bytes: u64, may: bool) {
+        let mut ranges = self.write();
+        if ranges.get(&start).is_some_and(|range| range.kind == Kind::Mapped) {
+            ranges.remove(&start);
+        }
+        if may {
+            let range = Range { start, bytes, identity: identity(), context: 0, kind: Kind::Mapped };
+            ranges.insert(start, range);
+        }
+    }
+
+    fn give(process: &Process, range: Range) -> Result {
         process.wait_all()?;
         process
             .session
@@ -165,9 +236,17 @@ impl DeviceMap {
 
     /// Checks that `bytes` from `address` lie in one live range.
     pub(crate) fn check(&self, address: u64, bytes: u64) -> Result {
-        let range = self.find(address).ok_or(Error::INVALID_VALUE)?;
-        let left = range.bytes - (address - range.start);
-        if bytes <= left { Ok(()) } else { Err(Error::INVALID_VALUE) }
+        let mut range = self.find(address).ok_or(Error::INVALID_VALUE)?;
+        let end = address.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
+        // The program's own mappings may lie side by side.
+        while end > range.start + range.bytes {
+            let next = self.find(range.start + range.bytes).ok_or(Error::INVALID_VALUE)?;
+            if range.kind != Kind::Mapped || next.kind != Kind::Mapped {
+                return Err(Error::INVALID_VALUE);
+            }
+            range = next;
+        }
+        Ok(())
     }
 
     /// Takes in a module's variable. The driver put it where it wanted: the addresses must not be in use here, or a host
@@ -192,7 +271,7 @@ impl DeviceMap {
             pages.insert(at, reservation);
             at = next;
         }
-        self.write().insert(start, Range { start, bytes, identity: identity(), context, global: true });
+        self.write().insert(start, Range { start, bytes, identity: identity(), context, kind: Kind::Global });
         Ok(())
     }
 
@@ -200,7 +279,7 @@ impl DeviceMap {
     pub(crate) fn remove(&self, start: u64, context: u64) {
         let mut ranges = self.write();
         // With its context it may have gone before, and its address to another.
-        if ranges.get(&start).is_some_and(|range| range.global && range.context == context) {
+        if ranges.get(&start).is_some_and(|range| range.kind == Kind::Global && range.context == context) {
             ranges.remove(&start);
         }
     }

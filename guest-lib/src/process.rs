@@ -4,15 +4,19 @@
 
 use crate::{
     arena::Arena,
+    blocks::Blocks,
     contexts::Contexts,
     devices::Devices,
     error::{Error, Result},
     events::Events,
     functions::Functions,
     log,
+    managed::Managed,
     memory::DeviceMap,
     modules::Modules,
+    pools::Pools,
     session::Session,
+    shared::Imports,
     streams::Streams,
     tables,
     transport::{self, TransportError},
@@ -41,6 +45,14 @@ pub(crate) struct Process {
     pub(crate) device_map: DeviceMap,
     /// Host memory shared with the worker.
     pub(crate) arena: Arena,
+    /// Managed memory, which is of the arena.
+    pub(crate) managed: Managed,
+    /// Memory pools.
+    pub(crate) pools: Pools,
+    /// The program's own physical memory and mappings.
+    pub(crate) blocks: Blocks,
+    /// Memory of other processes.
+    pub(crate) imports: Imports,
     /// Set by `cuInit`.
     initialised: AtomicBool,
 }
@@ -195,6 +207,10 @@ fn open() -> Result<Process> {
         functions: Functions::new(),
         device_map,
         arena,
+        managed: Managed::default(),
+        pools: Pools::default(),
+        blocks: Blocks::default(),
+        imports: Imports::default(),
         initialised: AtomicBool::new(false),
     };
     tables::install();

@@ -62,6 +62,20 @@ macro_rules! for_each_wire_call {
             /// Free and total bytes as the session may see them.
             0x0102 sync memory_info() -> (free: u64, total: u64);
 
+            /// Allocates device memory from a pool, a number of the guest's below the limit of pools; 0 is no pool.
+            0x0103 sync pool_allocate(pool: u32, bytes: Size<{ limits::ALLOCATION_BYTES }>) -> (address: u64);
+            /// Frees an allocation once the header's stream has come so far.
+            0x0104 post memory_free_ordered(address: DeviceAddress) -> ();
+            /// Sets the bytes that a pool of device `device` may keep though nothing is allocated in them.
+            0x0105 post pool_threshold(pool: u32, device: u32, bytes: u64) -> ();
+            /// Gives back what a pool keeps, until it has no more than `keep` bytes.
+            0x0106 sync pool_trim(pool: u32, keep: u64) -> ();
+            /// What a pool of device `device` has. `reset` puts marks of the highest values back first: 1 reserved, 2 used.
+            0x0107 sync pool_usage(pool: u32, device: u32, reset: u32)
+                -> (reserved: u64, reserved_high: u64, used: u64, used_high: u64);
+            /// Ends a pool; what is allocated from it stays until it is freed.
+            0x0108 post pool_end(pool: u32) -> ();
+
             /// Copies arena memory to device memory.
             0x0110 post copy_to_device(to: DeviceAddress, from: ArenaAddress, bytes: u64) -> ();
             /// Copies device memory to arena memory.
@@ -73,6 +87,29 @@ macro_rules! for_each_wire_call {
                 height: u64) -> ();
             /// Fills `height` rows of `width` elements of `element` (1, 2 or 4) bytes with `value`.
             0x0114 post fill(to: DeviceAddress, pitch: u64, element: u32, value: u32, width: u64, height: u64) -> ();
+
+            /// Makes physical memory of device `device` that the guest maps itself.
+            0x0120 sync block_create(device: u32, bytes: u64) -> (block: u64);
+            /// The guest has let go of a block; its memory goes when it is mapped nowhere.
+            0x0121 post block_release(block: u64) -> ();
+            /// Maps the first `bytes` of a block into a reserved range.
+            0x0122 sync block_map(block: u64, address: u64, bytes: u64) -> ();
+            /// Sets the access of device `device` to whole mappings: 0 none, 1 reading, 3 writing, too.
+            0x0123 sync range_access(address: u64, bytes: u64, device: u32, access: u32) -> ();
+            /// Unmaps whole mappings. The guest has waited for every user.
+            0x0124 sync range_unmap(address: u64, bytes: u64) -> ();
+            /// Reserves addresses in the session's windows, at `hint` if they are free.
+            0x0125 sync range_reserve(bytes: u64, alignment: u64, hint: u64) -> (address: u64);
+            /// Gives a whole reservation back.
+            0x0126 sync range_free(address: u64, bytes: u64) -> ();
+            /// Lets other processes of the VM open a block.
+            0x0127 sync block_share(block: u64) -> (unit: u32, share: u64);
+            /// Opens a block of another process of the VM.
+            0x0128 sync block_open(device: u32, share: u64) -> (block: u64, bytes: u64);
+            /// Lets other processes of the VM open the allocation that begins at `address`.
+            0x0130 sync memory_share(address: DeviceAddress) -> (unit: u32, share: u64, offset: u64);
+            /// Opens `bytes` from `offset` of a share of another process of the VM; freed as an allocation is.
+            0x0131 sync memory_open(share: u64, offset: u64, bytes: u64) -> (address: u64);
 
             /// Loads an image that lies in an arena: a module of the current context, or a library. `kind`: 0 as found,
             /// 1 the arena holds a NULL-terminated chain of fatbins (linked images). The JIT's messages go to the arena
@@ -335,22 +372,61 @@ macro_rules! for_each_c_call {
             0x1157 @2000 hand fn cuEventElapsedTime(p_milliseconds: *mut f32, h_start: Handle, h_end: Handle);
             0x1158 @12080 hand fn cuEventElapsedTime_v2(p_milliseconds: *mut f32, h_start: Handle, h_end: Handle);
 
-            // used by the worker on the driver; a guest gets CUDA_ERROR_NOT_SUPPORTED
-            0x1170 @10020 driver fn cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const c_void, option: c_uint);
-            0x1171 @10020 driver fn cuMemCreate(handle: *mut Handle, size: usize, prop: *const c_void, flags: u64);
-            0x1172 @10020 driver fn cuMemRelease(handle: Handle);
-            0x1173 @10020 driver fn cuMemAddressReserve(ptr: *mut u64, size: usize, alignment: usize, addr: u64, flags: u64);
-            0x1174 @10020 driver fn cuMemAddressFree(ptr: u64, size: usize);
-            0x1175 @10020 driver fn cuMemMap(ptr: u64, size: usize, offset: usize, handle: Handle, flags: u64);
-            0x1176 @10020 driver fn cuMemUnmap(ptr: u64, size: usize);
-            0x1177 @10020 driver fn cuMemSetAccess(ptr: u64, size: usize, desc: *const c_void, count: usize);
+            // virtual memory; `driver`: used by the worker on the driver, a guest gets CUDA_ERROR_NOT_SUPPORTED
+            0x1170 @10020 hand fn cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const c_void, option: c_uint);
+            0x1171 @10020 hand fn cuMemCreate(handle: *mut Handle, size: usize, prop: *const c_void, flags: u64);
+            0x1172 @10020 hand fn cuMemRelease(handle: Handle);
+            0x1173 @10020 hand fn cuMemAddressReserve(ptr: *mut u64, size: usize, alignment: usize, addr: u64, flags: u64);
+            0x1174 @10020 hand fn cuMemAddressFree(ptr: u64, size: usize);
+            0x1175 @10020 hand fn cuMemMap(ptr: u64, size: usize, offset: usize, handle: Handle, flags: u64);
+            0x1176 @10020 hand fn cuMemUnmap(ptr: u64, size: usize);
+            0x1177 @10020 hand fn cuMemSetAccess(ptr: u64, size: usize, desc: *const c_void, count: usize);
             0x1178 @6050 driver fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, flags: c_uint);
             0x1179 @4000 driver fn cuMemHostUnregister(p: *mut c_void);
-            0x117a @10020 driver fn cuMemExportToShareableHandle(shareable_handle: *mut c_void, handle: Handle, handle_type: c_uint, flags: u64);
-            0x117b @10020 driver fn cuMemImportFromShareableHandle(handle: *mut Handle, os_handle: *mut c_void, sh_handle_type: c_uint);
+            0x117a @10020 hand fn cuMemExportToShareableHandle(shareable_handle: *mut c_void, handle: Handle, handle_type: c_uint, flags: u64);
+            0x117b @10020 hand fn cuMemImportFromShareableHandle(handle: *mut Handle, os_handle: *mut c_void, sh_handle_type: c_uint);
+            0x117c @11000 hand fn cuMemRetainAllocationHandle(handle: *mut Handle, addr: *mut c_void);
+            0x117d @10020 hand fn cuMemGetAllocationPropertiesFromHandle(prop: *mut c_void, handle: Handle);
+            0x117e @10020 hand fn cuMemGetAccess(flags: *mut u64, location: *const c_void, ptr: u64);
+
+            // memory in the order of streams, and pools
+            0x1180 @11020 hand fn cuMemAllocAsync(dptr: *mut u64, bytesize: usize, h_stream: Handle) also cuMemAllocAsync_ptsz;
+            0x1181 @11020 hand fn cuMemAllocFromPoolAsync(dptr: *mut u64, bytesize: usize, pool: Handle, h_stream: Handle) also cuMemAllocFromPoolAsync_ptsz;
+            0x1182 @11020 hand fn cuMemFreeAsync(dptr: u64, h_stream: Handle) also cuMemFreeAsync_ptsz;
+            0x1183 @11020 hand fn cuMemPoolCreate(pool: *mut Handle, pool_props: *const c_void);
+            0x1184 @11020 hand fn cuMemPoolDestroy(pool: Handle);
+            0x1185 @11020 hand fn cuMemPoolTrimTo(pool: Handle, min_bytes_to_keep: usize);
+            0x1186 @11020 hand fn cuMemPoolSetAttribute(pool: Handle, attr: c_uint, value: *mut c_void);
+            0x1187 @11020 hand fn cuMemPoolGetAttribute(pool: Handle, attr: c_uint, value: *mut c_void);
+            0x1188 @11020 hand fn cuMemPoolSetAccess(pool: Handle, map: *const c_void, count: usize);
+            0x1189 @11020 hand fn cuMemPoolGetAccess(flags: *mut c_uint, mem_pool: Handle, location: *mut c_void);
+            0x118a @11020 hand fn cuDeviceGetDefaultMemPool(pool_out: *mut Handle, dev: c_int);
+            0x118b @11020 hand fn cuDeviceGetMemPool(pool: *mut Handle, dev: c_int);
+            0x118c @11020 hand fn cuDeviceSetMemPool(dev: c_int, pool: Handle);
+
+            // memory of other processes
+            0x1190 @4010 hand fn cuIpcGetMemHandle(p_handle: *mut c_void, dptr: u64);
+            0x1191 @11000 hand fn cuIpcOpenMemHandle_v2(pdptr: *mut u64, handle: IpcHandle, flags: c_uint);
+            0x1192 @4010 hand fn cuIpcOpenMemHandle(pdptr: *mut u64, handle: IpcHandle, flags: c_uint);
+            0x1193 @4010 hand fn cuIpcCloseMemHandle(dptr: u64);
+
+            // managed memory; a location by value fills one register, its kind in the low half
+            0x11a0 @6000 hand fn cuMemAllocManaged(dptr: *mut u64, bytesize: usize, flags: c_uint);
+            0x11a1 @8000 hand fn cuMemPrefetchAsync(dev_ptr: u64, count: usize, dst_device: c_int, h_stream: Handle) also cuMemPrefetchAsync_ptsz;
+            0x11a2 @12020 hand fn cuMemPrefetchAsync_v2(dev_ptr: u64, count: usize, location: u64, flags: c_uint, h_stream: Handle) also cuMemPrefetchAsync_v2_ptsz;
+            0x11a3 @8000 hand fn cuMemAdvise(dev_ptr: u64, count: usize, advice: c_uint, device: c_int);
+            0x11a4 @12020 hand fn cuMemAdvise_v2(dev_ptr: u64, count: usize, advice: c_uint, location: u64);
+            0x11a5 @8000 hand fn cuMemRangeGetAttribute(data: *mut c_void, data_size: usize, attribute: c_uint, dev_ptr: u64, count: usize);
+            0x11a6 @8000 hand fn cuMemRangeGetAttributes(data: *mut *mut c_void, data_sizes: *mut usize, attributes: *mut c_uint, num_attributes: usize, dev_ptr: u64, count: usize);
+            0x11a7 @6000 hand fn cuStreamAttachMemAsync(h_stream: Handle, dptr: u64, length: usize, flags: c_uint) also cuStreamAttachMemAsync_ptsz;
         }
     };
 }
+
+/// `CUipcMemHandle`, which C passes by value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct IpcHandle(pub [u8; 64]);
 
 /// A parameter or result of a wire call, for documentation and fuzz seeds.
 #[derive(Clone, Copy, Debug)]

@@ -90,6 +90,10 @@ pub const CONTROL_BYTES: usize = 64 << 10;
 pub const LEASES: usize = 1 << 17;
 /// Chunks in one share: an allocation that another process of the VM may open.
 pub const SHARE_CHUNKS: usize = 4096;
+/// Memory pools of one session; number 0 is what is allocated without one.
+pub const POOLS: u32 = 1024;
+/// Address ranges that one session may have reserved for its own mappings.
+pub const RESERVATIONS: usize = 1 << 14;
 /// Shares of one VM.
 pub const SHARES: usize = 4096;
 /// Requests of one worker that its arbiter takes on before it answers; more wait in the socket.

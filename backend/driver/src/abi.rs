@@ -56,8 +56,8 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    pub(crate) const fn read_write(device: c_int) -> Access {
-        Access { location: Location::device(device), flags: 3 }
+    pub(crate) const fn new(device: c_int, flags: c_uint) -> Access {
+        Access { location: Location::device(device), flags }
     }
 }
 

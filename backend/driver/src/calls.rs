@@ -260,9 +260,14 @@ impl Driver {
         call!(self.cuMemUnmap(at, bytes))
     }
 
-    /// `cuMemSetAccess`.
+    /// `cuMemSetAccess` for reading and writing.
     pub fn allow(&self, at: u64, bytes: u64, device: c_int) -> Result<()> {
-        let access = Access::read_write(device);
+        self.allow_as(at, bytes, device, 3)
+    }
+
+    /// `cuMemSetAccess` with flags: 0 nothing, 1 reading, 3 writing, too.
+    pub fn allow_as(&self, at: u64, bytes: u64, device: c_int, flags: u32) -> Result<()> {
+        let access = Access::new(device, flags);
         let bytes = size(bytes)?;
         call!(self.cuMemSetAccess(at, bytes, input(&access), 1))
     }

@@ -16,6 +16,7 @@ pub use range::{Device, Host};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use sluice_cuda_abi::sys::CUresult;
+use sluice_protocol::calls::IpcHandle;
 use std::path::{Path, PathBuf};
 
 /// A handle of the driver: a pointer for it, a number for us.

@@ -22,6 +22,8 @@ pub(crate) struct AddressMap {
     allocations: BTreeMap<u64, (u64, ContextRef)>,
     /// Variables of modules: address to bytes and owner.
     globals: BTreeMap<u64, (u64, Id<Module>)>,
+    /// What the guest has mapped itself and may reach: address to bytes.
+    reachable: BTreeMap<u64, u64>,
     /// Attached arenas by address.
     arenas: BTreeMap<u64, Arc<Arena>>,
 }
@@ -47,6 +49,38 @@ impl AddressMap {
     /// Forgets an allocation; only the address that was given out counts.
     pub(crate) fn freed(&mut self, address: DeviceAddress) -> Result<(), Code> {
         self.allocations.remove(&address.0).map(|_| ()).ok_or(code::INVALID_VALUE)
+    }
+
+    /// Mappings of the guest's own that it may reach from now on, or not.
+    pub(crate) fn reach(&mut self, address: u64, bytes: u64, may: bool) {
+        if may {
+            self.reachable.insert(address, bytes);
+        } else {
+            self.unmapped(address, bytes);
+        }
+    }
+
+    /// Forgets mappings of the guest's own, wherever they touch a range.
+    pub(crate) fn unmapped(&mut self, address: u64, bytes: u64) {
+        let Some(end) = address.checked_add(bytes) else { return };
+        let before = self.reachable.range(..address).next_back();
+        let first =
+            before.filter(|(base, length)| **base + **length > address).map_or(address, |(base, _)| *base);
+        self.reachable.retain(|base, _| *base < first || *base >= end);
+    }
+
+    /// Whether a range lies in mappings of the guest's own, which may lie side by side.
+    fn is_reachable(&self, address: u64, bytes: u64) -> bool {
+        let Some(end) = address.checked_add(bytes) else { return false };
+        let Some((first, _)) = self.reachable.range(..=address).next_back() else { return false };
+        let mut covered = *first;
+        for (base, length) in self.reachable.range(*first..) {
+            if *base > covered || covered >= end {
+                break;
+            }
+            covered = covered.max(base.saturating_add(*length));
+        }
+        address < covered && covered >= end
     }
 
     pub(crate) fn global(&mut self, module: Id<Module>, address: u64, bytes: u64) {
@@ -85,7 +119,10 @@ impl AddressMap {
         // What the device would reach of an arena that is gathered is not the guest's memory.
         let in_place =
             || self.holders(address, bytes).is_ok_and(|mut arenas| arenas.all(|arena| arena.is_in_place()));
-        (in_allocation() || in_global() || in_place()).then_some(()).ok_or(code::INVALID_VALUE)?;
+        let reachable = || self.is_reachable(address, bytes);
+        (in_allocation() || in_global() || reachable() || in_place())
+            .then_some(())
+            .ok_or(code::INVALID_VALUE)?;
         // SAFETY: looked up above; what is found stays until the guest has waited for its users.
         Ok(unsafe { Device::new(address, bytes) })
     }
@@ -225,6 +262,22 @@ mod tests {
         map.allocated(0x1000, 0x100, context);
         assert_eq!(map.context_gone(context), [0x1000]);
         assert!(map.device(0x1100, 1).is_ok(), "another context's");
+    }
+
+    #[test]
+    fn mappings_of_the_guest_may_lie_side_by_side() {
+        let mut map = AddressMap::default();
+        map.reach(0x1000, 0x1000, true);
+        map.reach(0x2000, 0x1000, true);
+        map.reach(0x4000, 0x1000, true);
+        assert!(map.device(0x1800, 0x1000).is_ok());
+        assert_eq!(map.device(0x2800, 0x1000), Err(code::INVALID_VALUE), "a hole");
+        assert_eq!(map.device(0xfff, 2), Err(code::INVALID_VALUE));
+        map.unmapped(0x2000, 0x1000);
+        assert!(map.device(0x1000, 0x1000).is_ok());
+        assert_eq!(map.device(0x1800, 0x1000), Err(code::INVALID_VALUE), "unmapped");
+        map.reach(0x4000, 0x1000, false);
+        assert_eq!(map.device(0x4000, 1), Err(code::INVALID_VALUE), "no access");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use crate::{
     arenas::Attached,
+    helper::{Helper, MemoryJob},
     lanes::{ContextRef, Lane, Lanes},
     session::Session,
 };
@@ -16,7 +17,7 @@ use core::{
 };
 use sluice_driver::{Driver, Handle};
 use std::{
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     thread::Thread,
 };
 
@@ -44,6 +45,10 @@ pub(crate) struct Completion {
     session: Arc<Session>,
     lanes: Arc<Lanes>,
     attached: Arc<Attached>,
+    helper: Helper,
+    /// What is to be freed when a stream slot has come to a sequence, and whether there is anything.
+    frees: Mutex<Vec<(u32, u64, u64)>>,
+    any_frees: AtomicBool,
     /// Held during a pass: the lanes have one consumer.
     passing: Mutex<()>,
     /// Set while the completion thread sleeps.
@@ -57,15 +62,45 @@ impl Completion {
         session: Arc<Session>,
         lanes: Arc<Lanes>,
         attached: Arc<Attached>,
+        helper: Helper,
     ) -> Completion {
         Completion {
             driver,
             session,
             lanes,
             attached,
+            helper,
+            frees: Mutex::default(),
+            any_frees: AtomicBool::new(false),
             passing: Mutex::new(()),
             sleeping: AtomicBool::new(false),
             thread: OnceLock::new(),
+        }
+    }
+
+    /// Has an allocation freed when a stream slot has come to a sequence, which is not published yet.
+    pub(crate) fn free_after(&self, slot: u32, sequence: u64, address: u64) {
+        self.frees.lock().unwrap_or_else(PoisonError::into_inner).push((slot, sequence, address));
+        self.any_frees.store(true, Ordering::Release);
+    }
+
+    /// Takes back what [`Completion::free_after`] was told: there is no such sequence.
+    pub(crate) fn keep(&self, address: u64) {
+        self.frees.lock().unwrap_or_else(PoisonError::into_inner).retain(|(_, _, other)| *other != address);
+    }
+
+    /// Frees what a slot has come to. Before that is published, so that whoever sees it finds the memory free.
+    fn free_due(&self, slot: u32, sequence: u64) {
+        if !self.any_frees.load(Ordering::Acquire) {
+            return;
+        }
+        let mut frees = self.frees.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = frees.extract_if(.., |(of, at, _)| *of == slot && *at <= sequence);
+        let due: Vec<u64> = due.map(|(_, _, address)| address).collect();
+        self.any_frees.store(!frees.is_empty(), Ordering::Release);
+        drop(frees);
+        if !due.is_empty() {
+            self.helper.memory(MemoryJob::FreeAll(due));
         }
     }
 
@@ -123,6 +158,7 @@ impl Completion {
         if let Some(marker) = done {
             lane.settle(marker.sequence, |to, rows| self.attached.deliver(to, rows));
             self.publish_text(Some(marker.event));
+            self.free_due(slot, marker.sequence);
             self.session.set_completed(slot, marker.sequence);
         }
         done.is_some()

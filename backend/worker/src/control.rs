@@ -114,13 +114,14 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
             session.lose(code::DEVICE_UNAVAILABLE, 1)
         }
     };
-    let (helper, notices) = match start(&control, &session, driver, provision, &attached) {
-        Ok(started) => started,
-        Err(error) => {
-            tracing::error!(%error, "cannot serve the session");
-            session.lose(code::DEVICE_UNAVAILABLE, 1)
-        }
-    };
+    let (helper, notices) =
+        match start(&control, &session, driver, provision, setup.scrub_every_free, &attached) {
+            Ok(started) => started,
+            Err(error) => {
+                tracing::error!(%error, "cannot serve the session");
+                session.lose(code::DEVICE_UNAVAILABLE, 1)
+            }
+        };
     session.set_attachment(0, became);
     tell(&control, FromWorker::Attached { slot: 0, error: 0 });
     session.set_ready();
@@ -241,21 +242,23 @@ fn start(
     session: &Arc<Session>,
     driver: Arc<Driver>,
     provision: Provision,
+    scrub: bool,
     attached: &Arc<Attached>,
 ) -> Result<(Helper, Arc<Notices>), std::io::Error> {
     let cpus = thread::available_parallelism().map_or(1, core::num::NonZero::get);
     let notices = Arc::new(Notices::default());
     let lanes = Arc::new(Lanes::new());
+    let (helper, inboxes) = Helper::new();
     let completion = Arc::new(Completion::new(
         Arc::clone(&driver),
         Arc::clone(session),
         Arc::clone(&lanes),
         Arc::clone(attached),
+        helper.clone(),
     ));
     let gate = Arc::new(Gate::new());
-    let (helper, inboxes) = Helper::new();
 
-    let memory = MemoryHelper::new(
+    let mut memory = MemoryHelper::new(
         Arc::clone(&driver),
         Arc::clone(session),
         Arc::clone(&notices),
@@ -264,6 +267,9 @@ fn start(
         Arc::clone(control),
         Arc::clone(attached),
     );
+    if scrub {
+        memory.scrub_every_free();
+    }
     spawn("memory", session, move || memory.run(&inboxes.memory))?;
     if let Some(custody) = provision.custody() {
         let (custody, listening, recalled) = (Arc::clone(custody), Arc::clone(session), helper.clone());

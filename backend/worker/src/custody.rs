@@ -403,6 +403,11 @@ impl Custody {
         }
     }
 
+    /// The placement unit of a device.
+    pub(crate) fn unit(&self, device: i32) -> Result<u32, Code> {
+        self.link(device).map(|link| link.unit)
+    }
+
     fn import(&self, device: i32, lease: u64, bytes: u64, descriptor: &OwnedFd) -> Result<Chunk, Code> {
         let handle = self.driver.chunk_import(descriptor.as_fd())?;
         Ok(Chunk { handle, bytes, device, lease: Lease::Lent(lease) })
@@ -418,61 +423,6 @@ impl Custody {
         if let (Lease::Lent(lease), Ok(link)) = (chunk.lease, self.link(chunk.device)) {
             link.tell(Request::Give { lease });
         }
-    }
-}
-
-#[expect(dead_code, reason = "for memory that processes share, whose calls come next")]
-impl Custody {
-    /// Adds a chunk to a share, 0 for a new one; answers the share.
-    pub(crate) fn share(&self, share: u64, chunk: &Chunk) -> Result<u64, Code> {
-        let Lease::Lent(lease) = chunk.lease else { return Err(code::NOT_SUPPORTED) };
-        let link = self.link(chunk.device)?;
-        match link.ask(|serial| Request::Share { serial, share, lease }, Some)? {
-            Reply::Granted(share) => Ok(share),
-            Reply::Refused(failed) => Err(failed),
-            unexpected => Err(link.strange(unexpected)),
-        }
-    }
-
-    /// Ends a share of this worker.
-    pub(crate) fn unshare(&self, device: i32, share: u64) {
-        if let Ok(link) = self.link(device) {
-            link.tell(Request::Unshare { share });
-        }
-    }
-
-    /// The chunks of a share of the same VM.
-    pub(crate) fn open(&self, device: i32, share: u64) -> Result<Vec<Chunk>, Code> {
-        let link = self.link(device)?;
-        let mut chunks = Vec::new();
-        let mut failed = None;
-        let open = |serial| Request::Open { serial, share };
-        let asked = link.ask(open, |reply| match reply {
-            Reply::Lent { lease, bytes, more, descriptor } => {
-                match self.import(device, lease, bytes, &descriptor) {
-                    Ok(chunk) => chunks.push(chunk),
-                    Err(error) => {
-                        failed = Some(error);
-                        link.tell(Request::Give { lease });
-                    }
-                }
-                (!more).then_some(Ok(()))
-            }
-            Reply::Refused(failed) => Some(Err(failed)),
-            unexpected => Some(Err(link.strange(unexpected))),
-        });
-        match asked.and_then(|answer| answer).and(failed.map_or(Ok(()), Err)) {
-            Ok(()) => Ok(chunks),
-            Err(failed) => {
-                chunks.into_iter().for_each(|chunk| self.give_back(chunk));
-                Err(failed)
-            }
-        }
-    }
-
-    /// The placement unit of a device.
-    pub(crate) fn unit(&self, device: i32) -> Result<u32, Code> {
-        self.link(device).map(|link| link.unit)
     }
 }
 
@@ -542,6 +492,56 @@ impl ChunkSource for Arc<Custody> {
             link.settle();
             link.memory().0 >= bytes
         })
+    }
+
+    fn share(&mut self, share: u64, chunk: &Chunk) -> Result<u64, Code> {
+        let Lease::Lent(lease) = chunk.lease else { return Err(code::NOT_SUPPORTED) };
+        let link = self.link(chunk.device)?;
+        match link.ask(|serial| Request::Share { serial, share, lease }, Some)? {
+            Reply::Granted(share) => Ok(share),
+            Reply::Refused(failed) => Err(failed),
+            unexpected => Err(link.strange(unexpected)),
+        }
+    }
+
+    fn unshare(&mut self, device: i32, share: u64) {
+        if let Ok(link) = self.link(device) {
+            link.tell(Request::Unshare { share });
+        }
+    }
+
+    fn open(&mut self, device: i32, share: u64) -> Result<Vec<Chunk>, Code> {
+        self.open_share(device, share)
+    }
+}
+
+impl Custody {
+    fn open_share(&self, device: i32, share: u64) -> Result<Vec<Chunk>, Code> {
+        let link = self.link(device)?;
+        let mut chunks = Vec::new();
+        let mut failed = None;
+        let open = |serial| Request::Open { serial, share };
+        let asked = link.ask(open, |reply| match reply {
+            Reply::Lent { lease, bytes, more, descriptor } => {
+                match self.import(device, lease, bytes, &descriptor) {
+                    Ok(chunk) => chunks.push(chunk),
+                    Err(error) => {
+                        failed = Some(error);
+                        link.tell(Request::Give { lease });
+                    }
+                }
+                (!more).then_some(Ok(()))
+            }
+            Reply::Refused(refused) => Some(Err(refused)),
+            unexpected => Some(Err(link.strange(unexpected))),
+        });
+        match asked.and_then(|answer| answer).and(failed.map_or(Ok(()), Err)) {
+            Ok(()) => Ok(chunks),
+            Err(failed) => {
+                chunks.into_iter().for_each(|chunk| self.give_back(chunk));
+                Err(failed)
+            }
+        }
     }
 }
 

@@ -259,6 +259,7 @@ impl Dispatcher {
                     self.bind(slot, Binding::Free);
                 }
                 Notice::Allocated { address, bytes, context } => self.map.allocated(address, bytes, context),
+                Notice::Reach { address, bytes, may } => self.map.reach(address, bytes, may),
                 Notice::Module { id, module: Some(module) } => self.modules.fill(id, module),
                 Notice::Module { id, module: None } => self.modules.release(id),
                 Notice::Function { id, module, function } => self.function_made(id, module, function),

@@ -73,19 +73,20 @@ impl Harness {
         let session = Arc::new(Session::new(page, bell(), bell()).expect("eventfd"));
         let attached = Arc::new(Attached::default());
         let lanes = Arc::new(Lanes::new());
+        let (helper, inboxes) = Helper::new();
         let completion = Completion::new(
             Arc::clone(&driver),
             Arc::clone(&session),
             Arc::clone(&lanes),
             Arc::clone(&attached),
+            helper.clone(),
         );
         let completion = Arc::new(completion);
         let gate = Arc::new(Gate::new());
         let provision = Provision::own(&driver, 1 << 30).expect("the driver answers");
         let notices = Arc::new(Notices::default());
         let (control, peer) = socket::pair().expect("socket pair");
-        let (helper, inboxes) = Helper::new();
-        let memory_helper = MemoryHelper::new(
+        let mut memory_helper = MemoryHelper::new(
             Arc::clone(&driver),
             Arc::clone(&session),
             Arc::clone(&notices),
@@ -108,6 +109,7 @@ impl Harness {
             Arc::clone(&completion),
             attached,
         );
+        memory_helper.scrub_every_free();
         thread::spawn(move || memory_helper.run(&inboxes.memory));
         thread::spawn(move || module_helper.run(&inboxes.modules));
         let looking = Arc::clone(&completion);

@@ -6,7 +6,7 @@
 mod memory;
 mod modules;
 
-pub(crate) use memory::{MemoryHelper, MemoryJob, resident_threads};
+pub(crate) use memory::{MemoryHelper, MemoryJob, PoolJob, VirtualJob, resident_threads};
 pub(crate) use modules::{ModuleHelper, ModuleJob, Question};
 
 use crate::session::{ReplyTo, Session};

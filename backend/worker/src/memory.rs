@@ -2,14 +2,23 @@
 //!
 //! Memory comes in chunks from a [`ChunkSource`]. An allocation of [`LARGE`] bytes or more gets chunks of its own, laid
 //! side by side; smaller ones share a pool chunk. The driver's own allocator is never called: what it gives would be
-//! outside custody.
+//! outside custody. Allocations belong to a [`Group`]: number 0, or one for each memory pool of the guest.
 
+mod blocks;
+mod groups;
 mod pool;
+mod shares;
 mod source;
 mod space;
+mod windows;
 
+pub(crate) use groups::Usage;
+pub(crate) use shares::Shared;
 pub(crate) use source::{Ledger, OwnChunks};
+pub(crate) use windows::Windows;
 
+use blocks::{Block, Mapped};
+use groups::Group;
 use pool::{Pool, Size};
 use sluice_driver::{Code, code};
 use sluice_protocol::{
@@ -21,6 +30,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes from which an allocation has chunks of its own.
 pub(crate) const LARGE: u64 = UNIT;
+/// Reading and writing, as access to a mapping.
+const READ_WRITE: u32 = 3;
 
 /// A chunk of device memory: the source's to make and to take back.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,6 +61,16 @@ pub(crate) trait ChunkSource {
     fn idle(&mut self, device: i32, bytes: u64);
     /// Whether `bytes` more could be had, idle ones included.
     fn affords(&mut self, device: i32, bytes: u64) -> bool;
+    /// Adds a chunk to a share, 0 for a new one; answers the share.
+    fn share(&mut self, _share: u64, _chunk: &Chunk) -> Result<u64, Code> {
+        Err(code::NOT_SUPPORTED)
+    }
+    /// Ends a share.
+    fn unshare(&mut self, _device: i32, _share: u64) {}
+    /// The chunks of a share of the same VM.
+    fn open(&mut self, _device: i32, _share: u64) -> Result<Vec<Chunk>, Code> {
+        Err(code::NOT_SUPPORTED)
+    }
 }
 
 /// What the devices have, as the session's guest sees it; read by any thread.
@@ -77,22 +98,63 @@ impl ChunkSource for Box<dyn ChunkSource + Send> {
     fn affords(&mut self, device: i32, bytes: u64) -> bool {
         (**self).affords(device, bytes)
     }
+    fn share(&mut self, share: u64, chunk: &Chunk) -> Result<u64, Code> {
+        (**self).share(share, chunk)
+    }
+    fn unshare(&mut self, device: i32, share: u64) {
+        (**self).unshare(device, share);
+    }
+    fn open(&mut self, device: i32, share: u64) -> Result<Vec<Chunk>, Code> {
+        (**self).open(device, share)
+    }
 }
 
 /// Address windows and what is mapped in them.
 pub(crate) trait Mapper {
     /// Reserves exactly these addresses.
     fn reserve(&mut self, base: u64, bytes: u64) -> Result<(), Code>;
-    /// Maps a chunk for its device.
-    fn map(&mut self, at: u64, chunk: &Chunk) -> Result<(), Code>;
-    /// Unmaps what [`Mapper::map`] mapped.
-    fn unmap(&mut self, at: u64, chunk: &Chunk) -> Result<(), Code>;
+    /// Maps the first `bytes` of a chunk; nobody has access yet.
+    fn map(&mut self, at: u64, bytes: u64, chunk: &Chunk) -> Result<(), Code>;
+    /// Sets a device's access to whole mappings that lie side by side: 0 none, 1 reading, 3 writing, too.
+    fn allow(&mut self, at: u64, bytes: u64, device: i32, access: u32) -> Result<(), Code>;
+    /// Unmaps what one [`Mapper::map`] mapped.
+    fn unmap(&mut self, at: u64, bytes: u64) -> Result<(), Code>;
+    /// Clears memory that was freed, if that is wanted, before anybody gets it.
+    fn clear(&mut self, at: u64, bytes: u64, device: i32) -> Result<(), Code>;
 }
 
 #[derive(Debug)]
-enum Allocation {
-    Small { pool: u64, place: pool::Place },
-    Large { chunks: Vec<Chunk>, bytes: u64 },
+enum Place {
+    Small {
+        pool: u64,
+        place: pool::Place,
+    },
+    Large {
+        chunks: Vec<Chunk>,
+        bytes: u64,
+    },
+    /// Another process's, from `base`.
+    Opened {
+        base: u64,
+        chunks: Vec<Chunk>,
+        bytes: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Allocation {
+    place: Place,
+    group: u32,
+    /// Bytes it counts for in its group.
+    counted: u64,
+}
+
+/// A large allocation that was freed and whose group keeps it.
+#[derive(Debug)]
+struct Kept {
+    at: u64,
+    bytes: u64,
+    chunks: Vec<Chunk>,
 }
 
 /// The session's device memory.
@@ -104,12 +166,23 @@ pub(crate) struct Memory<S, M> {
     windows: usize,
     /// Pool chunks by address.
     pools: BTreeMap<u64, Pool>,
-    /// Those that are not full, by device and by what they are for.
-    open: BTreeSet<(i32, Size, u64)>,
-    /// Bytes of idle pools, per device, and what the source was told.
+    /// Those that are not full: device, group, what they are for, address.
+    open: BTreeSet<(i32, u32, Size, u64)>,
+    groups: BTreeMap<u32, Group>,
+    /// What groups keep, by group and device.
+    kept: BTreeMap<(u32, i32), Vec<Kept>>,
+    /// Idle bytes, per device, and what the source was told.
     idle: BTreeMap<i32, (u64, u64)>,
     /// Live allocations by address.
     live: BTreeMap<u64, Allocation>,
+    /// Shares of chunks by the address they are mapped at.
+    shares: BTreeMap<u64, u64>,
+    /// Physical memory that the guest maps itself.
+    blocks: BTreeMap<u64, Block>,
+    next_block: u64,
+    /// The guest's own reservations, and what it has mapped there.
+    reserved: BTreeMap<u64, u64>,
+    mapped: BTreeMap<u64, Mapped>,
 }
 
 impl<S: ChunkSource, M: Mapper> Memory<S, M> {
@@ -121,9 +194,20 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             windows: 0,
             pools: BTreeMap::new(),
             open: BTreeSet::new(),
+            groups: BTreeMap::new(),
+            kept: BTreeMap::new(),
             idle: BTreeMap::new(),
             live: BTreeMap::new(),
+            shares: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            next_block: 1,
+            reserved: BTreeMap::new(),
+            mapped: BTreeMap::new(),
         }
+    }
+
+    pub(crate) const fn mapper(&mut self) -> &mut M {
+        &mut self.mapper
     }
 
     /// Adds an address window.
@@ -141,15 +225,32 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Ok(())
     }
 
-    /// Allocates `bytes` of a device's memory.
+    /// Allocates `bytes` of a device's memory for group 0.
+    #[cfg(test)]
     pub(crate) fn allocate(&mut self, device: i32, bytes: u64) -> Result<u64, Code> {
-        let address = match bytes {
-            0 => Err(code::INVALID_VALUE),
-            LARGE.. => self.allocate_large(device, bytes),
-            _ => self.allocate_small(device, bytes),
+        self.allocate_in(0, device, bytes)
+    }
+
+    /// Allocates `bytes` of a device's memory.
+    pub(crate) fn allocate_in(&mut self, group: u32, device: i32, bytes: u64) -> Result<u64, Code> {
+        if bytes == 0 || bytes > limits::ALLOCATION_BYTES {
+            return Err(if bytes == 0 { code::INVALID_VALUE } else { code::OUT_OF_MEMORY });
+        }
+        self.group(group, device)?;
+        let allocated = if bytes >= LARGE {
+            self.allocate_large(group, device, bytes)
+        } else {
+            self.allocate_small(group, device, bytes)
         };
+        if let Ok((address, place)) = allocated {
+            let counted = bytes.next_multiple_of(pool::GRAIN);
+            self.count_used(group, counted);
+            self.live.insert(address, Allocation { place, group, counted });
+            self.tell_idle();
+            return Ok(address);
+        }
         self.tell_idle();
-        address
+        allocated.map(|(address, _)| address)
     }
 
     /// Tells the source what is idle now, if that has changed.
@@ -162,86 +263,136 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// Bytes of a pool became idle, or are no longer.
+    /// Bytes of chunks became idle, or are no longer.
     fn count_idle(&mut self, device: i32, bytes: u64, idle: bool) {
         let (count, _) = self.idle.entry(device).or_default();
         *count = if idle { *count + bytes } else { count.saturating_sub(bytes) };
     }
 
-    fn allocate_large(&mut self, device: i32, bytes: u64) -> Result<u64, Code> {
+    fn allocate_large(&mut self, group: u32, device: i32, bytes: u64) -> Result<(u64, Place), Code> {
         let bytes = bytes.checked_next_multiple_of(UNIT).ok_or(code::OUT_OF_MEMORY)?;
-        if !self.source.affords(device, bytes) {
-            return Err(code::OUT_OF_MEMORY);
+        if let Some(kept) = self.take_kept(group, device, bytes) {
+            return Ok((kept.at, Place::Large { chunks: kept.chunks, bytes }));
         }
-        let at = self.space.take(bytes).ok_or(code::OUT_OF_MEMORY)?;
-        let mut chunks = Vec::new();
-        let mut mapped = 0;
-        while mapped < bytes {
-            // The classes end with the unit, of which `bytes` is a multiple, so one always fits.
-            let class = CLASSES.into_iter().find(|class| *class <= bytes - mapped).unwrap_or(UNIT);
-            match self.map_smaller(device, at + mapped, class) {
-                Ok(chunk) => {
-                    mapped += chunk.bytes;
-                    chunks.push(chunk);
-                }
-                Err(failed) => {
-                    self.give_up(at, bytes, chunks);
-                    return Err(failed);
-                }
-            }
-        }
-        self.live.insert(at, Allocation::Large { chunks, bytes });
-        Ok(at)
+        let (at, chunks) = self.take_range(device, bytes)?;
+        self.count_reserved(group, bytes, true);
+        Ok((at, Place::Large { chunks, bytes }))
     }
 
-    /// Takes and maps a chunk of `class`, or of a smaller class when the device has no such piece left.
-    fn map_smaller(&mut self, device: i32, at: u64, class: u64) -> Result<Chunk, Code> {
-        let mut result = Err(code::OUT_OF_MEMORY);
-        for bytes in CLASSES.into_iter().filter(|bytes| *bytes <= class) {
-            result = self.map_new(device, at, bytes);
-            if result.as_ref().err() != Some(&code::OUT_OF_MEMORY) {
-                return result;
-            }
-        }
-        // What lies idle in empty pools goes back before the guest is refused.
-        if self.drop_idle(device, u64::MAX) > 0 { self.map_new(device, at, UNIT) } else { result }
-    }
-
-    fn map_new(&mut self, device: i32, at: u64, bytes: u64) -> Result<Chunk, Code> {
-        let chunk = self.source.take(device, bytes)?;
-        match self.mapper.map(at, &chunk) {
-            Ok(()) => Ok(chunk),
+    /// New chunks for `bytes`, a multiple of the unit, mapped side by side.
+    fn take_range(&mut self, device: i32, bytes: u64) -> Result<(u64, Vec<Chunk>), Code> {
+        let chunks = self.take_chunks(device, bytes)?;
+        match self.map_side_by_side(device, bytes, &chunks) {
+            Ok(at) => Ok((at, chunks)),
             Err(failed) => {
-                self.source.give(chunk);
+                chunks.into_iter().for_each(|chunk| self.source.give(chunk));
                 Err(failed)
             }
         }
     }
 
-    /// Unmaps chunks that lie side by side from `at` and gives them and their addresses back.
-    fn give_up(&mut self, at: u64, bytes: u64, chunks: Vec<Chunk>) {
-        let mut next = at;
-        let mut clean = true;
-        for chunk in chunks {
-            let here = next;
-            next += chunk.bytes;
-            match self.mapper.unmap(here, &chunk) {
-                Ok(()) => self.source.give(chunk),
+    /// New chunks of `bytes` in all, a multiple of the unit.
+    fn take_chunks(&mut self, device: i32, bytes: u64) -> Result<Vec<Chunk>, Code> {
+        if !self.source.affords(device, bytes) {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let (mut chunks, mut taken) = (Vec::new(), 0);
+        while taken < bytes {
+            // The classes end with the unit, of which `bytes` is a multiple, so one always fits.
+            let class = CLASSES.into_iter().find(|class| *class <= bytes - taken).unwrap_or(UNIT);
+            match self.take_smaller(device, class) {
+                Ok(chunk) => {
+                    taken += chunk.bytes;
+                    chunks.push(chunk);
+                }
                 Err(failed) => {
-                    // A chunk that may still be mapped is not given back, and its addresses are not used again.
-                    tracing::error!(code = failed, "cannot unmap a chunk; it is lost to the session");
-                    clean = false;
+                    chunks.into_iter().for_each(|chunk| self.source.give(chunk));
+                    return Err(failed);
                 }
             }
         }
-        if clean {
+        Ok(chunks)
+    }
+
+    /// Takes a chunk of `class`, or of a smaller class when the device has no such piece left.
+    fn take_smaller(&mut self, device: i32, class: u64) -> Result<Chunk, Code> {
+        let mut result = Err(code::OUT_OF_MEMORY);
+        for bytes in CLASSES.into_iter().filter(|bytes| *bytes <= class) {
+            result = self.source.take(device, bytes);
+            if result.as_ref().err() != Some(&code::OUT_OF_MEMORY) {
+                return result;
+            }
+        }
+        // What lies idle goes back before the guest is refused.
+        if self.drop_idle(device, u64::MAX) > 0 { self.source.take(device, UNIT) } else { result }
+    }
+
+    /// Maps chunks where there is room for `bytes`, for their device.
+    fn map_side_by_side(&mut self, device: i32, bytes: u64, chunks: &[Chunk]) -> Result<u64, Code> {
+        let at = self.space.take(bytes).ok_or(code::OUT_OF_MEMORY)?;
+        let mapped = self.map_chunks(at, bytes, chunks);
+        let allowed = mapped.and_then(|()| {
+            let allowed = self.mapper.allow(at, bytes, device, READ_WRITE);
+            if allowed.is_err() && !self.unmap_chunks(at, bytes, chunks) {
+                return Err(code::UNKNOWN);
+            }
+            allowed
+        });
+        match allowed {
+            Ok(()) => Ok(at),
+            Err(failed) => {
+                self.space.give(at, bytes);
+                Err(failed)
+            }
+        }
+    }
+
+    /// Maps the first `bytes` of chunks side by side; all or nothing.
+    fn map_chunks(&mut self, at: u64, bytes: u64, chunks: &[Chunk]) -> Result<(), Code> {
+        let mut done = 0;
+        for chunk in chunks {
+            let part = chunk.bytes.min(bytes - done);
+            if part == 0 {
+                break;
+            }
+            if let Err(failed) = self.mapper.map(at + done, part, chunk) {
+                self.unmap_chunks(at, done, chunks);
+                return Err(failed);
+            }
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// Unmaps what [`Memory::map_chunks`] mapped; `false` when something may still be mapped.
+    fn unmap_chunks(&mut self, at: u64, bytes: u64, chunks: &[Chunk]) -> bool {
+        let (mut done, mut clean) = (0, true);
+        for chunk in chunks {
+            let part = chunk.bytes.min(bytes - done);
+            if part == 0 {
+                break;
+            }
+            if let Err(failed) = self.mapper.unmap(at + done, part) {
+                tracing::error!(code = failed, "cannot unmap a chunk; it is lost to the session");
+                clean = false;
+            }
+            done += part;
+        }
+        clean
+    }
+
+    /// Unmaps chunks that lie side by side from `at` and gives them and their addresses back.
+    fn give_up(&mut self, at: u64, bytes: u64, chunks: Vec<Chunk>) {
+        // Chunks that may still be mapped are not given back, and their addresses are not used again.
+        if self.unmap_chunks(at, bytes, &chunks) {
+            chunks.into_iter().for_each(|chunk| self.source.give(chunk));
             self.space.give(at, bytes);
         }
     }
 
-    fn allocate_small(&mut self, device: i32, bytes: u64) -> Result<u64, Code> {
+    fn allocate_small(&mut self, group: u32, device: i32, bytes: u64) -> Result<(u64, Place), Code> {
         let size = Size::of(bytes);
-        let range = (device, size, 0)..=(device, size, u64::MAX);
+        let range = (device, group, size, 0)..=(device, group, size, u64::MAX);
         let mut full = Vec::new();
         let mut found = None;
         for entry @ (.., base) in self.open.range(range) {
@@ -261,10 +412,10 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         let (base, offset, place, idle) = match found {
             Some(found) => found,
             None => {
-                let (base, mut pool) = self.new_pool(device, size)?;
+                let (base, mut pool) = self.new_pool(group, device, size)?;
                 let taken = pool.take(bytes);
                 self.pools.insert(base, pool);
-                self.open.insert((device, size, base));
+                self.open.insert((device, group, size, base));
                 let (offset, place) = taken.ok_or(code::OUT_OF_MEMORY)?;
                 (base, offset, place, None)
             }
@@ -272,70 +423,94 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         if let Some(bytes) = idle {
             self.count_idle(device, bytes, false);
         }
-        self.live.insert(base + offset, Allocation::Small { pool: base, place });
-        Ok(base + offset)
+        Ok((base + offset, Place::Small { pool: base, place }))
     }
 
-    fn new_pool(&mut self, device: i32, size: Size) -> Result<(u64, Pool), Code> {
-        let others = self.open.range((device, size, 0)..=(device, size, u64::MAX)).count();
-        let first = pool::class(size, others);
-        let mut result = Err(code::OUT_OF_MEMORY);
-        for class in CLASSES.into_iter().filter(|class| *class <= first) {
-            let at = self.space.take(class).ok_or(code::OUT_OF_MEMORY)?;
-            match self.map_new(device, at, class) {
-                Ok(chunk) => return Ok((at, Pool::new(chunk, size))),
-                Err(failed) => {
-                    self.space.give(at, class);
-                    result = Err(failed);
-                }
+    fn new_pool(&mut self, group: u32, device: i32, size: Size) -> Result<(u64, Pool), Code> {
+        let others = self.open.range((device, group, size, 0)..=(device, group, size, u64::MAX)).count();
+        let chunk = self.take_smaller(device, pool::class(size, others))?;
+        match self.map_side_by_side(device, chunk.bytes, core::slice::from_ref(&chunk)) {
+            Ok(at) => {
+                self.count_reserved(group, chunk.bytes, true);
+                Ok((at, Pool::new(chunk, size, group)))
+            }
+            Err(failed) => {
+                self.source.give(chunk);
+                Err(failed)
             }
         }
-        result
     }
 
-    /// Frees what [`Memory::allocate`] gave.
+    /// Frees what [`Memory::allocate_in`] or [`Memory::open_share`] gave.
     pub(crate) fn free(&mut self, address: u64) -> Result<(), Code> {
-        match self.live.remove(&address).ok_or(code::INVALID_VALUE)? {
-            Allocation::Large { chunks, bytes } => self.give_up(address, bytes, chunks),
-            Allocation::Small { pool: base, place } => {
-                let pool = self.pools.get_mut(&base).ok_or(code::UNKNOWN)?;
-                let (device, size, bytes) = (pool.device(), pool.size(), pool.bytes());
-                pool.give(place);
-                let is_idle = pool.is_idle();
-                self.open.insert((device, size, base));
-                if is_idle {
-                    self.count_idle(device, bytes, true);
-                    // One idle pool of a kind stays, so that a program that allocates and frees a little in turn does not
-                    // make and unmake a chunk each time.
-                    let of_kind =
-                        |pool: &&Pool| pool.device() == device && pool.size() == size && pool.is_idle();
-                    if self.pools.values().filter(of_kind).count() > 1 {
-                        self.drop_pool(base);
-                    }
-                }
+        let Allocation { place, group, counted } = self.live.remove(&address).ok_or(code::INVALID_VALUE)?;
+        self.count_freed(group, counted);
+        match place {
+            Place::Large { chunks, bytes } => {
+                self.unshare(address, &chunks);
+                self.keep_or_give(group, Kept { at: address, bytes, chunks });
             }
+            Place::Opened { base, chunks, bytes } => self.give_up(base, bytes, chunks),
+            Place::Small { pool: base, place } => self.free_small(address, counted, base, place)?,
         }
         self.tell_idle();
+        Ok(())
+    }
+
+    fn free_small(&mut self, address: u64, bytes: u64, base: u64, place: pool::Place) -> Result<(), Code> {
+        let pool = self.pools.get_mut(&base).ok_or(code::UNKNOWN)?;
+        let (device, group, size) = (pool.device(), pool.group(), pool.size());
+        if let Err(failed) = self.mapper.clear(address, bytes, device) {
+            // Not cleared: nobody gets it again.
+            tracing::error!(code = failed, "cannot clear memory that was freed; it is lost to the session");
+            return Ok(());
+        }
+        pool.give(place);
+        let (is_idle, bytes) = (pool.is_idle(), pool.bytes());
+        self.open.insert((device, group, size, base));
+        if is_idle {
+            self.count_idle(device, bytes, true);
+            // One idle pool of a kind stays, so that a program that allocates and frees a little in turn does not make and
+            // unmake a chunk each time; more stay as long as their group wants.
+            let of_kind = |pool: &&Pool| {
+                pool.device() == device && pool.group() == group && pool.size() == size && pool.is_idle()
+            };
+            let many = self.pools.values().filter(of_kind).count() > 1;
+            // What another process may have open is not idle.
+            if self.shares.contains_key(&base) || (many && !self.keeps(group)) {
+                self.drop_pool(base);
+            }
+        }
         Ok(())
     }
 
     /// Gives an idle pool back.
     fn drop_pool(&mut self, base: u64) {
         if let Some(pool) = self.pools.remove(&base) {
-            self.open.remove(&(pool.device(), pool.size(), base));
-            self.count_idle(pool.device(), pool.bytes(), false);
+            let (device, group, bytes) = (pool.device(), pool.group(), pool.bytes());
+            self.open.remove(&(device, group, pool.size(), base));
+            self.count_idle(device, bytes, false);
+            self.count_reserved(group, bytes, false);
             // Before the chunk is given: what is idle is always among what is lent.
             self.tell_idle();
             let chunk = pool.into_chunk();
-            self.give_up(base, chunk.bytes, vec![chunk]);
+            self.unshare(base, core::slice::from_ref(&chunk));
+            self.give_up(base, bytes, vec![chunk]);
         }
     }
 
-    /// Gives idle pools of a device back, until there are `wanted` bytes; answers how many there were.
+    /// Gives idle memory of a device back, until there are `wanted` bytes; answers how many there were.
     fn drop_idle(&mut self, device: i32, wanted: u64) -> u64 {
+        let mut given = 0;
+        while given < wanted
+            && let Some(kept) = self.pop_kept(device)
+        {
+            given += kept.bytes;
+            self.tell_idle();
+            self.give_up(kept.at, kept.bytes, kept.chunks);
+        }
         let idle = self.pools.iter().filter(|(_, pool)| pool.device() == device && pool.is_idle());
         let idle: Vec<(u64, u64)> = idle.map(|(base, pool)| (*base, pool.bytes())).collect();
-        let mut given = 0;
         for (base, bytes) in idle {
             if given >= wanted {
                 break;

@@ -26,6 +26,12 @@ pub(crate) enum Notice {
         bytes: u64,
         context: ContextRef,
     },
+    /// Mappings of the guest's own that it may reach, or not.
+    Reach {
+        address: u64,
+        bytes: u64,
+        may: bool,
+    },
     Module {
         id: Id<handle::Module>,
         module: Option<Module>,

@@ -5,7 +5,7 @@ use crate::{
     error::{Error, Result},
     exports::Call,
     log,
-    memory::Range,
+    memory::{Kind, Range},
     process::{self, Process},
 };
 use core::ffi::{c_uint, c_void};
@@ -46,6 +46,9 @@ pub(crate) fn cuMemAllocPitch_v2(
 pub(crate) fn cuMemFree_v2(_: Call, address: u64) -> Result {
     let process = process::get()?;
     process.contexts.current(process)?;
+    if process.managed.forget(address) {
+        return process.arena.unpin(process, address);
+    }
     process.device_map.free(process, address)
 }
 
@@ -100,6 +103,9 @@ pub(crate) fn cuMemAllocHost_v2(call: Call, place: Out<*mut c_void>, bytes: usiz
 pub(crate) fn cuMemFreeHost(_: Call, memory: Out<c_void>) -> Result {
     let process = process::get()?;
     process.contexts.current(process)?;
+    if process.managed.at(memory.address()).is_some() {
+        return Err(Error::INVALID_VALUE);
+    }
     process.arena.unpin(process, memory.address())
 }
 
@@ -146,6 +152,8 @@ mod pointer {
 /// What is known about the memory a pointer points to.
 struct Known {
     host: bool,
+    managed: bool,
+    kind: Kind,
     start: u64,
     bytes: u64,
     identity: u64,
@@ -154,11 +162,14 @@ struct Known {
 
 fn known(process: &Process, address: u64) -> Option<Known> {
     if let Some(range) = process.device_map.find(address) {
-        let Range { start, bytes, identity, context, .. } = range;
-        return Some(Known { host: false, start, bytes, identity, context });
+        let Range { start, bytes, identity, context, kind } = range;
+        return Some(Known { host: false, managed: false, kind, start, bytes, identity, context });
     }
+    let managed = process.managed.at(address).is_some();
     process.arena.pinned(address, |start, pinned| Known {
         host: true,
+        managed,
+        kind: Kind::Own,
         start,
         bytes: pinned.bytes,
         identity: pinned.identity,
@@ -192,21 +203,30 @@ fn write(
         };
     };
     match attribute {
+        // Physical memory belongs to no context.
+        pointer::CONTEXT if known.kind == Kind::Mapped => Err(Error::INVALID_VALUE),
         pointer::CONTEXT => long(known.context),
         // CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE.
-        pointer::MEMORY_TYPE => word(if known.host { 1 } else { 2 }),
+        pointer::MEMORY_TYPE => word(if known.host && !known.managed { 1 } else { 2 }),
         pointer::DEVICE_POINTER => long(address),
         pointer::HOST_POINTER if known.host => long(address),
         pointer::HOST_POINTER => Err(Error::INVALID_VALUE),
         pointer::SYNC_MEMOPS => word(1),
         pointer::BUFFER_ID => long(known.identity),
-        pointer::IS_MANAGED => word(0),
+        pointer::IS_MANAGED => word(u32::from(known.managed)),
+        pointer::DEVICE_ORDINAL if known.kind == Kind::Mapped => {
+            word(process.blocks.device_at(known.start).unwrap_or(0).cast_unsigned())
+        }
         pointer::DEVICE_ORDINAL => word(process.contexts.device(known.context).unwrap_or(0).cast_unsigned()),
-        pointer::IS_LEGACY_IPC_CAPABLE | pointer::IS_GPU_DIRECT_RDMA_CAPABLE => flag(false),
+        pointer::IS_LEGACY_IPC_CAPABLE => flag(!known.host && known.kind == Kind::Own),
+        pointer::IS_GPU_DIRECT_RDMA_CAPABLE => flag(false),
         pointer::RANGE_START => long(known.start),
         pointer::RANGE_SIZE => long(known.bytes),
         pointer::MAPPED => flag(true),
-        pointer::ALLOWED_HANDLE_TYPES | pointer::MEMPOOL_HANDLE => long(0),
+        pointer::ALLOWED_HANDLE_TYPES => {
+            long(process.blocks.shareable_at(known.start).filter(|_| known.kind == Kind::Mapped).unwrap_or(0))
+        }
+        pointer::MEMPOOL_HANDLE => long(if let Kind::Pool(pool) = known.kind { pool } else { 0 }),
         // CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE
         pointer::ACCESS_FLAGS => word(3),
         _ => Err(Error::INVALID_VALUE),

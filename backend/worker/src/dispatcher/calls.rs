@@ -3,9 +3,9 @@
 use super::{Binding, Dispatcher, outcome, reply_to};
 use crate::limit_log::limited;
 use crate::{
-    helper::{MemoryJob, ModuleJob, Question},
+    helper::{MemoryJob, ModuleJob, PoolJob, Question, VirtualJob},
     lanes::ContextRef,
-    objects,
+    memory, objects,
     queue::Item,
     submit::{Operation, Payload, Target},
 };
@@ -177,7 +177,192 @@ impl Handler for Dispatcher {
                 to: reply_to(header),
                 context: context.context,
                 device: context.device,
+                pool: 0,
                 bytes: args.bytes.0,
+            });
+        }))
+    }
+
+    fn pool_allocate(
+        &mut self,
+        header: &Header,
+        args: wire::pool_allocate::Args<'_>,
+    ) -> Outcome<wire::pool_allocate::Reply> {
+        later(self.context(header).map(|context| {
+            self.shared.helper.memory(MemoryJob::Allocate {
+                to: reply_to(header),
+                context: context.context,
+                device: context.device,
+                pool: args.pool,
+                bytes: args.bytes.0,
+            });
+        }))
+    }
+
+    fn memory_free_ordered(
+        &mut self,
+        header: &Header,
+        args: wire::memory_free_ordered::Args<'_>,
+    ) -> Outcome<wire::memory_free_ordered::Reply> {
+        let address = args.address;
+        let freed = self.map.freed(address);
+        if freed.is_ok() {
+            self.shared.completion.free_after(header.stream, header.sequence, address.0);
+        }
+        let refused = freed.is_err();
+        let submitted = self.work(header, freed.map(|()| Operation::Nothing), NO_PAYLOAD);
+        if submitted.is_err() && !refused {
+            self.shared.completion.keep(address.0);
+        }
+        outcome(submitted, wire::memory_free_ordered::Reply {})
+    }
+
+    fn pool_threshold(
+        &mut self,
+        header: &Header,
+        args: wire::pool_threshold::Args<'_>,
+    ) -> Outcome<wire::pool_threshold::Reply> {
+        let (to, pool, bytes) = (reply_to(header), args.pool, args.bytes);
+        later(self.device(args.device).map(|device| {
+            self.ordered(Item::Memory(MemoryJob::Pool(PoolJob::Threshold { to, pool, device, bytes })));
+        }))
+    }
+
+    fn pool_trim(
+        &mut self,
+        header: &Header,
+        args: wire::pool_trim::Args<'_>,
+    ) -> Outcome<wire::pool_trim::Reply> {
+        let job = PoolJob::Trim { to: reply_to(header), pool: args.pool, keep: args.keep };
+        self.ordered(Item::Memory(MemoryJob::Pool(job)));
+        Outcome::Later
+    }
+
+    fn pool_usage(
+        &mut self,
+        header: &Header,
+        args: wire::pool_usage::Args<'_>,
+    ) -> Outcome<wire::pool_usage::Reply> {
+        let (to, pool, reset) = (reply_to(header), args.pool, args.reset);
+        later(self.device(args.device).map(|device| {
+            self.ordered(Item::Memory(MemoryJob::Pool(PoolJob::Usage { to, pool, device, reset })));
+        }))
+    }
+
+    fn pool_end(
+        &mut self,
+        header: &Header,
+        args: wire::pool_end::Args<'_>,
+    ) -> Outcome<wire::pool_end::Reply> {
+        let job = PoolJob::End { to: reply_to(header), pool: args.pool };
+        self.ordered(Item::Memory(MemoryJob::Pool(job)));
+        Outcome::Later
+    }
+
+    fn block_create(
+        &mut self,
+        header: &Header,
+        args: wire::block_create::Args<'_>,
+    ) -> Outcome<wire::block_create::Reply> {
+        let device = self.device(args.device);
+        self.virtual_memory(header, device.map(|device| VirtualJob::Create { device, bytes: args.bytes }))
+    }
+
+    fn block_release(
+        &mut self,
+        header: &Header,
+        args: wire::block_release::Args<'_>,
+    ) -> Outcome<wire::block_release::Reply> {
+        self.virtual_memory(header, Ok(VirtualJob::Release { block: args.block }))
+    }
+
+    fn block_map(
+        &mut self,
+        header: &Header,
+        args: wire::block_map::Args<'_>,
+    ) -> Outcome<wire::block_map::Reply> {
+        let wire::block_map::Args { block, address, bytes, .. } = args;
+        self.virtual_memory(header, Ok(VirtualJob::Map { block, address, bytes }))
+    }
+
+    fn range_access(
+        &mut self,
+        header: &Header,
+        args: wire::range_access::Args<'_>,
+    ) -> Outcome<wire::range_access::Reply> {
+        let wire::range_access::Args { address, bytes, access, .. } = args;
+        let device = self.device(args.device);
+        let job = device.map(|device| VirtualJob::Access { address, bytes, device, access });
+        self.virtual_memory(header, job)
+    }
+
+    fn range_unmap(
+        &mut self,
+        header: &Header,
+        args: wire::range_unmap::Args<'_>,
+    ) -> Outcome<wire::range_unmap::Reply> {
+        let wire::range_unmap::Args { address, bytes, .. } = args;
+        self.map.unmapped(address, bytes);
+        self.virtual_memory(header, Ok(VirtualJob::Unmap { address, bytes }))
+    }
+
+    fn range_reserve(
+        &mut self,
+        header: &Header,
+        args: wire::range_reserve::Args<'_>,
+    ) -> Outcome<wire::range_reserve::Reply> {
+        let wire::range_reserve::Args { bytes, alignment, hint, .. } = args;
+        self.virtual_memory(header, Ok(VirtualJob::Reserve { bytes, alignment, hint }))
+    }
+
+    fn range_free(
+        &mut self,
+        header: &Header,
+        args: wire::range_free::Args<'_>,
+    ) -> Outcome<wire::range_free::Reply> {
+        let wire::range_free::Args { address, bytes, .. } = args;
+        self.virtual_memory(header, Ok(VirtualJob::FreeRange { address, bytes }))
+    }
+
+    fn block_share(
+        &mut self,
+        header: &Header,
+        args: wire::block_share::Args<'_>,
+    ) -> Outcome<wire::block_share::Reply> {
+        self.virtual_memory(header, Ok(VirtualJob::Share { block: args.block }))
+    }
+
+    fn block_open(
+        &mut self,
+        header: &Header,
+        args: wire::block_open::Args<'_>,
+    ) -> Outcome<wire::block_open::Reply> {
+        let device = self.device(args.device);
+        self.virtual_memory(header, device.map(|device| VirtualJob::Open { device, share: args.share }))
+    }
+
+    fn memory_share(
+        &mut self,
+        header: &Header,
+        args: wire::memory_share::Args<'_>,
+    ) -> Outcome<wire::memory_share::Reply> {
+        let job = MemoryJob::Share { to: reply_to(header), address: args.address.0 };
+        self.ordered(Item::Memory(job));
+        Outcome::Later
+    }
+
+    fn memory_open(
+        &mut self,
+        header: &Header,
+        args: wire::memory_open::Args<'_>,
+    ) -> Outcome<wire::memory_open::Reply> {
+        later(self.context(header).map(|context| {
+            self.shared.helper.memory(MemoryJob::Open {
+                to: reply_to(header),
+                context: context.context,
+                device: context.device,
+                shared: memory::Shared { share: args.share, offset: args.offset },
+                bytes: args.bytes,
             });
         }))
     }
@@ -508,6 +693,13 @@ fn unless_empty(bytes: u64, operation: Result<Operation, Code>) -> Result<Operat
 }
 
 impl Dispatcher {
+    /// Hands a question about the guest's own mappings to the memory helper, behind everything that was posted.
+    fn virtual_memory<R>(&mut self, header: &Header, job: Result<VirtualJob, Code>) -> Outcome<R> {
+        later(job.map(|job| {
+            self.ordered(Item::Memory(MemoryJob::Virtual { to: reply_to(header), job }));
+        }))
+    }
+
     /// A device of the session.
     fn device(&self, ordinal: u32) -> Result<i32, Code> {
         let known = (ordinal < self.devices).then_some(ordinal).ok_or(code::INVALID_DEVICE)?;

@@ -6,14 +6,14 @@ use crate::{
     completion::Current,
     lanes::ContextRef,
     limit_log::limited,
-    memory::{ChunkSource, Memory},
+    memory::{ChunkSource, Memory, Shared, Usage, Windows},
     notice::{Notice, Notices},
     objects::Context,
     provision::Provision,
     session::{ReplyTo, Session},
 };
 use rustix::fd::OwnedFd;
-use sluice_driver::{Code, Driver};
+use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
     calls::wire,
     control::FromWorker,
@@ -59,6 +59,25 @@ pub(crate) enum MemoryJob {
         to: ReplyTo,
         context: ContextRef,
         device: i32,
+        pool: u32,
+        bytes: u64,
+    },
+    /// What streams have come to.
+    FreeAll(Vec<u64>),
+    Pool(PoolJob),
+    Virtual {
+        to: ReplyTo,
+        job: VirtualJob,
+    },
+    Share {
+        to: ReplyTo,
+        address: u64,
+    },
+    Open {
+        to: ReplyTo,
+        context: ContextRef,
+        device: i32,
+        shared: Shared,
         bytes: u64,
     },
     Free {
@@ -90,6 +109,29 @@ pub(crate) enum MemoryJob {
     },
 }
 
+/// What may be asked about pools.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PoolJob {
+    Threshold { to: ReplyTo, pool: u32, device: i32, bytes: u64 },
+    Trim { to: ReplyTo, pool: u32, keep: u64 },
+    Usage { to: ReplyTo, pool: u32, device: i32, reset: u32 },
+    End { to: ReplyTo, pool: u32 },
+}
+
+/// What may be asked about the guest's own mappings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum VirtualJob {
+    Create { device: i32, bytes: u64 },
+    Release { block: u64 },
+    Map { block: u64, address: u64, bytes: u64 },
+    Access { address: u64, bytes: u64, device: i32, access: u32 },
+    Unmap { address: u64, bytes: u64 },
+    Reserve { bytes: u64, alignment: u64, hint: u64 },
+    FreeRange { address: u64, bytes: u64 },
+    Share { block: u64 },
+    Open { device: i32, share: u64 },
+}
+
 /// An arena and the context it is pinned through.
 #[derive(Debug)]
 struct Pinned {
@@ -106,7 +148,7 @@ pub(crate) struct MemoryHelper {
     provision: Provision,
     control: Arc<OwnedFd>,
     attached: Arc<Attached>,
-    memory: Memory<Box<dyn ChunkSource + Send>, Arc<Driver>>,
+    memory: Memory<Box<dyn ChunkSource + Send>, Windows>,
     current: Current,
     contexts: Vec<Context>,
     serial: u64,
@@ -123,7 +165,7 @@ impl MemoryHelper {
         control: Arc<OwnedFd>,
         attached: Arc<Attached>,
     ) -> MemoryHelper {
-        let memory = Memory::new(provision.source(), Arc::clone(&driver));
+        let memory = Memory::new(provision.source(), Windows::new(Arc::clone(&driver)));
         MemoryHelper {
             driver,
             session,
@@ -138,6 +180,11 @@ impl MemoryHelper {
             serial: 0,
             arenas: Vec::new(),
         }
+    }
+
+    /// Has everything that is freed cleared before it is used again.
+    pub(crate) fn scrub_every_free(&mut self) {
+        self.memory.mapper().scrub_every_free();
     }
 
     pub(crate) fn run(mut self, inbox: &Receiver<MemoryJob>) {
@@ -190,8 +237,8 @@ impl MemoryHelper {
                 self.helper.memory_done();
                 respond(&session, to, reserved, |(), writer| wire::window_reserve::Reply {}.put(writer));
             }
-            MemoryJob::Allocate { to, context, device, bytes } => {
-                let address = self.memory.allocate(device, bytes);
+            MemoryJob::Allocate { to, context, device, pool, bytes } => {
+                let address = self.memory.allocate_in(pool, device, bytes);
                 if let Ok(address) = address {
                     self.notices.push(Notice::Allocated { address, bytes, context });
                 }
@@ -202,8 +249,40 @@ impl MemoryHelper {
             }
             MemoryJob::Free { to, address } => {
                 let freed = self.memory.free(address);
+                // Clearing makes another context current.
+                self.current = Current::default();
                 self.helper.memory_done();
                 session.conclude(to, freed);
+            }
+            MemoryJob::FreeAll(addresses) => {
+                for address in addresses {
+                    if let Err(failed) = self.memory.free(address) {
+                        tracing::error!(code = failed, "cannot free what a stream has come to");
+                    }
+                }
+                self.current = Current::default();
+                self.helper.memory_done();
+            }
+            MemoryJob::Pool(job) => self.pool(job),
+            MemoryJob::Virtual { to, job } => self.virtual_memory(to, job),
+            MemoryJob::Share { to, address } => {
+                let shared = self.memory.share(address);
+                let shared = shared.and_then(|(device, shared)| Ok((self.unit(device)?, shared)));
+                self.helper.memory_done();
+                respond(&session, to, shared, |(unit, shared), writer| {
+                    let Shared { share, offset } = *shared;
+                    wire::memory_share::Reply { unit: *unit, share, offset }.put(writer)
+                });
+            }
+            MemoryJob::Open { to, context, device, shared, bytes } => {
+                let address = self.memory.open_share(device, shared, bytes);
+                if let Ok(address) = address {
+                    self.notices.push(Notice::Allocated { address, bytes, context });
+                }
+                self.helper.memory_done();
+                respond(&session, to, address, |address, writer| {
+                    wire::memory_open::Reply { address: *address }.put(writer)
+                });
             }
             MemoryJob::Info { to, device } => {
                 let books = self.provision.books();
@@ -243,6 +322,79 @@ impl MemoryHelper {
         }
     }
 
+    fn unit(&self, device: i32) -> Result<u32, Code> {
+        self.provision.custody().ok_or(code::NOT_SUPPORTED)?.unit(device)
+    }
+
+    fn pool(&mut self, job: PoolJob) {
+        let session = Arc::clone(&self.session);
+        match job {
+            PoolJob::Threshold { to, pool, device, bytes } => {
+                let set = self.memory.set_threshold(pool, device, bytes);
+                self.helper.memory_done();
+                session.conclude(to, set);
+            }
+            PoolJob::Trim { to, pool, keep } => {
+                self.memory.trim(pool, keep);
+                self.helper.memory_done();
+                session.answer(to, 0, &[]);
+            }
+            PoolJob::Usage { to, pool, device, reset } => {
+                let usage = self.memory.usage(pool, device, reset);
+                self.helper.memory_done();
+                respond(&session, to, usage, |usage, writer| {
+                    let Usage { reserved, reserved_high, used, used_high } = *usage;
+                    wire::pool_usage::Reply { reserved, reserved_high, used, used_high }.put(writer)
+                });
+            }
+            PoolJob::End { to, pool } => {
+                self.memory.end_group(pool);
+                self.helper.memory_done();
+                session.conclude(to, Ok(()));
+            }
+        }
+    }
+
+    fn virtual_memory(&mut self, to: ReplyTo, job: VirtualJob) {
+        let session = Arc::clone(&self.session);
+        let none = |()| [None; 2];
+        let one = |word| [Some(word), None];
+        // The answers' fields are words, one behind the other.
+        let done: Result<[Option<u64>; 2], Code> = match job {
+            VirtualJob::Create { device, bytes } => self.memory.create_block(device, bytes).map(one),
+            VirtualJob::Release { block } => self.memory.release_block(block).map(none),
+            VirtualJob::Map { block, address, bytes } => {
+                self.memory.map_block(block, address, bytes).map(none)
+            }
+            VirtualJob::Access { address, bytes, device, access } => {
+                let set = self.memory.set_access(address, bytes, device, access);
+                if set.is_ok() {
+                    self.notices.push(Notice::Reach { address, bytes, may: access != 0 });
+                }
+                set.map(none)
+            }
+            VirtualJob::Unmap { address, bytes } => self.memory.unmap_range(address, bytes).map(none),
+            VirtualJob::Reserve { bytes, alignment, hint } => {
+                self.memory.reserve_range(bytes, alignment, hint).map(one)
+            }
+            VirtualJob::FreeRange { address, bytes } => self.memory.free_range(address, bytes).map(none),
+            VirtualJob::Share { block } => {
+                let shared = self.memory.share_block(block);
+                shared.and_then(|(device, share)| Ok([Some(self.unit(device)?.into()), Some(share)]))
+            }
+            VirtualJob::Open { device, share } => {
+                self.memory.open_block(device, share).map(|(block, bytes)| [Some(block), Some(bytes)])
+            }
+        };
+        self.helper.memory_done();
+        match job {
+            VirtualJob::Release { .. } => session.conclude(to, done.map(drop)),
+            _ => respond(&session, to, done, |words, writer| {
+                words.iter().flatten().try_for_each(|word| writer.word(*word))
+            }),
+        }
+    }
+
     fn set_current(&mut self, context: ContextRef) -> Result<(), Code> {
         self.current.set(&self.driver, context)
     }
@@ -261,6 +413,8 @@ impl MemoryHelper {
         self.serial += 1;
         let context = ContextRef { handle, serial: self.serial };
         let created = Context { context, device, primary };
+        // The context that was just made is current.
+        self.memory.mapper().context_made(device, context)?;
         if let Err(failed) = self.pin_all(&created) {
             self.release(&created)?;
             return Err(failed);
@@ -290,6 +444,8 @@ impl MemoryHelper {
         for address in allocations {
             self.memory.free(*address)?;
         }
+        self.current = Current::default();
+        self.memory.mapper().context_gone(context.context);
         self.contexts.retain(|other| other.context != context.context);
         let ours = |through: &Context| through.context == context.context;
         let through = self.arenas.iter_mut().filter(|pinned| pinned.through.as_ref().is_some_and(ours));

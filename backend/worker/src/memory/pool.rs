@@ -5,7 +5,7 @@ use offset_allocator::Allocator;
 use sluice_protocol::custody::{CLASSES, UNIT};
 
 /// What the vendor's allocator aligns to, too.
-const GRAIN: u64 = 512;
+pub(super) const GRAIN: u64 = 512;
 /// Allocations in one chunk at most, which bounds the allocator's own tables.
 const ALLOCATIONS: u64 = 16 << 10;
 /// Pools in units, before more of a kind come in larger chunks: a program that needs little takes little of its quota.
@@ -48,6 +48,8 @@ impl core::fmt::Debug for Place {
 pub(super) struct Pool {
     chunk: Chunk,
     size: Size,
+    /// Whose allocations it serves.
+    group: u32,
     allocator: Allocator,
     used: u32,
     /// Grains that are not allocated.
@@ -61,12 +63,19 @@ impl core::fmt::Debug for Pool {
 }
 
 impl Pool {
-    pub(super) fn new(chunk: Chunk, size: Size) -> Pool {
+    pub(super) fn new(chunk: Chunk, size: Size, group: u32) -> Pool {
         // A chunk has at most 32 MiB here, so its grains fit 32 bits.
         let grains = u32::try_from(chunk.bytes / GRAIN).unwrap_or(u32::MAX);
         // Two more than there are allocations: what is left of the chunk takes one, and the last one is never given out.
         let most = u32::try_from(ALLOCATIONS).unwrap_or(u32::MAX).min(grains) + 2;
-        Pool { chunk, size, allocator: Allocator::with_max_allocs(grains, most), used: 0, free: grains }
+        Pool {
+            chunk,
+            size,
+            group,
+            allocator: Allocator::with_max_allocs(grains, most),
+            used: 0,
+            free: grains,
+        }
     }
 
     pub(super) const fn device(&self) -> i32 {
@@ -75,6 +84,14 @@ impl Pool {
 
     pub(super) const fn size(&self) -> Size {
         self.size
+    }
+
+    pub(super) const fn group(&self) -> u32 {
+        self.group
+    }
+
+    pub(super) const fn chunk(&self) -> &Chunk {
+        &self.chunk
     }
 
     /// Bytes of its chunk.

@@ -1,6 +1,6 @@
 //! Chunks the worker makes itself, with nobody to lend them, and the ledger of what the session has then.
 
-use super::{Books, Chunk, ChunkSource, Lease, Mapper};
+use super::{Books, Chunk, ChunkSource, Lease};
 use core::sync::atomic::{AtomicU64, Ordering};
 use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{custody::UNIT, limits};
@@ -157,34 +157,5 @@ impl ChunkSource for OwnChunks {
 
     fn affords(&mut self, device: i32, bytes: u64) -> bool {
         self.ledger.info(device).0 >= bytes
-    }
-}
-
-/// Windows through the driver's address reservations.
-impl Mapper for Arc<Driver> {
-    fn reserve(&mut self, base: u64, bytes: u64) -> Result<(), Code> {
-        let got = self.address_reserve(base, bytes)?;
-        if got == base {
-            return Ok(());
-        }
-        if let Err(failed) = self.address_free(got, bytes) {
-            tracing::warn!(code = failed, "cannot free an address range");
-        }
-        Err(code::ALREADY_MAPPED)
-    }
-
-    fn map(&mut self, at: u64, chunk: &Chunk) -> Result<(), Code> {
-        Driver::map(self, at, chunk.bytes, chunk.handle)?;
-        let allowed = self.allow(at, chunk.bytes, chunk.device);
-        if allowed.is_err()
-            && let Err(failed) = Driver::unmap(self, at, chunk.bytes)
-        {
-            tracing::error!(code = failed, "cannot unmap a chunk");
-        }
-        allowed
-    }
-
-    fn unmap(&mut self, at: u64, chunk: &Chunk) -> Result<(), Code> {
-        Driver::unmap(self, at, chunk.bytes)
     }
 }

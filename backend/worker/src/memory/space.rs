@@ -15,12 +15,36 @@ impl Space {
 
     /// Takes `bytes` at the lowest place that has them.
     pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
-        let (base, length) = self.free.iter().find(|(_, length)| **length >= bytes).map(|(b, l)| (*b, *l))?;
-        self.free.remove(&base);
-        if length > bytes {
-            self.free.insert(base + bytes, length - bytes);
+        self.take_aligned(bytes, 1)
+    }
+
+    /// Takes `bytes` at the lowest multiple of `alignment` that has them.
+    pub(super) fn take_aligned(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
+        let fits = |(base, length): (&u64, &u64)| {
+            let at = base.checked_next_multiple_of(alignment)?;
+            (at.checked_add(bytes)? <= base + length).then_some(at)
+        };
+        let at = self.free.iter().find_map(fits)?;
+        self.take_at(at, bytes).then_some(at)
+    }
+
+    /// Takes exactly this range, if all of it is free.
+    pub(super) fn take_at(&mut self, at: u64, bytes: u64) -> bool {
+        let Some((base, length)) = self.free.range(..=at).next_back().map(|(b, l)| (*b, *l)) else {
+            return false;
+        };
+        let (Some(end), last) = (at.checked_add(bytes), base + length) else { return false };
+        if end > last {
+            return false;
         }
-        Some(base)
+        self.free.remove(&base);
+        if at > base {
+            self.free.insert(base, at - base);
+        }
+        if end < last {
+            self.free.insert(end, last - end);
+        }
+        true
     }
 
     /// Gives a range back; it joins its neighbours.

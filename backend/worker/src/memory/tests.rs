@@ -58,17 +58,26 @@ impl Mapper for Mock {
         if base == limits::WINDOW_BOUNDS.start { Err(code::ALREADY_MAPPED) } else { Ok(()) }
     }
 
-    fn map(&mut self, at: u64, chunk: &Chunk) -> Result<(), Code> {
+    fn map(&mut self, at: u64, bytes: u64, chunk: &Chunk) -> Result<(), Code> {
         let mut world = self.0.borrow_mut();
-        let before =
-            world.mapped.range(..at + chunk.bytes).next_back().map(|(base, (_, bytes))| base + bytes);
+        assert!(bytes <= chunk.bytes);
+        let before = world.mapped.range(..at + bytes).next_back().map(|(base, (_, bytes))| base + bytes);
         assert!(before.is_none_or(|end| end <= at), "mapped over something");
-        world.mapped.insert(at, (chunk.handle, chunk.bytes));
+        world.mapped.insert(at, (chunk.handle, bytes));
         Ok(())
     }
 
-    fn unmap(&mut self, at: u64, chunk: &Chunk) -> Result<(), Code> {
-        assert_eq!(self.0.borrow_mut().mapped.remove(&at), Some((chunk.handle, chunk.bytes)));
+    fn allow(&mut self, _at: u64, _bytes: u64, _device: i32, _access: u32) -> Result<(), Code> {
+        Ok(())
+    }
+
+    fn unmap(&mut self, at: u64, bytes: u64) -> Result<(), Code> {
+        let unmapped = self.0.borrow_mut().mapped.remove(&at);
+        assert_eq!(unmapped.map(|(_, mapped)| mapped), Some(bytes));
+        Ok(())
+    }
+
+    fn clear(&mut self, _at: u64, _bytes: u64, _device: i32) -> Result<(), Code> {
         Ok(())
     }
 }

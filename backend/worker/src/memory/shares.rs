@@ -1,0 +1,115 @@
+//! Memory that several processes of one VM have: shares of chunks, which the lender keeps.
+
+use super::{Allocation, Chunk, ChunkSource, Mapper, Memory, Place};
+use sluice_driver::{Code, code};
+use sluice_protocol::{custody::UNIT, limits};
+
+/// An allocation in a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shared {
+    pub(crate) share: u64,
+    /// Where the allocation begins in the share.
+    pub(crate) offset: u64,
+}
+
+/// The key under which the share of a block is kept: no address of memory.
+const fn block_key(number: u64) -> u64 {
+    1 << 63 | number
+}
+
+fn share_all(sharing: &mut impl ChunkSource, chunks: &[Chunk]) -> Result<u64, Code> {
+    if chunks.len() > limits::SHARE_CHUNKS {
+        return Err(code::NOT_SUPPORTED);
+    }
+    let mut share = 0;
+    for chunk in chunks {
+        match sharing.share(share, chunk) {
+            Ok(number) => share = number,
+            Err(failed) => {
+                if share != 0 {
+                    sharing.unshare(chunk.device, share);
+                }
+                return Err(failed);
+            }
+        }
+    }
+    Ok(share)
+}
+
+impl<S: ChunkSource, M: Mapper> Memory<S, M> {
+    /// Shares the chunks of the allocation that begins at `address`; answers their device, too.
+    pub(crate) fn share(&mut self, address: u64) -> Result<(i32, Shared), Code> {
+        let allocation = self.live.get(&address).ok_or(code::INVALID_VALUE)?;
+        let (base, chunks) = match &allocation.place {
+            Place::Small { pool, .. } => {
+                let pool_chunk = self.pools.get(pool).ok_or(code::UNKNOWN)?.chunk();
+                (*pool, core::slice::from_ref(pool_chunk))
+            }
+            Place::Large { chunks, .. } => (address, &chunks[..]),
+            // What came from another process is that process's to share.
+            Place::Opened { .. } => return Err(code::INVALID_VALUE),
+        };
+        let device = chunks.first().map_or(0, |chunk| chunk.device);
+        let share = match self.shares.get(&base) {
+            Some(share) => *share,
+            None => {
+                let share = share_all(&mut self.source, chunks)?;
+                self.shares.insert(base, share);
+                share
+            }
+        };
+        Ok((device, Shared { share, offset: address - base }))
+    }
+
+    /// Maps a share; answers where `offset` in it lies.
+    pub(crate) fn open_share(&mut self, device: i32, shared: Shared, bytes: u64) -> Result<u64, Code> {
+        let chunks = self.source.open(device, shared.share)?;
+        let all: u64 = chunks.iter().map(|chunk| chunk.bytes).sum();
+        let inside = bytes > 0 && shared.offset.checked_add(bytes).is_some_and(|end| end <= all);
+        let mapped =
+            if inside { self.map_side_by_side(device, all, &chunks) } else { Err(code::INVALID_VALUE) };
+        match mapped {
+            Ok(base) => {
+                let place = Place::Opened { base, chunks, bytes: all };
+                let address = base + shared.offset;
+                self.live.insert(address, Allocation { place, group: 0, counted: 0 });
+                Ok(address)
+            }
+            Err(failed) => {
+                chunks.into_iter().for_each(|chunk| self.source.give(chunk));
+                Err(failed)
+            }
+        }
+    }
+
+    /// Shares a block; answers its device and the share.
+    pub(crate) fn share_block(&mut self, number: u64) -> Result<(i32, u64), Code> {
+        let block = self.blocks.get(&number).ok_or(code::INVALID_VALUE)?;
+        let device = block.chunks.first().map_or(0, |chunk| chunk.device);
+        if let Some(share) = self.shares.get(&block_key(number)) {
+            return Ok((device, *share));
+        }
+        let share = share_all(&mut self.source, &block.chunks)?;
+        self.shares.insert(block_key(number), share);
+        Ok((device, share))
+    }
+
+    /// A block of the chunks of a share; answers its number and its bytes.
+    pub(crate) fn open_block(&mut self, device: i32, share: u64) -> Result<(u64, u64), Code> {
+        let chunks = self.source.open(device, share)?;
+        let bytes = chunks.iter().map(|chunk| chunk.bytes).sum::<u64>();
+        debug_assert!(bytes.is_multiple_of(UNIT), "chunks are");
+        Ok((self.add_block(chunks, bytes), bytes))
+    }
+
+    /// Ends the share of what is mapped at `base`, if there is one.
+    pub(super) fn unshare(&mut self, base: u64, chunks: &[Chunk]) {
+        if let (Some(share), Some(chunk)) = (self.shares.remove(&base), chunks.first()) {
+            self.source.unshare(chunk.device, share);
+        }
+    }
+
+    pub(super) fn unshare_block(&mut self, number: u64, chunks: &[Chunk]) {
+        self.unshare(block_key(number), chunks);
+    }
+}

@@ -1,0 +1,84 @@
+//! Address windows through the driver.
+
+#![expect(unsafe_code, reason = "clears memory that nothing is allocated in any more")]
+
+use super::{Chunk, Mapper};
+use crate::lanes::ContextRef;
+use sluice_driver::{Code, Device, Driver, Handle, Rows, code};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+
+/// What the driver does for the session's addresses.
+#[derive(Debug)]
+pub(crate) struct Windows {
+    driver: Arc<Driver>,
+    /// Whether what is freed is cleared.
+    scrub: bool,
+    /// A stream of our own for each device, through one of its contexts: clearing waits for nobody's work.
+    streams: BTreeMap<i32, (ContextRef, Handle)>,
+}
+
+impl Windows {
+    pub(crate) const fn new(driver: Arc<Driver>) -> Windows {
+        Windows { driver, scrub: false, streams: BTreeMap::new() }
+    }
+
+    /// Has everything that is freed cleared. Before the first context is made.
+    pub(crate) const fn scrub_every_free(&mut self) {
+        self.scrub = true;
+    }
+
+    /// A context of a device exists; it is current to this thread.
+    pub(crate) fn context_made(&mut self, device: i32, context: ContextRef) -> Result<(), Code> {
+        if self.scrub && !self.streams.contains_key(&device) {
+            let stream = self.driver.stream_create(NON_BLOCKING, 0)?;
+            self.streams.insert(device, (context, stream));
+        }
+        Ok(())
+    }
+
+    /// A context goes away, and its streams with it.
+    pub(crate) fn context_gone(&mut self, context: ContextRef) {
+        self.streams.retain(|_, (of, _)| *of != context);
+    }
+}
+
+impl Mapper for Windows {
+    fn reserve(&mut self, base: u64, bytes: u64) -> Result<(), Code> {
+        let got = self.driver.address_reserve(base, bytes)?;
+        if got == base {
+            return Ok(());
+        }
+        if let Err(failed) = self.driver.address_free(got, bytes) {
+            tracing::warn!(code = failed, "cannot free an address range");
+        }
+        Err(code::ALREADY_MAPPED)
+    }
+
+    fn map(&mut self, at: u64, bytes: u64, chunk: &Chunk) -> Result<(), Code> {
+        self.driver.map(at, bytes, chunk.handle)
+    }
+
+    fn allow(&mut self, at: u64, bytes: u64, device: i32, access: u32) -> Result<(), Code> {
+        self.driver.allow_as(at, bytes, device, access)
+    }
+
+    fn unmap(&mut self, at: u64, bytes: u64) -> Result<(), Code> {
+        self.driver.unmap(at, bytes)
+    }
+
+    fn clear(&mut self, at: u64, bytes: u64, device: i32) -> Result<(), Code> {
+        if !self.scrub {
+            return Ok(());
+        }
+        let (context, stream) = *self.streams.get(&device).ok_or(code::INVALID_CONTEXT)?;
+        self.driver.set_current(context.handle)?;
+        // SAFETY: device memory of this session that nothing is allocated in any more, and nothing else will be before the
+        // stream is waited for.
+        let range = unsafe { Device::new(at, bytes) };
+        self.driver.fill(range, 1, 0, Rows { pitch: bytes, width: bytes, height: 1 }, stream)?;
+        self.driver.stream_synchronize(stream)
+    }
+}

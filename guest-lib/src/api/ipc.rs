@@ -1,0 +1,41 @@
+//! Device memory of other processes of the system. Events between processes are not served, as the attributes say.
+
+use crate::{
+    arguments::Out,
+    error::{Error, Result},
+    exports::Call,
+    process,
+};
+use core::ffi::{c_uint, c_void};
+use sluice_protocol::calls::IpcHandle;
+
+/// The only flag that an open may, and must, have.
+const LAZY_PEER_ACCESS: u32 = 1;
+
+pub(crate) fn cuIpcGetMemHandle(_: Call, handle: Out<c_void>, address: u64) -> Result {
+    let process = process::get()?;
+    handle.cast::<u8>().required()?;
+    process.contexts.current(process)?;
+    handle.set_bytes(&process.imports.name(process, address)?)
+}
+
+pub(crate) fn cuIpcOpenMemHandle_v2(_: Call, place: Out<u64>, handle: IpcHandle, flags: c_uint) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    if flags != LAZY_PEER_ACCESS {
+        return Err(Error::INVALID_VALUE);
+    }
+    let context = process.contexts.current(process)?;
+    place.put(process.imports.open(process, context.raw, &handle.0)?);
+    Ok(())
+}
+
+pub(crate) fn cuIpcOpenMemHandle(call: Call, place: Out<u64>, handle: IpcHandle, flags: c_uint) -> Result {
+    cuIpcOpenMemHandle_v2(call, place, handle, flags)
+}
+
+pub(crate) fn cuIpcCloseMemHandle(_: Call, address: u64) -> Result {
+    let process = process::get()?;
+    process.contexts.current(process)?;
+    process.imports.close(process, address)
+}

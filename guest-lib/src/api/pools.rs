@@ -1,0 +1,192 @@
+//! Memory in the order of streams, and pools. Pools are not shared between processes, as their attributes say.
+
+use super::virtual_memory::{ON_DEVICE, PINNED, location_of};
+use crate::{
+    arguments::{In, Out},
+    error::{Error, Result},
+    exports::Call,
+    memory::Kind,
+    pools::{self, Pool},
+    process::{self, Process},
+    streams::Stream,
+};
+use core::ffi::{c_int, c_uint, c_void};
+use sluice_protocol::calls::wire;
+
+/// `CUmemPool_attribute`s.
+mod attribute {
+    pub(super) const REUSE_FIRST: u32 = 1;
+    pub(super) const REUSE_LAST: u32 = 3;
+    pub(super) const RELEASE_THRESHOLD: u32 = 4;
+    pub(super) const RESERVED: u32 = 5;
+    pub(super) const RESERVED_HIGH: u32 = 6;
+    pub(super) const USED: u32 = 7;
+    pub(super) const USED_HIGH: u32 = 8;
+    pub(super) const KIND: u32 = 9;
+    pub(super) const EXPORT_TYPES: u32 = 10;
+    pub(super) const LOCATION_ID: u32 = 11;
+    pub(super) const LOCATION_KIND: u32 = 12;
+    pub(super) const MAX_BYTES: u32 = 13;
+    pub(super) const HARDWARE_DECOMPRESSION: u32 = 14;
+}
+
+fn allocate(process: &Process, place: Out<u64>, bytes: usize, pool: Pool, stream: Stream<'_>) -> Result {
+    let place = place.required()?;
+    if process.contexts.device(stream.context)? != pool.device {
+        return Err(Error::INVALID_VALUE);
+    }
+    let bytes = bytes as u64;
+    if pool.most > 0 && process.pools.usage(process, &pool, 0)?.used.saturating_add(bytes) > pool.most {
+        return Err(Error::OUT_OF_MEMORY);
+    }
+    let kind = Kind::Pool(pool.handle);
+    place.put(process.device_map.allocate_from(process, stream.context, pool.number, kind, bytes)?);
+    Ok(())
+}
+
+pub(crate) fn cuMemAllocAsync(call: Call, place: Out<u64>, bytes: usize, stream: u64) -> Result {
+    let process = process::get()?;
+    place.required()?;
+    let stream = process.streams.resolve(process, call, stream)?;
+    let pool = process.pools.current(process, process.contexts.device(stream.context)?)?;
+    allocate(process, place, bytes, pool, stream)
+}
+
+pub(crate) fn cuMemAllocFromPoolAsync(
+    call: Call,
+    place: Out<u64>,
+    bytes: usize,
+    pool: u64,
+    stream: u64,
+) -> Result {
+    let process = process::get()?;
+    place.required()?;
+    let stream = process.streams.resolve(process, call, stream)?;
+    allocate(process, place, bytes, process.pools.get(pool)?, stream)
+}
+
+pub(crate) fn cuMemFreeAsync(call: Call, address: u64, stream: u64) -> Result {
+    let process = process::get()?;
+    let stream = process.streams.resolve(process, call, stream)?;
+    if address == 0 {
+        return Ok(());
+    }
+    process.device_map.free_ordered(process, stream, address)
+}
+
+pub(crate) fn cuMemPoolCreate(_: Call, place: Out<u64>, properties: In<c_void>) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    // { kind, handle types, location { kind, id }, security attributes, bytes at most, usage, RDMA, reserved }
+    let bytes = properties.read::<88>()?;
+    let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let most = u64::from(half(24)) | u64::from(half(28)) << 32;
+    if half(0) != PINNED {
+        return Err(Error::INVALID_VALUE);
+    }
+    let device = location_of(process, half(8), half(12).cast_signed())?;
+    if half(4) != 0 || bytes[32..35] != [0; 3] {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    place.put(process.pools.create(process, device, most)?);
+    Ok(())
+}
+
+pub(crate) fn cuMemPoolDestroy(_: Call, pool: u64) -> Result {
+    let process = process::get()?;
+    process.pools.destroy(process, pool)
+}
+
+pub(crate) fn cuMemPoolTrimTo(_: Call, pool: u64, keep: usize) -> Result {
+    let process = process::get()?;
+    let number = process.pools.get(pool)?.number;
+    process.session.sync(
+        0,
+        wire::pool_trim::CALL,
+        |writer| wire::pool_trim::put(writer, number, keep as u64),
+        wire::pool_trim::Reply::get,
+    )?;
+    Ok(())
+}
+
+pub(crate) fn cuMemPoolSetAttribute(_: Call, pool: u64, attribute: c_uint, value: Out<c_void>) -> Result {
+    let process = process::get()?;
+    let pool = process.pools.get(pool)?;
+    let long = || value.read::<8>().map(u64::from_ne_bytes);
+    match attribute {
+        attribute::REUSE_FIRST..=attribute::REUSE_LAST => {
+            let on = u32::from(value.read::<4>().map(u32::from_ne_bytes)? != 0);
+            let index = (attribute - attribute::REUSE_FIRST) as usize;
+            process.pools.change(pool.handle, |pool| pool.reuse[index] = on)
+        }
+        attribute::RELEASE_THRESHOLD => {
+            let threshold = long()?;
+            process.pools.change(pool.handle, |pool| pool.threshold = threshold)?;
+            pools::set_threshold(process, &pool, threshold)
+        }
+        // The marks of the highest values can only be put back.
+        attribute::RESERVED_HIGH if long()? == 0 => process.pools.usage(process, &pool, 1).map(drop),
+        attribute::USED_HIGH if long()? == 0 => process.pools.usage(process, &pool, 2).map(drop),
+        _ => Err(Error::INVALID_VALUE),
+    }
+}
+
+pub(crate) fn cuMemPoolGetAttribute(_: Call, pool: u64, attribute: c_uint, value: Out<c_void>) -> Result {
+    let process = process::get()?;
+    let pool = process.pools.get(pool)?;
+    let word = |word: u32| value.set_bytes(&word.to_ne_bytes());
+    let long = |long: u64| value.set_bytes(&long.to_ne_bytes());
+    let usage = || process.pools.usage(process, &pool, 0);
+    match attribute {
+        attribute::REUSE_FIRST..=attribute::REUSE_LAST => {
+            word(pool.reuse[(attribute - attribute::REUSE_FIRST) as usize])
+        }
+        attribute::RELEASE_THRESHOLD => long(pool.threshold),
+        attribute::RESERVED => long(usage()?.reserved),
+        attribute::RESERVED_HIGH => long(usage()?.reserved_high),
+        attribute::USED => long(usage()?.used),
+        attribute::USED_HIGH => long(usage()?.used_high),
+        attribute::KIND => word(PINNED),
+        attribute::EXPORT_TYPES | attribute::HARDWARE_DECOMPRESSION => word(0),
+        attribute::LOCATION_ID => word(pool.device.cast_unsigned()),
+        attribute::LOCATION_KIND => word(ON_DEVICE),
+        attribute::MAX_BYTES => long(pool.most),
+        _ => Err(Error::INVALID_VALUE),
+    }
+}
+
+pub(crate) fn cuMemPoolSetAccess(_: Call, pool: u64, access: In<c_void>, count: usize) -> Result {
+    let process = process::get()?;
+    let pool = process.pools.get(pool)?;
+    super::virtual_memory::each_access(process, access, count, |device, flags| {
+        // The device whose memory it is always has access, and others have none, for there are no peers.
+        match (device == pool.device, flags) {
+            (false, _) => Err(Error::INVALID_DEVICE),
+            (true, 3) => Ok(()),
+            (true, _) => Err(Error::INVALID_VALUE),
+        }
+    })
+}
+
+pub(crate) fn cuMemPoolGetAccess(_: Call, flags: Out<c_uint>, pool: u64, location: Out<c_void>) -> Result {
+    let process = process::get()?;
+    let pool = process.pools.get(pool)?;
+    let location = u64::from_ne_bytes(location.read::<8>()?);
+    let device = super::virtual_memory::device_of(process, location)?;
+    flags.set(if device == pool.device { 3 } else { 0 })
+}
+
+pub(crate) fn cuDeviceGetDefaultMemPool(_: Call, place: Out<u64>, device: c_int) -> Result {
+    let process = process::get()?;
+    place.set(process.pools.default_of(process, device)?.handle)
+}
+
+pub(crate) fn cuDeviceGetMemPool(_: Call, place: Out<u64>, device: c_int) -> Result {
+    let process = process::get()?;
+    place.set(process.pools.current(process, device)?.handle)
+}
+
+pub(crate) fn cuDeviceSetMemPool(_: Call, device: c_int, pool: u64) -> Result {
+    let process = process::get()?;
+    process.pools.set_current(process, device, pool)
+}

@@ -1,0 +1,224 @@
+//! The virtual-memory API, for memory of devices. Host memory behind it is not served, as the attributes say.
+
+use crate::{
+    arguments::{In, Out, descriptor},
+    blocks::GRANULARITY,
+    error::{Error, Result},
+    exports::Call,
+    process::{self, Process},
+    shared::Token,
+};
+use core::ffi::{c_uint, c_void};
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+pub(super) const PINNED: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+pub(super) const ON_DEVICE: u32 = 1;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const POSIX_FD: u32 = 1;
+
+/// The device of a location.
+pub(super) fn location_of(process: &Process, kind: u32, id: i32) -> Result<i32> {
+    match kind {
+        ON_DEVICE => process.devices.get(id).map(|_| id),
+        2..=4 => Err(Error::NOT_SUPPORTED),
+        _ => Err(Error::INVALID_VALUE),
+    }
+}
+
+/// The device of a location as a word: its kind in the low half.
+pub(super) fn device_of(process: &Process, location: u64) -> Result<i32> {
+    let [kind, id] = halves(location);
+    location_of(process, kind, id.cast_signed())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+const fn halves(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}
+
+/// Visits `CUmemAccessDesc`s: device and flags of each.
+pub(super) fn each_access(
+    process: &Process,
+    access: In<c_void>,
+    count: usize,
+    mut visit: impl FnMut(i32, u32) -> Result,
+) -> Result {
+    const BYTES: u64 = 12;
+    for index in 0..count {
+        let at = (index as u64).checked_mul(BYTES).ok_or(Error::INVALID_VALUE)?;
+        let bytes = access.at(at)?.read::<12>()?;
+        let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        visit(location_of(process, half(0), half(4).cast_signed())?, half(8))?;
+    }
+    Ok(())
+}
+
+/// Device and ways of export of a `CUmemAllocationProp`: { kind, handle types, location { kind, id }, security attributes,
+/// compression, RDMA, usage, reserved }.
+fn properties(process: &Process, properties: In<c_void>) -> Result<(i32, u32)> {
+    let bytes = properties.read::<32>()?;
+    let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    if half(0) != PINNED {
+        return Err(Error::INVALID_VALUE);
+    }
+    let device = location_of(process, half(8), half(12).cast_signed())?;
+    if half(4) & !POSIX_FD != 0 || bytes[24..28] != [0; 4] {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    Ok((device, half(4)))
+}
+
+pub(crate) fn cuMemGetAllocationGranularity(
+    _: Call,
+    granularity: Out<usize>,
+    prop: In<c_void>,
+    option: c_uint,
+) -> Result {
+    let process = process::get()?;
+    properties(process, prop)?;
+    if option > 1 {
+        return Err(Error::INVALID_VALUE);
+    }
+    granularity.set(usize::try_from(GRANULARITY).map_err(|_| Error::UNKNOWN)?)
+}
+
+pub(crate) fn cuMemCreate(_: Call, place: Out<u64>, bytes: usize, prop: In<c_void>, flags: u64) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let (device, shareable) = properties(process, prop)?;
+    place.put(process.blocks.create(process, device, bytes as u64, shareable)?);
+    Ok(())
+}
+
+pub(crate) fn cuMemRelease(_: Call, handle: u64) -> Result {
+    let process = process::get()?;
+    process.blocks.release(process, handle)
+}
+
+pub(crate) fn cuMemRetainAllocationHandle(_: Call, place: Out<u64>, address: Out<c_void>) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    place.put(process.blocks.retain_at(address.address())?);
+    Ok(())
+}
+
+pub(crate) fn cuMemGetAllocationPropertiesFromHandle(_: Call, prop: Out<c_void>, handle: u64) -> Result {
+    let process = process::get()?;
+    let block = process.blocks.get(handle)?;
+    let mut bytes = [0; 32];
+    let words = [PINNED, block.shareable, ON_DEVICE, block.device.cast_unsigned()];
+    for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
+    prop.set_bytes(&bytes)
+}
+
+pub(crate) fn cuMemAddressReserve(
+    _: Call,
+    place: Out<u64>,
+    bytes: usize,
+    alignment: usize,
+    hint: u64,
+    flags: u64,
+) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    place.put(process.blocks.reserve(process, bytes as u64, alignment as u64, hint)?);
+    Ok(())
+}
+
+pub(crate) fn cuMemAddressFree(_: Call, address: u64, bytes: usize) -> Result {
+    let process = process::get()?;
+    process.blocks.unreserve(process, address, bytes as u64)
+}
+
+pub(crate) fn cuMemMap(
+    _: Call,
+    address: u64,
+    bytes: usize,
+    offset: usize,
+    handle: u64,
+    flags: u64,
+) -> Result {
+    let process = process::get()?;
+    if flags != 0 || offset != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    process.blocks.map(process, address, bytes as u64, handle)
+}
+
+pub(crate) fn cuMemUnmap(_: Call, address: u64, bytes: usize) -> Result {
+    let process = process::get()?;
+    process.blocks.unmap(process, address, bytes as u64)
+}
+
+pub(crate) fn cuMemSetAccess(
+    _: Call,
+    address: u64,
+    bytes: usize,
+    access: In<c_void>,
+    count: usize,
+) -> Result {
+    let process = process::get()?;
+    if count == 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    each_access(process, access, count, |device, flags| {
+        process.blocks.set_access(process, address, bytes as u64, device, flags)
+    })
+}
+
+pub(crate) fn cuMemGetAccess(_: Call, flags: Out<u64>, location: In<c_void>, address: u64) -> Result {
+    let process = process::get()?;
+    let device = device_of(process, u64::from_ne_bytes(location.read::<8>()?))?;
+    flags.set(u64::from(process.blocks.access_at(address, device)?))
+}
+
+pub(crate) fn cuMemExportToShareableHandle(
+    _: Call,
+    place: Out<c_void>,
+    handle: u64,
+    kind: c_uint,
+    flags: u64,
+) -> Result {
+    let process = process::get()?;
+    place.cast::<u8>().required()?;
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    if kind != POSIX_FD {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    if process.blocks.get(handle)?.shareable & POSIX_FD == 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let (block, share) = process.blocks.share(process, handle)?;
+    let token = Token::block(process.devices.get(block.device)?.uuid, share, block.bytes);
+    place.set_bytes(&descriptor::hand_out(token.into_file()?).to_ne_bytes())
+}
+
+pub(crate) fn cuMemImportFromShareableHandle(
+    _: Call,
+    place: Out<u64>,
+    handle: Out<c_void>,
+    kind: c_uint,
+) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    if kind != POSIX_FD {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    // The descriptor itself stands where a pointer is declared.
+    let token = Token::from_block(&descriptor::read::<64>(handle.address() & 0xffff_ffff)?)?;
+    let mut devices = (0..).zip(process.devices.iter());
+    let device = devices.find(|(_, device)| device.uuid == token.device).ok_or(Error::INVALID_VALUE)?.0;
+    place.put(process.blocks.open(process, device, token.share, POSIX_FD)?);
+    Ok(())
+}

@@ -1,0 +1,329 @@
+//! The program's own use of the virtual-memory API: handles of physical memory, reservations, mappings.
+//!
+//! The host keeps the memory; here is what makes its answers the driver's: how often a handle is held, what is mapped
+//! where, who has access. Nobody waits for the device while the lock is held.
+
+use crate::{
+    error::{Error, Result},
+    memory::DeviceMap,
+    process::Process,
+};
+use sluice_protocol::{calls::wire, custody};
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard},
+};
+
+/// What makes a handle of a number.
+const TAG: u64 = 0x56 << 56;
+/// The granularity that is answered, which is the host's unit.
+pub(crate) const GRANULARITY: u64 = custody::UNIT;
+
+/// Physical memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    /// Its number on the host's side.
+    pub(crate) number: u64,
+    pub(crate) bytes: u64,
+    pub(crate) device: i32,
+    /// Ways in which it may be exported.
+    pub(crate) shareable: u32,
+    /// Handles held.
+    held: u64,
+    mappings: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Mapping {
+    bytes: u64,
+    handle: u64,
+    /// Access by device: 1 reading, 3 writing, too; none where it is missing.
+    access: BTreeMap<i32, u32>,
+    /// It is being unmapped.
+    ending: bool,
+}
+
+/// The blocks, reservations and mappings of the process.
+#[derive(Default)]
+pub(crate) struct Blocks {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    blocks: BTreeMap<u64, Block>,
+    reserved: BTreeMap<u64, u64>,
+    mapped: BTreeMap<u64, Mapping>,
+}
+
+impl State {
+    fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
+        let (start, mapping) = self.mapped.range(..=address).next_back()?;
+        (address - start < mapping.bytes).then_some((*start, mapping))
+    }
+
+    /// Starts and bytes of whole mappings that exactly fill a range.
+    fn whole(&self, start: u64, bytes: u64) -> Result<Vec<(u64, u64)>> {
+        let end = start.checked_add(bytes).filter(|_| bytes > 0).ok_or(Error::INVALID_VALUE)?;
+        let (mut next, mut found) = (start, Vec::new());
+        for (at, mapping) in self.mapped.range(start..end) {
+            if *at != next || mapping.ending {
+                return Err(Error::INVALID_VALUE);
+            }
+            found.push((*at, mapping.bytes));
+            next += mapping.bytes;
+        }
+        if next == end { Ok(found) } else { Err(Error::INVALID_VALUE) }
+    }
+}
+
+impl Blocks {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn add(&self, number: u64, bytes: u64, device: i32, shareable: u32) -> u64 {
+        let handle = TAG | number;
+        let block = Block { number, bytes, device, shareable, held: 1, mappings: 0 };
+        self.lock().blocks.insert(handle, block);
+        handle
+    }
+
+    pub(crate) fn create(&self, process: &Process, device: i32, bytes: u64, shareable: u32) -> Result<u64> {
+        let ordinal = process.devices.get(device)?.ordinal;
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+            return Err(Error::INVALID_VALUE);
+        }
+        let created = process.session.sync(
+            0,
+            wire::block_create::CALL,
+            |writer| wire::block_create::put(writer, ordinal, bytes),
+            wire::block_create::Reply::get,
+        )?;
+        Ok(self.add(created.block, bytes, device, shareable))
+    }
+
+    /// A block that is held.
+    pub(crate) fn get(&self, handle: u64) -> Result<Block> {
+        self.lock().blocks.get(&handle).filter(|block| block.held > 0).copied().ok_or(Error::INVALID_VALUE)
+    }
+
+    pub(crate) fn release(&self, process: &Process, handle: u64) -> Result {
+        let mut state = self.lock();
+        let block = state.blocks.get_mut(&handle).filter(|block| block.held > 0);
+        let block = block.ok_or(Error::INVALID_VALUE)?;
+        block.held -= 1;
+        Self::settle(process, &mut state, handle)
+    }
+
+    /// Lets the host forget a block that nobody holds and nothing maps.
+    fn settle(process: &Process, state: &mut State, handle: u64) -> Result {
+        match state.blocks.get(&handle) {
+            Some(Block { held: 0, mappings: 0, number, .. }) => {
+                let number = *number;
+                state.blocks.remove(&handle);
+                let posted = process.session.post(0, wire::block_release::CALL, None, |writer| {
+                    wire::block_release::put(writer, number)
+                });
+                posted.map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A handle of what is mapped at an address, held once more.
+    pub(crate) fn retain_at(&self, address: u64) -> Result<u64> {
+        let mut state = self.lock();
+        let handle = state.mapping_at(address).ok_or(Error::INVALID_VALUE)?.1.handle;
+        state.blocks.get_mut(&handle).ok_or(Error::INVALID_VALUE)?.held += 1;
+        Ok(handle)
+    }
+
+    /// The device whose memory is mapped at an address.
+    pub(crate) fn device_at(&self, address: u64) -> Option<i32> {
+        let state = self.lock();
+        let (_, mapping) = state.mapping_at(address)?;
+        state.blocks.get(&mapping.handle).map(|block| block.device)
+    }
+
+    /// The ways in which what is mapped at an address may be exported.
+    pub(crate) fn shareable_at(&self, address: u64) -> Option<u64> {
+        let state = self.lock();
+        let (_, mapping) = state.mapping_at(address)?;
+        state.blocks.get(&mapping.handle).map(|block| u64::from(block.shareable))
+    }
+
+    pub(crate) fn reserve(&self, process: &Process, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
+        if bytes == 0
+            || !bytes.is_multiple_of(GRANULARITY)
+            || !(alignment == 0 || alignment.is_power_of_two())
+        {
+            return Err(Error::INVALID_VALUE);
+        }
+        let reserved = process.session.sync(
+            0,
+            wire::range_reserve::CALL,
+            |writer| wire::range_reserve::put(writer, bytes, alignment, hint),
+            wire::range_reserve::Reply::get,
+        )?;
+        let start = reserved.address;
+        process.device_map.must_be_inside(start, bytes)?;
+        self.lock().reserved.insert(start, bytes);
+        Ok(start)
+    }
+
+    pub(crate) fn unreserve(&self, process: &Process, start: u64, bytes: u64) -> Result {
+        let mut state = self.lock();
+        let busy = start.checked_add(bytes).is_none_or(|end| state.mapped.range(start..end).next().is_some());
+        if state.reserved.get(&start) != Some(&bytes) || busy {
+            return Err(Error::INVALID_VALUE);
+        }
+        process.session.sync(
+            0,
+            wire::range_free::CALL,
+            |writer| wire::range_free::put(writer, start, bytes),
+            wire::range_free::Reply::get,
+        )?;
+        state.reserved.remove(&start);
+        Ok(())
+    }
+
+    /// The reservation that an address lies in.
+    fn is_reserved(state: &State, start: u64, end: u64) -> bool {
+        state.reserved.range(..=start).next_back().is_some_and(|(base, bytes)| end <= base + bytes)
+    }
+
+    pub(crate) fn map(&self, process: &Process, start: u64, bytes: u64, handle: u64) -> Result {
+        let end = start.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
+        let mut state = self.lock();
+        let block = *state.blocks.get(&handle).filter(|block| block.held > 0).ok_or(Error::INVALID_VALUE)?;
+        let whole = bytes > 0 && bytes.is_multiple_of(GRANULARITY) && start.is_multiple_of(GRANULARITY);
+        let before = state.mapped.range(..end).next_back();
+        let taken = before.is_some_and(|(at, other)| at + other.bytes > start);
+        if !whole || bytes > block.bytes || taken || !Self::is_reserved(&state, start, end) {
+            return Err(Error::INVALID_VALUE);
+        }
+        process.session.sync(
+            0,
+            wire::block_map::CALL,
+            |writer| wire::block_map::put(writer, block.number, start, bytes),
+            wire::block_map::Reply::get,
+        )?;
+        if let Some(block) = state.blocks.get_mut(&handle) {
+            block.mappings += 1;
+        }
+        state.mapped.insert(start, Mapping { bytes, handle, access: BTreeMap::new(), ending: false });
+        Ok(())
+    }
+
+    /// Unmaps whole mappings once nothing uses them any more.
+    pub(crate) fn unmap(&self, process: &Process, start: u64, bytes: u64) -> Result {
+        let whole = {
+            let mut state = self.lock();
+            let whole = state.whole(start, bytes)?;
+            for (at, bytes) in &whole {
+                if let Some(mapping) = state.mapped.get_mut(at) {
+                    mapping.ending = true;
+                }
+                process.device_map.reach(*at, *bytes, false);
+            }
+            whole
+        };
+        process.wait_all()?;
+        let mut state = self.lock();
+        process.session.sync(
+            0,
+            wire::range_unmap::CALL,
+            |writer| wire::range_unmap::put(writer, start, bytes),
+            wire::range_unmap::Reply::get,
+        )?;
+        for (at, _) in whole {
+            let Some(mapping) = state.mapped.remove(&at) else { continue };
+            if let Some(block) = state.blocks.get_mut(&mapping.handle) {
+                block.mappings -= 1;
+            }
+            Self::settle(process, &mut state, mapping.handle)?;
+        }
+        Ok(())
+    }
+
+    /// Sets a device's access to whole mappings.
+    pub(crate) fn set_access(
+        &self,
+        process: &Process,
+        start: u64,
+        bytes: u64,
+        device: i32,
+        access: u32,
+    ) -> Result {
+        let ordinal = process.devices.get(device)?.ordinal;
+        if !matches!(access, 0 | 1 | 3) {
+            return Err(Error::INVALID_VALUE);
+        }
+        let narrows = {
+            let state = self.lock();
+            let whole = state.whole(start, bytes)?;
+            let had =
+                |at: &u64| state.mapped.get(at).and_then(|mapping| mapping.access.get(&device)).copied();
+            whole.iter().any(|(at, _)| had(at).unwrap_or(0) & !access != 0)
+        };
+        if narrows {
+            process.wait_all()?;
+        }
+        let mut state = self.lock();
+        let whole = state.whole(start, bytes)?;
+        process.session.sync(
+            0,
+            wire::range_access::CALL,
+            |writer| wire::range_access::put(writer, start, bytes, ordinal, access),
+            wire::range_access::Reply::get,
+        )?;
+        for (at, bytes) in whole {
+            if let Some(mapping) = state.mapped.get_mut(&at) {
+                mapping.access.insert(device, access);
+                let reached = mapping.access.values().any(|access| *access != 0);
+                process.device_map.reach(at, bytes, reached);
+            }
+        }
+        Ok(())
+    }
+
+    /// The access that a device has to what is mapped at an address.
+    pub(crate) fn access_at(&self, address: u64, device: i32) -> Result<u32> {
+        let state = self.lock();
+        let (_, mapping) = state.mapping_at(address).ok_or(Error::INVALID_VALUE)?;
+        Ok(mapping.access.get(&device).copied().unwrap_or(0))
+    }
+
+    /// Lets other processes of the system open a block; answers the share.
+    pub(crate) fn share(&self, process: &Process, handle: u64) -> Result<(Block, u64)> {
+        let block = self.get(handle)?;
+        let shared = process.session.sync(
+            0,
+            wire::block_share::CALL,
+            |writer| wire::block_share::put(writer, block.number),
+            wire::block_share::Reply::get,
+        )?;
+        Ok((block, shared.share))
+    }
+
+    /// Opens a block of another process of the system.
+    pub(crate) fn open(&self, process: &Process, device: i32, share: u64, shareable: u32) -> Result<u64> {
+        let ordinal = process.devices.get(device)?.ordinal;
+        let opened = process.session.sync(
+            0,
+            wire::block_open::CALL,
+            |writer| wire::block_open::put(writer, ordinal, share),
+            wire::block_open::Reply::get,
+        )?;
+        Ok(self.add(opened.block, opened.bytes, device, shareable))
+    }
+}
+
+impl DeviceMap {
+    /// Refuses a range of the host's that does not lie in the window.
+    fn must_be_inside(&self, start: u64, bytes: u64) -> Result {
+        let last = start.checked_add(bytes).and_then(|end| end.checked_sub(1)).ok_or(Error::UNKNOWN)?;
+        if self.reserves(start) && self.reserves(last) { Ok(()) } else { Err(Error::UNKNOWN) }
+    }
+}

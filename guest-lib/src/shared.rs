@@ -1,0 +1,188 @@
+//! Memory that several processes of the system have: tokens that name a share, and what is open here.
+//!
+//! A token is no secret and no proof: the host gives a share to processes of one VM only, whoever shows what. The check
+//! word only tells a token from bytes that never were one.
+
+use crate::{
+    error::{Error, Result},
+    memory::Kind,
+    process::Process,
+};
+use core::hash::{BuildHasher, Hasher};
+use rustix::{
+    fd::OwnedFd,
+    fs::{MemfdFlags, memfd_create},
+};
+use sluice_protocol::{calls::wire, field::DeviceAddress};
+use std::{
+    collections::{BTreeMap, hash_map::RandomState},
+    sync::{Mutex, MutexGuard, OnceLock},
+};
+
+const MEMORY: u64 = u64::from_le_bytes(*b"sluicipc");
+const BLOCK: u64 = u64::from_le_bytes(*b"sluicblk");
+
+/// What names an allocation or a block for other processes of the system. 64 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Token {
+    magic: u64,
+    pub(crate) device: [u8; 16],
+    /// The process that made it.
+    process: u64,
+    pub(crate) share: u64,
+    offset: u64,
+    bytes: u64,
+}
+
+/// A number that no other process has, as good as.
+fn this_process() -> u64 {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    *NUMBER.get_or_init(|| {
+        let mut hasher = RandomState::new().build_hasher();
+        hasher.write_u32(std::process::id());
+        hasher.finish()
+    })
+}
+
+/// FNV-1a.
+fn check_word(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+impl Token {
+    /// Names a block.
+    pub(crate) fn block(device: [u8; 16], share: u64, bytes: u64) -> Token {
+        Token { magic: BLOCK, device, process: this_process(), share, offset: 0, bytes }
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        bytes[..8].copy_from_slice(&self.magic.to_le_bytes());
+        bytes[8..24].copy_from_slice(&self.device);
+        for (place, word) in
+            bytes[24..56].chunks_exact_mut(8).zip([self.process, self.share, self.offset, self.bytes])
+        {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        let check = check_word(&bytes[..56]);
+        bytes[56..].copy_from_slice(&check.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(magic: u64, bytes: &[u8; 64]) -> Result<Token> {
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |index: usize| words.get(index).map_or(0, |word| u64::from_le_bytes(*word));
+        if word(0) != magic || word(7) != check_word(&bytes[..56]) {
+            return Err(Error::INVALID_VALUE);
+        }
+        let mut device = [0; 16];
+        device.copy_from_slice(&bytes[8..24]);
+        Ok(Token { magic, device, process: word(3), share: word(4), offset: word(5), bytes: word(6) })
+    }
+
+    /// A block's token.
+    pub(crate) fn from_block(bytes: &[u8; 64]) -> Result<Token> {
+        Token::from_bytes(BLOCK, bytes)
+    }
+
+    /// A file that holds it, to be passed on.
+    pub(crate) fn into_file(self) -> Result<OwnedFd> {
+        let file = memfd_create("sluice-block", MemfdFlags::CLOEXEC).map_err(|_| Error::OPERATING_SYSTEM)?;
+        match rustix::io::write(&file, &self.to_bytes()) {
+            Ok(64) => Ok(file),
+            _ => Err(Error::OPERATING_SYSTEM),
+        }
+    }
+}
+
+/// What is open here of other processes, by the address it has here, and how often.
+#[derive(Default)]
+pub(crate) struct Imports {
+    open: Mutex<BTreeMap<u64, (Token, u64)>>,
+}
+
+impl Imports {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (Token, u64)>> {
+        self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Names the allocation that an address lies in for other processes.
+    pub(crate) fn name(&self, process: &Process, address: u64) -> Result<[u8; 64]> {
+        let range = process.device_map.find(address).filter(|range| range.kind == Kind::Own);
+        let range = range.ok_or(Error::INVALID_VALUE)?;
+        let device = process.devices.get(process.contexts.device(range.context)?)?.uuid;
+        let shared = process.session.sync(
+            range.context,
+            wire::memory_share::CALL,
+            |writer| wire::memory_share::put(writer, DeviceAddress(range.start)),
+            wire::memory_share::Reply::get,
+        )?;
+        let (share, offset) = (shared.share, shared.offset);
+        let token =
+            Token { magic: MEMORY, device, process: this_process(), share, offset, bytes: range.bytes };
+        Ok(token.to_bytes())
+    }
+
+    /// Opens another process's allocation in a context: at one address, however often.
+    pub(crate) fn open(&self, process: &Process, context: u64, handle: &[u8; 64]) -> Result<u64> {
+        let token = Token::from_bytes(MEMORY, handle)?;
+        let current = process.devices.get(process.contexts.device(context)?)?;
+        // Memory of another device could only be reached as a peer's.
+        if token.device != current.uuid {
+            let known = process.devices.iter().any(|device| device.uuid == token.device);
+            return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
+        }
+        if token.process == this_process() {
+            return Err(Error::INVALID_CONTEXT);
+        }
+        let mut open = self.lock();
+        if let Some((address, (_, count))) = open.iter_mut().find(|(_, (other, _))| *other == token) {
+            *count += 1;
+            return Ok(*address);
+        }
+        let opened = process.session.sync(
+            context,
+            wire::memory_open::CALL,
+            |writer| wire::memory_open::put(writer, token.share, token.offset, token.bytes),
+            wire::memory_open::Reply::get,
+        )?;
+        let address = process.device_map.enter(opened.address, token.bytes, context, Kind::Imported)?;
+        open.insert(address, (token, 1));
+        Ok(address)
+    }
+
+    /// Closes once; the last time lets go of it.
+    pub(crate) fn close(&self, process: &Process, address: u64) -> Result {
+        {
+            let mut open = self.lock();
+            let (_, count) = open.get_mut(&address).ok_or(Error::INVALID_VALUE)?;
+            *count -= 1;
+            if *count > 0 {
+                return Ok(());
+            }
+            open.remove(&address);
+        }
+        process.device_map.close(process, address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_read_as_it_was_written_and_nothing_else_is_one() {
+        let token = Token { magic: MEMORY, device: [7; 16], process: 1, share: 2, offset: 3, bytes: 4 };
+        let bytes = token.to_bytes();
+        assert_eq!(Token::from_bytes(MEMORY, &bytes), Ok(token));
+        assert_eq!(Token::from_block(&bytes), Err(Error::INVALID_VALUE), "of another kind");
+        for at in 0..64 {
+            let mut changed = bytes;
+            changed[at] ^= 1;
+            assert_eq!(Token::from_bytes(MEMORY, &changed), Err(Error::INVALID_VALUE), "byte {at}");
+        }
+        assert_eq!(Token::from_bytes(MEMORY, &[0; 64]), Err(Error::INVALID_VALUE));
+    }
+}

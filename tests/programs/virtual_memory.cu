@@ -1,0 +1,144 @@
+// The virtual-memory API: physical memory, reserved addresses, mappings that grow, access, handles that outlive their
+// release, and memory passed on as a file descriptor.
+#include "check.h"
+#include <cuda.h>
+#include <dlfcn.h>
+#include <unistd.h>
+#include <vector>
+
+static int wrong = 0;
+
+static void expect(const char *what, bool good) {
+    printf("%-52s %s\n", what, good ? "ok" : "WRONG");
+    wrong += !good;
+}
+
+__global__ void store(unsigned *to, unsigned count) {
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) to[i] = i * 7;
+}
+
+static void *library;
+static void *entry(const char *name) {
+    void *found = dlsym(library, name);
+    if (!found) {
+        printf("%s is missing\nFAIL\n", name);
+        exit(1);
+    }
+    return found;
+}
+#define ENTRY(name) auto p_##name = (decltype(&name))entry(#name)
+#define DRIVER(call)                                                          \
+    do {                                                                      \
+        CUresult driver_result = (call);                                      \
+        if (driver_result != CUDA_SUCCESS) {                                  \
+            printf("%s: %d\nFAIL\n", #call, (int)driver_result);              \
+            exit(1);                                                          \
+        }                                                                     \
+    } while (0)
+
+int main() {
+    CHECK(cudaFree(0));
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    ENTRY(cuMemGetAllocationGranularity);
+    ENTRY(cuMemCreate);
+    ENTRY(cuMemRelease);
+    ENTRY(cuMemAddressReserve);
+    ENTRY(cuMemAddressFree);
+    ENTRY(cuMemMap);
+    ENTRY(cuMemUnmap);
+    ENTRY(cuMemSetAccess);
+    ENTRY(cuMemGetAccess);
+    ENTRY(cuMemRetainAllocationHandle);
+    ENTRY(cuMemGetAllocationPropertiesFromHandle);
+    ENTRY(cuMemExportToShareableHandle);
+    ENTRY(cuMemImportFromShareableHandle);
+
+    CUmemAllocationProp prop = {};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    size_t unit = 0;
+    DRIVER(p_cuMemGetAllocationGranularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+    expect("the granularity is a power of two", unit > 0 && (unit & (unit - 1)) == 0);
+
+    // Code takes memory when it is first used: before anything is measured.
+    store<<<1, 1>>>(nullptr, 0);
+    CHECK(cudaDeviceSynchronize());
+    size_t free_before, free_now, total;
+    CHECK(cudaMemGetInfo(&free_before, &total));
+    const size_t part = 4 * unit, whole = 16 * unit;
+    CUdeviceptr base;
+    DRIVER(p_cuMemAddressReserve(&base, 64 * whole, 0, 0, 0));
+    CHECK(cudaMemGetInfo(&free_now, &total));
+    expect("addresses cost nothing", free_now == free_before);
+
+    CUmemAccessDesc access = {};
+    access.location = prop.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    std::vector<CUmemGenericAllocationHandle> handles;
+    for (size_t at = 0; at < whole; at += part) {
+        CUmemGenericAllocationHandle handle;
+        DRIVER(p_cuMemCreate(&handle, part, &prop, 0));
+        DRIVER(p_cuMemMap(base + at, part, 0, handle, 0));
+        handles.push_back(handle);
+    }
+    CHECK(cudaMemGetInfo(&free_now, &total));
+    expect("memory costs what it is", free_before - free_now == whole);
+    unsigned long long flags = 9;
+    DRIVER(p_cuMemGetAccess(&flags, &prop.location, base));
+    expect("nobody has access at first", flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    DRIVER(p_cuMemSetAccess(base, whole, &access, 1));
+    DRIVER(p_cuMemGetAccess(&flags, &prop.location, base + part));
+    expect("then there is access", flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+
+    const unsigned count = whole / sizeof(unsigned);
+    store<<<64, 256>>>((unsigned *)base, count);
+    std::vector<unsigned> back(count);
+    CHECK(cudaMemcpy(back.data(), (void *)base, whole, cudaMemcpyDeviceToHost));
+    bool good = true;
+    for (unsigned i = 0; i < count; i++) good = good && back[i] == i * 7;
+    expect("kernels and copies cross from part to part", good);
+
+    CUmemGenericAllocationHandle again;
+    DRIVER(p_cuMemRetainAllocationHandle(&again, (void *)(base + part + 5)));
+    expect("an address leads to its handle", again == handles[1]);
+    CUmemAllocationProp told = {};
+    DRIVER(p_cuMemGetAllocationPropertiesFromHandle(&told, again));
+    expect("which says what it is", told.type == prop.type && told.location.id == 0 &&
+                                        told.requestedHandleTypes == prop.requestedHandleTypes);
+    DRIVER(p_cuMemRelease(again));
+
+    int descriptor = -1;
+    DRIVER(p_cuMemExportToShareableHandle(&descriptor, handles[2], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    CUmemGenericAllocationHandle imported;
+    DRIVER(p_cuMemImportFromShareableHandle(&imported, (void *)(uintptr_t)descriptor,
+                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    close(descriptor);
+    DRIVER(p_cuMemMap(base + whole, part, 0, imported, 0));
+    DRIVER(p_cuMemSetAccess(base + whole, part, &access, 1));
+    CHECK(cudaMemset((void *)(base + whole), 0x5a, 100));
+    unsigned char seen = 0;
+    CHECK(cudaMemcpy(&seen, (void *)(base + 2 * part + 99), 1, cudaMemcpyDeviceToHost));
+    expect("what is imported is the same memory", seen == 0x5a);
+    DRIVER(p_cuMemUnmap(base + whole, part));
+    DRIVER(p_cuMemRelease(imported));
+
+    expect("an offset", p_cuMemMap(base + whole, part - unit, unit, handles[0], 0) != CUDA_SUCCESS);
+    expect("more than there is", p_cuMemMap(base + whole, part + unit, 0, handles[0], 0) == CUDA_ERROR_INVALID_VALUE);
+    expect("over something else", p_cuMemMap(base, part, 0, handles[0], 0) != CUDA_SUCCESS);
+    expect("half a mapping", p_cuMemUnmap(base, part / 2) == CUDA_ERROR_INVALID_VALUE);
+    expect("addresses in use", p_cuMemAddressFree(base, 64 * whole) != CUDA_SUCCESS);
+    expect("half a page", p_cuMemCreate(&again, unit / 2, &prop, 0) == CUDA_ERROR_INVALID_VALUE);
+
+    for (CUmemGenericAllocationHandle handle : handles) DRIVER(p_cuMemRelease(handle));
+    CHECK(cudaMemGetInfo(&free_now, &total));
+    expect("what is mapped is not free", free_before - free_now == whole);
+    CHECK(cudaMemcpy(back.data(), (void *)base, 64, cudaMemcpyDeviceToHost));
+    expect("and keeps what it holds", back[3] == 21);
+    expect("a handle that is released", p_cuMemMap(base + whole, part, 0, handles[0], 0) == CUDA_ERROR_INVALID_VALUE);
+    DRIVER(p_cuMemUnmap(base, whole));
+    CHECK(cudaMemGetInfo(&free_now, &total));
+    expect("in the end all is free", free_before == free_now);
+    DRIVER(p_cuMemAddressFree(base, 64 * whole));
+    return verdict(wrong == 0);
+}
