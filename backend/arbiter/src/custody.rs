@@ -109,7 +109,7 @@ struct Worker {
     waiting: usize,
     /// When it was last asked for idle chunks.
     recalled: Option<Millis>,
-    /// Bytes its driver took under grants.
+    /// Bytes its driver had after its last grant, until the inventory has looked since.
     granted: u64,
     /// Bytes its driver has, as the inventory says.
     booked: Option<u64>,
@@ -122,7 +122,7 @@ impl Worker {
 
     /// What its driver has taken for itself, as far as is known.
     fn headroom(&self) -> u64 {
-        self.booked.unwrap_or(self.granted)
+        self.granted.max(self.booked.unwrap_or(0))
     }
 }
 
@@ -671,8 +671,12 @@ impl Custody {
 
     /// What the inventory says that a worker's driver has. Ends it when its VM has more than it may.
     pub fn set_booked(&mut self, id: WorkerId, bytes: u64) {
+        let settles = self.growth.settles(id);
         let Some(worker) = self.workers.get_mut(&id) else { return };
         worker.booked = Some(bytes);
+        if !settles {
+            worker.granted = 0;
+        }
         let (key, process, alive) = (worker.vm, worker.process, worker.life == Life::Alive);
         let limit = self.ledger.account(key).map_or(0, |account| account.terms.headroom);
         let headroom = self.headroom(key);

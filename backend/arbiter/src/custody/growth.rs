@@ -5,7 +5,7 @@
 //! used is taken back. So memory that somebody's driver grows into was clean. What a dead worker's driver had is taken
 //! and scrubbed before another VM's driver may grow.
 
-use super::{Custody, Life, Millis};
+use super::{Custody, Life, Millis, Worker};
 use crate::ids::{ChunkId, Class, VmKey, WorkerId};
 use sluice_driver::code;
 use sluice_protocol::{
@@ -52,6 +52,16 @@ struct Active {
     until: Millis,
 }
 
+/// A worker whose driver grew, and what was so before.
+#[derive(Clone, Copy, Debug)]
+struct Grew {
+    worker: WorkerId,
+    /// Bytes that the driver had free.
+    free: u64,
+    /// Bytes that it had taken for this worker.
+    headroom: u64,
+}
+
 /// How much of the driver's free memory is taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Depth {
@@ -75,8 +85,8 @@ pub(super) struct Growth {
     taking: Option<Depth>,
     /// Looks at what is free since something could not be taken.
     looks: u32,
-    /// Who grew since the last look, and what was free before.
-    grew: Option<(WorkerId, u64)>,
+    /// Who grew since the last look.
+    grew: Option<Grew>,
     /// The dead whose memory the driver may not have back yet: their VM, and what their drivers had.
     unswept: HashMap<WorkerId, (VmKey, u64)>,
     /// Whose memory is among what is free, or among `swept`.
@@ -123,6 +133,11 @@ impl Growth {
         self.active.is_some_and(|active| active.worker == id)
     }
 
+    /// Whether it is not known yet how much a worker's driver has taken.
+    pub(super) fn settles(&self, id: WorkerId) -> bool {
+        self.grew.is_some_and(|grew| grew.worker == id)
+    }
+
     /// Whether chunks may leave and enter custody for other reasons now.
     pub(super) fn unlocked(&self) -> bool {
         self.active.is_none()
@@ -142,7 +157,7 @@ impl Growth {
         if self.grows(id) {
             self.active = None;
         }
-        if self.grew.is_some_and(|(grew, _)| grew == id) {
+        if self.grew.is_some_and(|grew| grew.worker == id) {
             self.grew = None;
         }
         self.unswept.insert(id, (vm, bytes));
@@ -168,7 +183,8 @@ impl Growth {
         self.unswept.values().any(|(other, _)| *other != vm)
     }
 
-    /// What the driver had free was taken, into these chunks. Returns who had grown, and by how much.
+    /// What the driver had free was taken, into these chunks. Returns who had grown, and what its driver
+    /// has now.
     pub(super) fn taken(
         &mut self,
         found: u64,
@@ -184,7 +200,8 @@ impl Growth {
         }
         self.set_free(free);
         self.clear_dirtiers();
-        self.grew.take().map(|(worker, before)| (worker, before.saturating_sub(found)))
+        let grew = self.grew.take()?;
+        Some((grew.worker, grew.headroom.saturating_add(grew.free.saturating_sub(found))))
     }
 
     /// Nothing of the dead is left, once what was taken after their ends is clean.
@@ -280,12 +297,12 @@ impl Custody {
         }
         self.growth.queue.remove(index);
         self.no_longer_waits(wish.worker);
-        if self.workers.get(&wish.worker).is_none_or(|worker| worker.life != Life::Alive) {
-            return;
-        }
+        let worker = self.workers.get(&wish.worker).filter(|worker| worker.life == Life::Alive);
+        let Some(headroom) = worker.map(Worker::headroom) else { return };
         let until = now.saturating_add(limits::GROW_MILLISECONDS);
         self.growth.active = Some(Active { worker: wish.worker, serial: wish.serial, until });
-        self.growth.grew = Some((wish.worker, self.growth.free.saturating_add(self.growth.unusable)));
+        let free = self.growth.free.saturating_add(self.growth.unusable);
+        self.growth.grew = Some(Grew { worker: wish.worker, free, headroom });
         self.answer(wish.worker, Answer::Granted { serial: wish.serial, value: 0 });
     }
 

@@ -389,7 +389,7 @@ impl Custody {
                 if let Some((worker, bytes)) = self.growth.taken(found, free, &ids, self.settings.reserve)
                     && let Some(worker) = self.workers.get_mut(&worker)
                 {
-                    worker.granted = worker.granted.saturating_add(bytes);
+                    worker.granted = worker.granted.max(bytes);
                 }
                 ids
             }
