@@ -105,8 +105,9 @@ pub const GROW_MILLISECONDS: u64 = 30_000;
 /// Milliseconds for which a worker waits for a chunk that may come: to be scrubbed, given back by others, granted by
 /// `sluiced`. Then it is refused.
 pub const TAKE_MILLISECONDS: u64 = 3_000;
-/// Milliseconds for which a worker waits for a grant to grow. Then it is refused.
-pub const GROW_WAIT_MILLISECONDS: u64 = 10_000;
+/// Milliseconds for which a worker waits for a grant to grow. Then it is refused. Longer than anyone may keep one, so that
+/// whoever does is ended before others are refused.
+pub const GROW_WAIT_MILLISECONDS: u64 = GROW_MILLISECONDS + 10_000;
 /// Milliseconds after which a driver that still lists a dead worker is reported.
 pub const STUCK_MILLISECONDS: u64 = 10_000;
 /// Milliseconds for which a worker may leave its arbiter's answers unread; then it is ended.
