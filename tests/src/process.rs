@@ -155,15 +155,25 @@ impl Background {
     /// # Errors
     /// When the log cannot be written or the command cannot be started.
     pub fn start(name: &str, command: &mut Command, log: &Path) -> Result<Self> {
+        Self::start_with(name, command, log, Stdio::null())
+    }
+
+    /// As [`Background::start`], with something else than nothing as standard input.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_with(name: &str, command: &mut Command, log: &Path, input: Stdio) -> Result<Self> {
         let file = Arc::new(Mutex::new(
             File::create(log).with_context(|| format!("creating the log {}", log.display()))?,
         ));
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("starting {name}: {}", display(command)))?;
+        // The command would keep the descriptor that was passed on.
+        command.stdin(Stdio::null());
         let output = Arc::new((Mutex::new(Output { lines: Vec::new(), open_pipes: 2 }), Condvar::new()));
         follow(child.stdout.take().context("standard output is piped")?, &output, &file);
         follow(child.stderr.take().context("standard error is piped")?, &output, &file);

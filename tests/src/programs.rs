@@ -24,14 +24,38 @@ pub struct Program {
 /// # Errors
 /// When the compiler is missing and cannot be fetched, or does not accept a program.
 pub fn compile_all() -> Result<Vec<Program>> {
-    let folder = paths::workspace().join("tests/programs");
-    let mut sources: Vec<PathBuf> = fs::read_dir(&folder)
+    compile_folder(&paths::workspace().join("tests/programs"))
+}
+
+/// Compiles the programs that mean harm or look for what others left, which are of use only to tests that judge what they
+/// print.
+///
+/// # Errors
+/// As [`compile_all`].
+pub fn compile_hostile() -> Result<Vec<Program>> {
+    compile_folder(&paths::workspace().join("tests/programs/hostile"))
+}
+
+/// One of those, by its name.
+///
+/// # Errors
+/// When there is none, or it cannot be compiled.
+pub fn hostile(name: &str) -> Result<PathBuf> {
+    let programs = compile_hostile()?;
+    Ok(programs.into_iter().find(|program| program.name == name).context("no such program")?.path)
+}
+
+fn compile_folder(folder: &Path) -> Result<Vec<Program>> {
+    let mut sources: Vec<PathBuf> = fs::read_dir(folder)
         .with_context(|| format!("reading {}", folder.display()))?
         .flatten()
         .map(|entry| entry.path())
         .collect();
     sources.sort();
-    let common: Vec<&PathBuf> = sources.iter().filter(|path| has_extension(path, "h")).collect();
+    // Folders inside include what lies beside them.
+    let shared = paths::workspace().join("tests/programs/check.h");
+    let common: Vec<&PathBuf> =
+        sources.iter().filter(|path| has_extension(path, "h")).chain([&shared]).collect();
     let programs: Vec<&PathBuf> = sources.iter().filter(|path| has_extension(path, "cu")).collect();
     ensure!(!programs.is_empty(), "no programs in {}", folder.display());
 

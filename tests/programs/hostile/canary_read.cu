@@ -1,0 +1,168 @@
+// Takes all device memory it can get in every way there is, and looks for patterns that others left in it. Never writes to
+// what it takes. Prints `read WAY BYTES` for each way, `hit WAY CELL COUNT` for each pattern, and `hits COUNT` last.
+// Usage: canary_read [WAY]...     without argument: every way
+#include "canary.h"
+#include <cstring>
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+static const size_t MIB = 1 << 20;
+static std::map<std::string, std::map<long, long>> hits;
+static CUdevice device;
+static std::vector<uint64_t> window(8 * MIB / 8);
+
+// At every 8 bytes: what was written at a pitch of 16 need not be found at one.
+static void search_host(const std::string &way, const void *address, size_t bytes) {
+    const uint64_t *words = (const uint64_t *)address;
+    for (size_t i = 0; i + 1 < bytes / 8; i++) {
+        if (~words[i] != NOT_HIGH) continue;
+        long cell = found(words[i], words[i + 1]);
+        if (cell >= 0) hits[way][cell]++;
+    }
+}
+
+static void search_device(const std::string &way, CUdeviceptr address, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += window.size() * 8) {
+        size_t piece = std::min(bytes - at, window.size() * 8);
+        MUST(cuMemcpyDtoH, (void *)window.data(), address + at, piece);
+        search_host(way, window.data(), piece);
+    }
+    memset(window.data(), 0, window.size() * 8);
+}
+
+// Takes ever smaller pieces until nothing is left, searches each, and gives all back.
+static void drain(const std::string &way, size_t least, std::function<CUresult(size_t, Mapped &)> take,
+                  std::function<void(Mapped &)> give) {
+    std::vector<Mapped> all;
+    size_t total = 0;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t bytes = 128 * MIB; bytes >= least; bytes /= 4) {
+        Mapped piece;
+        while ((result = take(bytes, piece)) == CUDA_SUCCESS) {
+            piece.bytes = bytes;
+            search_device(way, piece.address, bytes);
+            all.push_back(piece);
+            total += bytes;
+        }
+        if (result != CUDA_ERROR_OUT_OF_MEMORY) break;
+    }
+    for (Mapped &piece : all) give(piece);
+    if (total == 0)
+        printf("refused %s %d\n", way.c_str(), (int)result);
+    else
+        printf("read %s %zu\n", way.c_str(), total);
+    fflush(stdout);
+}
+
+static const int COUNTS = 64;
+struct Findings {
+    unsigned long long count;
+    long cells[COUNTS];
+};
+
+__device__ void note(Findings *findings, uint64_t high, uint64_t low) {
+    long cell = found(high, low);
+    if (cell < 0) return;
+    unsigned long long at = atomicAdd(&findings->count, 1ull);
+    if (at < COUNTS) findings->cells[at] = cell;
+}
+
+static const int LOCAL_WORDS = 120;
+
+// The address is taken by code that the compiler does not see into, so that it has to read what is there.
+__global__ void search_local(Findings *findings) {
+    uint64_t words[LOCAL_WORDS];
+    asm volatile("" ::"l"(words) : "memory");
+    for (int i = 0; i + 1 < LOCAL_WORDS; i++) note(findings, words[i], words[i + 1]);
+}
+
+__global__ void search_shared(Findings *findings) {
+    extern __shared__ uint64_t shared_words[];
+    volatile uint64_t *words = shared_words;
+    for (int i = threadIdx.x; i + 1 < (48 << 10) / 8; i += blockDim.x) note(findings, words[i], words[i + 1]);
+}
+
+__global__ void search_registers(Findings *findings) {
+    uint64_t words[64];
+#pragma unroll
+    for (int i = 0; i < 64; i++) asm volatile("{ .reg .b64 unset; mov.b64 %0, unset; }" : "=l"(words[i]));
+#pragma unroll
+    for (int i = 0; i < 63; i++) note(findings, words[i], words[i + 1]);
+}
+
+__device__ uint64_t blank[MIB / 8];
+
+static void search_kernel(const std::string &way, void (*kernel)(Findings *), int shared) {
+    Findings *findings, host;
+    CHECK(cudaMalloc(&findings, sizeof *findings));
+    CHECK(cudaMemset(findings, 0, sizeof *findings));
+    kernel<<<64, 256, shared>>>(findings);
+    CHECK(cudaMemcpy(&host, findings, sizeof host, cudaMemcpyDeviceToHost));
+    CHECK(cudaFree(findings));
+    for (unsigned long long i = 0; i < host.count; i++) hits[way][host.cells[i < COUNTS ? i : COUNTS - 1]]++;
+    printf("read %s 0\n", way.c_str());
+}
+
+int main(int argc, char **argv) {
+    auto wanted = [&](const char *way) {
+        for (int i = 1; i < argc; i++)
+            if (!strcmp(argv[i], way)) return true;
+        return argc == 1;
+    };
+    device = use_device();
+    CHECK(cudaFree(nullptr));
+    // First of all: later launches would find what this program itself left there.
+    if (wanted("local")) search_kernel("local", search_local, 0);
+    if (wanted("shared")) search_kernel("shared", search_shared, 48 << 10);
+    if (wanted("registers")) search_kernel("registers", search_registers, 0);
+    if (wanted("variable")) {
+        void *address;
+        CHECK(cudaGetSymbolAddress(&address, blank));
+        search_device("variable", (CUdeviceptr)address, sizeof blank);
+        printf("read variable %zu\n", sizeof blank);
+    }
+    if (wanted("linear"))
+        drain(
+            "linear", 2048, [](size_t bytes, Mapped &piece) { return CU(cuMemAlloc, &piece.address, bytes); },
+            [](Mapped &piece) { MUST(cuMemFree, piece.address); });
+    if (wanted("pool"))
+        drain(
+            "pool", 65536, [](size_t bytes, Mapped &piece) { return CU(cuMemAllocAsync, &piece.address, bytes, (CUstream)0); },
+            [](Mapped &piece) {
+                MUST(cuMemFreeAsync, piece.address, (CUstream)0);
+                MUST(cuStreamSynchronize, (CUstream)0);
+            });
+    if (wanted("vmm"))
+        drain(
+            "vmm", 2 * MIB, [](size_t bytes, Mapped &piece) { return create_mapped(device, bytes, piece); },
+            [](Mapped &piece) { destroy_mapped(piece); });
+    if (wanted("managed")) {
+        CUdeviceptr address;
+        CUresult result = CU(cuMemAllocManaged, &address, 16 * MIB, (unsigned)CU_MEM_ATTACH_GLOBAL);
+        if (result == CUDA_SUCCESS) {
+            search_device("managed", address, 16 * MIB);
+            search_host("managed", (void *)address, 16 * MIB);
+            MUST(cuMemFree, address);
+            printf("read managed %zu\n", 16 * MIB);
+        } else
+            printf("refused managed %d\n", (int)result);
+    }
+    if (wanted("pinned")) {
+        void *address;
+        CHECK(cudaMallocHost(&address, 16 * MIB));
+        search_host("pinned", address, 16 * MIB);
+        CHECK(cudaFreeHost(address));
+        printf("read pinned %zu\n", 16 * MIB);
+    }
+    long total = 0;
+    for (auto &[way, cells] : hits)
+        for (auto &[cell, count] : cells) {
+            printf("hit %s %ld %ld\n", way.c_str(), cell, count);
+            total += count;
+        }
+    printf("hits %ld\n", total);
+    return 0;
+}

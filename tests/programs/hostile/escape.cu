@@ -1,0 +1,590 @@
+// Tries to have more device memory than the VM's quota, in every way known. Each way prints its steps, a line each:
+//   step NAME ERROR BYTES     what the last call of the step returned, and how many bytes the step got until then
+// and gives everything back; `balance` says whether free memory is then what it was. Whoever started it judges.
+// Usage: escape WAY QUOTA [COUNT]     COUNT: of single bytes
+#include "driver.h"
+#include <atomic>
+#include <cstring>
+#include <fcntl.h>
+#include <string>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+static const size_t MIB = 1 << 20;
+static CUdevice device;
+static size_t quota;
+static int wrong = 0;
+
+static void step(const char *name, CUresult result, size_t bytes) {
+    printf("step %s %d %zu\n", name, (int)result, bytes);
+    fflush(stdout);
+}
+
+static void expect(const char *what, bool good) {
+    if (good) return;
+    printf("wrong: %s\n", what);
+    wrong++;
+}
+
+static size_t free_bytes() {
+    size_t free = 0, total = 0;
+    MUST(cuMemGetInfo, &free, &total);
+    expect("the total is the quota", total == quota);
+    expect("free is not more than the total", free <= total);
+    return free;
+}
+
+// Linear memory until the driver says no.
+struct Linear {
+    std::vector<CUdeviceptr> all;
+    size_t bytes = 0;
+    CUresult take(size_t piece, size_t most = ~(size_t)0) {
+        for (;;) {
+            if (bytes + piece > most) return CUDA_SUCCESS;
+            CUdeviceptr address;
+            CUresult result = CU(cuMemAlloc, &address, piece);
+            if (result != CUDA_SUCCESS) return result;
+            all.push_back(address);
+            bytes += piece;
+        }
+    }
+    void give() {
+        for (CUdeviceptr address : all) MUST(cuMemFree, address);
+        all.clear();
+        bytes = 0;
+    }
+};
+
+// What is left can be had in full, and nothing beyond it.
+static void the_rest_is_exactly(const char *name) {
+    Linear rest;
+    size_t left = free_bytes();
+    for (size_t piece : {32 * MIB, 2 * MIB}) rest.take(piece);
+    step(name, rest.take(2 * MIB), rest.bytes);
+    expect("what was free could be had", rest.bytes == left / (2 * MIB) * (2 * MIB));
+    expect("a full quota has nothing free", free_bytes() < 2 * MIB);
+    rest.give();
+}
+
+static void linear() {
+    CUdeviceptr none;
+    size_t pitch;
+    step("all-address-space", CU(cuMemAlloc, &none, ~(size_t)0), 0);
+    step("overflow-when-rounded", CU(cuMemAlloc, &none, ~(size_t)0 - 100), 0);
+    step("half-of-the-address-space", CU(cuMemAlloc, &none, (size_t)1 << 63), 0);
+    step("quota-and-one", CU(cuMemAlloc, &none, quota + 1), 0);
+    step("pitch-overflow", CU(cuMemAllocPitch, &none, &pitch, (size_t)1 << 40, (size_t)1 << 40, 16u), 0);
+    for (size_t piece : {512 * MIB, 32 * MIB, 2 * MIB}) {
+        Linear all;
+        CUresult result = all.take(piece);
+        step(("pieces-of-" + std::to_string(piece / MIB)).c_str(), result, all.bytes);
+        all.give();
+    }
+    the_rest_is_exactly("all");
+}
+
+static void pools() {
+    std::vector<CUdeviceptr> all;
+    size_t bytes = 0;
+    CUdeviceptr address;
+    CUresult result;
+    while ((result = CU(cuMemAllocAsync, &address, 2 * MIB, (CUstream)0)) == CUDA_SUCCESS) all.push_back(address), bytes += 2 * MIB;
+    step("default-pool", result, bytes);
+    CUmemoryPool pool;
+    CUmemPoolProps properties = {};
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.location = on_device(device).location;
+    result = CU(cuMemPoolCreate, &pool, (const CUmemPoolProps *)&properties);
+    if (result != CUDA_SUCCESS) {
+        step("own-pool", result, 0);
+    } else {
+        // Its own account would start empty, beside the first one.
+        size_t own = 0;
+        std::vector<CUdeviceptr> more;
+        while ((result = CU(cuMemAllocFromPoolAsync, &address, 2 * MIB, pool, (CUstream)0)) == CUDA_SUCCESS) more.push_back(address), own += 2 * MIB;
+        step("own-pool-behind-default-pool", result, bytes + own);
+        for (CUdeviceptr each : more) MUST(cuMemFreeAsync, each, (CUstream)0);
+        int file = -1;
+        result = CU(cuMemPoolExportToShareableHandle, (void *)&file, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
+        step("export-pool", result, 0);
+        if (result == CUDA_SUCCESS) {
+            CUmemoryPool imported;
+            result = CU(cuMemPoolImportFromShareableHandle, &imported, (void *)(intptr_t)file, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
+            step("import-pool", result, 0);
+            close(file);
+        }
+        MUST(cuMemPoolDestroy, pool);
+    }
+    for (CUdeviceptr each : all) MUST(cuMemFreeAsync, each, (CUstream)0);
+    MUST(cuStreamSynchronize, (CUstream)0);
+    // What a pool keeps for later is still in use, until somebody else needs it.
+    the_rest_is_exactly("linear-behind-pool");
+}
+
+static void graphs() {
+    CUgraph graph;
+    CUresult result = CU(cuGraphCreate, &graph, 0u);
+    if (result != CUDA_SUCCESS) return step("create", result, 0);
+    size_t bytes = 0;
+    for (int i = 0; i < 1000; i++) {
+        CUgraphNode node;
+        CUgraphExec executable;
+        CUDA_MEM_ALLOC_NODE_PARAMS parameters = {};
+        parameters.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+        parameters.poolProps.location = on_device(device).location;
+        parameters.bytesize = 2 * MIB;
+        MUST(cuGraphCreate, &graph, 0u);
+        result = CU(cuGraphAddMemAllocNode, &node, graph, (const CUgraphNode *)nullptr, (size_t)0, &parameters);
+        if (result == CUDA_SUCCESS) result = CU(cuGraphInstantiate, &executable, graph, 0ull);
+        if (result == CUDA_SUCCESS) result = CU(cuGraphLaunch, executable, (CUstream)0);
+        if (result != CUDA_SUCCESS) break;
+        bytes += 2 * MIB;
+    }
+    step("memory-nodes", result, bytes);
+}
+
+static void vmm() {
+    CUmemAllocationProp properties = on_device(device);
+    CUmemGenericAllocationHandle handle;
+    step("overflow", CU(cuMemCreate, &handle, (size_t)1 << 63, &properties, 0ull), 0);
+    step("quota-and-more", CU(cuMemCreate, &handle, quota + 2 * MIB, &properties, 0ull), 0);
+    // Never mapped.
+    std::vector<CUmemGenericAllocationHandle> handles;
+    CUresult result;
+    while ((result = CU(cuMemCreate, &handle, 2 * MIB, &properties, 0ull)) == CUDA_SUCCESS) handles.push_back(handle);
+    step("unmapped-handles", result, handles.size() * 2 * MIB);
+    for (CUmemGenericAllocationHandle each : handles) MUST(cuMemRelease, each);
+    // Released while mapped: the memory stays, and so must the charge.
+    std::vector<Mapped> all;
+    for (;;) {
+        Mapped mapped;
+        result = create_mapped(device, 2 * MIB, mapped);
+        if (result != CUDA_SUCCESS) break;
+        MUST(cuMemRelease, mapped.handle);
+        all.push_back(mapped);
+    }
+    step("released-but-mapped", result, all.size() * 2 * MIB);
+    for (Mapped &mapped : all) MUST(cuMemsetD8, mapped.address, (unsigned char)7, mapped.bytes);
+    MUST(cuCtxSynchronize);
+    for (Mapped &mapped : all) {
+        MUST(cuMemUnmap, mapped.address, mapped.bytes);
+        MUST(cuMemAddressFree, mapped.address, mapped.bytes);
+    }
+    // Mapped twice is one memory.
+    Mapped once, twice;
+    result = create_mapped(device, 2 * MIB, once);
+    if (result == CUDA_SUCCESS) {
+        size_t before = free_bytes();
+        twice = once;
+        result = map(device, twice);
+        step("mapped-twice", result, before - free_bytes());
+        if (result == CUDA_SUCCESS) {
+            MUST(cuMemUnmap, twice.address, twice.bytes);
+            MUST(cuMemAddressFree, twice.address, twice.bytes);
+        }
+        // Imports of what is its own.
+        int file = -1;
+        result = CU(cuMemExportToShareableHandle, (void *)&file, once.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
+        step("export", result, 0);
+        if (result == CUDA_SUCCESS) {
+            size_t free_before = free_bytes();
+            std::vector<CUmemGenericAllocationHandle> imports;
+            for (int i = 0; i < 100 && result == CUDA_SUCCESS; i++) {
+                result = CU(cuMemImportFromShareableHandle, &handle, (void *)(intptr_t)file, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+                if (result == CUDA_SUCCESS) imports.push_back(handle);
+            }
+            step("own-imports", result, free_before - free_bytes());
+            for (CUmemGenericAllocationHandle each : imports) MUST(cuMemRelease, each);
+            close(file);
+        }
+        destroy_mapped(once);
+    }
+    // Host memory in the device's clothes.
+    properties.location.type = CU_MEM_LOCATION_TYPE_HOST;
+    properties.location.id = 0;
+    result = CU(cuMemCreate, &handle, 2 * MIB, &properties, 0ull);
+    step("on-the-host", result, 0);
+    if (result == CUDA_SUCCESS) MUST(cuMemRelease, handle);
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = 7;
+    step("on-another-device", CU(cuMemCreate, &handle, 2 * MIB, &properties, 0ull), 0);
+    the_rest_is_exactly("all");
+}
+
+static void arrays() {
+    CUarray array;
+    CUmipmappedArray mipmap;
+    CUDA_ARRAY_DESCRIPTOR shape = {1024, 512, CU_AD_FORMAT_UNSIGNED_INT32, 1};
+    CUDA_ARRAY3D_DESCRIPTOR deep = {128, 64, 64, CU_AD_FORMAT_UNSIGNED_INT32, 1, 0};
+    size_t bytes = 0;
+    CUresult result;
+    std::vector<CUarray> all;
+    while (bytes < 8 * quota && (result = CU(cuArrayCreate, &array, (const CUDA_ARRAY_DESCRIPTOR *)&shape)) == CUDA_SUCCESS) all.push_back(array), bytes += 2 * MIB;
+    step("arrays", result, bytes);
+    bytes = 0;
+    while (bytes < 8 * quota && (result = CU(cuArray3DCreate, &array, (const CUDA_ARRAY3D_DESCRIPTOR *)&deep)) == CUDA_SUCCESS) all.push_back(array), bytes += 2 * MIB;
+    step("arrays-of-three-dimensions", result, bytes);
+    result = CU(cuMipmappedArrayCreate, &mipmap, (const CUDA_ARRAY3D_DESCRIPTOR *)&deep, 3u);
+    step("mipmaps", result, 0);
+    for (CUarray each : all) MUST(cuArrayDestroy, each);
+}
+
+static void managed() {
+    std::vector<CUdeviceptr> all;
+    CUresult result = CUDA_SUCCESS;
+    size_t bytes = 0;
+    CUdeviceptr address;
+    while (bytes < 2 * quota && (result = CU(cuMemAllocManaged, &address, 8 * MIB, (unsigned)CU_MEM_ATTACH_GLOBAL)) == CUDA_SUCCESS) {
+        MUST(cuMemsetD8, address, (unsigned char)1, 8 * MIB);
+        all.push_back(address);
+        bytes += 8 * MIB;
+    }
+    step("managed", result, bytes);
+    the_rest_is_exactly("device-memory-beside-it");
+    for (CUdeviceptr each : all) MUST(cuMemFree, each);
+}
+
+static std::string own_path() {
+    char path[4096];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    return std::string(path, length > 0 ? length : 0);
+}
+
+// Runs this program again; its output is ours.
+static pid_t start(const std::vector<std::string> &arguments) {
+    fflush(stdout);
+    std::string path = own_path();
+    std::vector<char *> words = {path.data()};
+    for (const std::string &argument : arguments) words.push_back((char *)argument.c_str());
+    words.push_back(nullptr);
+    pid_t child = fork();
+    if (child == 0) {
+        execv(path.c_str(), words.data());
+        _exit(127);
+    }
+    return child;
+}
+
+static bool ended_well(pid_t child) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// Memory that another process of the VM opens is charged once, as long as any of them has it.
+static void ipc() {
+    CUdeviceptr address;
+    CUipcMemHandle handle;
+    const size_t bytes = 8 * MIB;
+    MUST(cuMemAlloc, &address, bytes);
+    MUST(cuMemsetD8, address, (unsigned char)0x5a, bytes);
+    CUresult result = CU(cuIpcGetMemHandle, &handle, address);
+    step("handle", result, 0);
+    if (result == CUDA_SUCCESS) {
+        step("own-handle", CU(cuIpcOpenMemHandle, &address, handle, (unsigned)CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS), 0);
+        std::string text;
+        for (char byte : handle.reserved) {
+            char two[3];
+            snprintf(two, sizeof two, "%02x", (unsigned char)byte);
+            text += two;
+        }
+        int to_child[2], to_parent[2];
+        if (pipe(to_child) || pipe(to_parent)) exit(1);
+        pid_t child = start({"ipc-child", std::to_string(quota), text, std::to_string(to_child[0]), std::to_string(to_parent[1])});
+        char byte = 0;
+        if (read(to_parent[0], &byte, 1) != 1) exit(1);
+        size_t before = free_bytes();
+        if (byte == 'o') {
+            // Ours no more, but the child's.
+            MUST(cuMemFree, address);
+            step("freed-but-open-elsewhere", CUDA_SUCCESS, free_bytes() - before);
+        }
+        the_rest_is_exactly("all-but-what-is-open");
+        if (write(to_child[1], "x", 1) != 1) exit(1);
+        expect("the other process ends well", ended_well(child));
+        if (byte == 'o') address = 0;
+        // The other process's worker gives back what it had a moment after it.
+        for (int i = 0; i < 500 && free_bytes() != quota - (address ? bytes : 0); i++) usleep(10000);
+    }
+    handle.reserved[20] ^= 1;
+    CUdeviceptr forged;
+    step("forged-handle", CU(cuIpcOpenMemHandle, &forged, handle, (unsigned)CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS), 0);
+    if (address) MUST(cuMemFree, address);
+}
+
+static void ipc_child(char **arguments) {
+    CUipcMemHandle handle;
+    for (size_t i = 0; i < sizeof handle.reserved; i++) {
+        char two[3] = {arguments[0][2 * i], arguments[0][2 * i + 1], 0};
+        handle.reserved[i] = (char)strtoul(two, nullptr, 16);
+    }
+    int from = atoi(arguments[1]), to = atoi(arguments[2]);
+    size_t before = free_bytes();
+    CUdeviceptr address;
+    CUresult result = CU(cuIpcOpenMemHandle, &address, handle, (unsigned)CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    step("open-in-another-process", result, before - free_bytes());
+    char byte = result == CUDA_SUCCESS ? 'o' : 'n';
+    if (write(to, &byte, 1) != 1 || read(from, &byte, 1) != 1) exit(1);
+    if (result == CUDA_SUCCESS) {
+        std::vector<unsigned char> got(8 * MIB);
+        MUST(cuMemcpyDtoH, (void *)got.data(), address, got.size());
+        size_t same = 0;
+        for (unsigned char each : got) same += each == 0x5a;
+        expect("shared memory stays as it was written while its last user has it", same == got.size());
+        MUST(cuIpcCloseMemHandle, address);
+    }
+}
+
+// What the driver takes for itself is outside of the quota, and has a limit of its own.
+static void limits() {
+    struct {
+        const char *name;
+        CUlimit limit;
+    } all[] = {{"stack", CU_LIMIT_STACK_SIZE}, {"heap", CU_LIMIT_MALLOC_HEAP_SIZE}, {"printf", CU_LIMIT_PRINTF_FIFO_SIZE}};
+    for (auto &each : all) {
+        size_t before = 0;
+        MUST(cuCtxGetLimit, &before, each.limit);
+        step(each.name, CU(cuCtxSetLimit, each.limit, (size_t)1 << 46), 0);
+        CUresult result = CUDA_SUCCESS;
+        size_t size = 1 << 10;
+        for (; size < (size_t)1 << 40 && result == CUDA_SUCCESS; size *= 2) result = CU(cuCtxSetLimit, each.limit, size);
+        step((std::string(each.name) + "-growing").c_str(), result, 0);
+        CU(cuCtxSetLimit, each.limit, before);
+    }
+    std::vector<CUcontext> contexts;
+    CUcontext context, current;
+    MUST(cuCtxGetCurrent, &current);
+    CUresult result;
+    while (contexts.size() < 100 && (result = CU(cuCtxCreate, &context, (CUctxCreateParams *)nullptr, 0u, device)) == CUDA_SUCCESS) contexts.push_back(context);
+    step("contexts", result, 0);
+    for (CUcontext each : contexts) MUST(cuCtxDestroy, each);
+    MUST(cuCtxSetCurrent, current);
+    the_rest_is_exactly("all");
+}
+
+// Code and variables likewise.
+static void modules() {
+    auto image = [](size_t bytes) {
+        return ".version 7.0\n.target sm_80\n.address_size 64\n.visible .global .align 16 .b8 huge[" + std::to_string(bytes) + "];\n"
+               ".visible .entry touch(.param .u64 x)\n{\nret;\n}\n";
+    };
+    CUmodule module;
+    step("one-larger-than-the-device", CU(cuModuleLoadData, &module, (const void *)image((size_t)3 << 40).c_str()), 0);
+    step("one-of-eight-quotas", CU(cuModuleLoadData, &module, (const void *)image(8 * quota).c_str()), 0);
+    std::vector<CUmodule> all;
+    CUresult result;
+    std::string many = image(4 * MIB);
+    while (all.size() < 500 && (result = CU(cuModuleLoadData, &module, (const void *)many.c_str())) == CUDA_SUCCESS) all.push_back(module);
+    step("many", result, all.size() * 4 * MIB);
+    the_rest_is_exactly("memory-beside-them");
+    for (CUmodule each : all) MUST(cuModuleUnload, each);
+}
+
+static void tiny(size_t count) {
+    size_t made = 0, at_once = 0;
+    CUresult result = CUDA_SUCCESS;
+    std::vector<CUdeviceptr> all;
+    while (made < count) {
+        CUdeviceptr address;
+        result = CU(cuMemAlloc, &address, (size_t)1);
+        if (result == CUDA_SUCCESS) {
+            all.push_back(address);
+            made++;
+        }
+        if (result != CUDA_SUCCESS || made == count) {
+            at_once = std::max(at_once, all.size());
+            if (result != CUDA_SUCCESS) expect("no byte is free when one byte is refused", free_bytes() < 2 * MIB);
+            // Every other one, so that nothing comes back as a whole.
+            std::vector<CUdeviceptr> kept;
+            for (size_t i = 0; i < all.size(); i++) {
+                if (i % 2 && made < count)
+                    kept.push_back(all[i]);
+                else
+                    MUST(cuMemFree, all[i]);
+            }
+            all = kept;
+            if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY) break;
+        }
+    }
+    step("single-bytes", result, made);
+    // 256 bytes are the least alignment there is.
+    expect("single bytes are charged as the memory they take", at_once <= quota / 256);
+    for (CUdeviceptr each : all) MUST(cuMemFree, each);
+}
+
+static void frees() {
+    size_t before = free_bytes();
+    CUdeviceptr address, other;
+    MUST(cuMemAlloc, &address, 4 * MIB);
+    MUST(cuMemAlloc, &other, (size_t)100);
+    MUST(cuMemFree, address);
+    step("twice", CU(cuMemFree, address), 0);
+    step("in-the-middle", CU(cuMemFree, other + 16), 0);
+    step("nothing", CU(cuMemFree, (CUdeviceptr)0), 0);
+    step("host-memory", CU(cuMemFree, (CUdeviceptr)(uintptr_t)&address), 0);
+    step("anywhere", CU(cuMemFree, (CUdeviceptr)0x123456000), 0);
+    step("the-end-of-the-address-space", CU(cuMemFree, ~(CUdeviceptr)0), 0);
+    void *pinned;
+    MUST(cuMemHostAlloc, &pinned, MIB, 0u);
+    step("pinned-as-device", CU(cuMemFree, (CUdeviceptr)(uintptr_t)pinned), 0);
+    step("device-as-pinned", CU(cuMemFreeHost, (void *)other), 0);
+    MUST(cuMemFreeHost, pinned);
+    Mapped mapped;
+    CUresult result = create_mapped(device, 2 * MIB, mapped);
+    if (result == CUDA_SUCCESS) {
+        step("mapped-as-linear", CU(cuMemFree, mapped.address), 0);
+        destroy_mapped(mapped);
+        step("handle-twice", CU(cuMemRelease, mapped.handle), 0);
+        step("unmap-twice", CU(cuMemUnmap, mapped.address, mapped.bytes), 0);
+        step("address-twice", CU(cuMemAddressFree, mapped.address, mapped.bytes), 0);
+    }
+    step("a-handle-that-never-was", CU(cuMemRelease, (CUmemGenericAllocationHandle)0x1234567890), 0);
+    MUST(cuMemFree, other);
+    expect("the balance is as before", free_bytes() == before);
+    the_rest_is_exactly("all");
+}
+
+// What all threads and processes have together, as far as they have said so. Said after taking and before giving back, so that
+// it is never more than what they really have.
+struct Sum {
+    std::atomic<size_t> bytes{0}, most{0}, refused{0}, odd{0};
+    void add(size_t piece) {
+        size_t now = bytes.fetch_add(piece) + piece, before = most;
+        while (now > before && !most.compare_exchange_weak(before, now)) {}
+    }
+};
+
+static void race(Sum &sum, uint64_t seed, double seconds) {
+    Random random(seed);
+    std::vector<std::pair<CUdeviceptr, size_t>> held;
+    std::vector<Mapped> mapped;
+    double end = now() + seconds;
+    while (now() < end) {
+        uint32_t what = random.below(8);
+        if (what < 4) {
+            size_t bytes = what < 3 ? (1 + random.below(4)) * 2 * MIB : 1 + random.below(1 << 20);
+            CUdeviceptr address;
+            CUresult result = CU(cuMemAlloc, &address, bytes);
+            if (result == CUDA_SUCCESS) {
+                sum.add(bytes);
+                held.push_back({address, bytes});
+            } else if (result == CUDA_ERROR_OUT_OF_MEMORY)
+                sum.refused++;
+            else
+                sum.odd++;
+        } else if (what == 4) {
+            Mapped piece;
+            CUresult result = create_mapped(device, 2 * MIB, piece);
+            if (result == CUDA_SUCCESS) {
+                sum.add(piece.bytes);
+                mapped.push_back(piece);
+            } else if (result == CUDA_ERROR_OUT_OF_MEMORY)
+                sum.refused++;
+            else
+                sum.odd++;
+        } else if (what < 7 && !held.empty()) {
+            size_t at = random.below(held.size());
+            sum.bytes -= held[at].second;
+            MUST(cuMemFree, held[at].first);
+            held[at] = held.back();
+            held.pop_back();
+        } else if (!mapped.empty()) {
+            sum.bytes -= mapped.back().bytes;
+            destroy_mapped(mapped.back());
+            mapped.pop_back();
+        }
+    }
+    for (auto &[address, bytes] : held) {
+        sum.bytes -= bytes;
+        MUST(cuMemFree, address);
+    }
+    for (Mapped &piece : mapped) {
+        sum.bytes -= piece.bytes;
+        destroy_mapped(piece);
+    }
+}
+
+static void report(Sum &sum) {
+    printf("most %zu\n", (size_t)sum.most);
+    expect("all together never had more than the quota", sum.most <= quota);
+    expect("somebody was refused", sum.refused > 0);
+    expect("nobody saw another error than out of memory", sum.odd == 0);
+    expect("the quota was nearly reached", sum.most >= quota / 2);
+}
+
+static void threads() {
+    Sum sum;
+    CUcontext context;
+    MUST(cuCtxGetCurrent, &context);
+    std::vector<std::thread> all;
+    for (int i = 0; i < 16; i++)
+        all.emplace_back([&, i] {
+            MUST(cuCtxSetCurrent, context);
+            race(sum, i, 2);
+        });
+    for (std::thread &each : all) each.join();
+    report(sum);
+    the_rest_is_exactly("all");
+}
+
+static void processes() {
+    int file = memfd_create("sum", 0);
+    if (file < 0 || ftruncate(file, sizeof(Sum))) exit(1);
+    auto sum = new (mmap(nullptr, sizeof(Sum), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)) Sum;
+    std::vector<pid_t> all;
+    for (int i = 0; i < 8; i++) all.push_back(start({"processes-child", std::to_string(quota), std::to_string(file), std::to_string(i)}));
+    for (pid_t child : all) expect("a process ends well", ended_well(child));
+    report(*sum);
+    // Their workers give back what they had a moment after them.
+    for (int i = 0; i < 500 && free_bytes() != quota; i++) usleep(10000);
+    the_rest_is_exactly("all");
+}
+
+static void processes_child(char **arguments) {
+    auto sum = (Sum *)mmap(nullptr, sizeof(Sum), PROT_READ | PROT_WRITE, MAP_SHARED, atoi(arguments[0]), 0);
+    race(*sum, 100 + atoi(arguments[1]), 3);
+}
+
+// Load for tests that kill: until it is killed, or for a while.
+static void churn() {
+    printf("churning\n");
+    fflush(stdout);
+    Sum sum;
+    race(sum, getpid(), 600);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 3) return 2;
+    std::string way = argv[1];
+    quota = strtoull(argv[2], nullptr, 10);
+    // A library of its own, past whatever else wants to see its calls.
+    if (way == "deepbind") driver_library(RTLD_DEEPBIND);
+    device = use_device();
+    bool alone = way != "ipc-child" && way != "processes-child" && way != "churn";
+    size_t before = alone ? free_bytes() : 0;
+    if (way == "linear" || way == "deepbind") linear();
+    else if (way == "pools") pools();
+    else if (way == "graphs") graphs();
+    else if (way == "vmm") vmm();
+    else if (way == "arrays") arrays();
+    else if (way == "managed") managed();
+    else if (way == "ipc") ipc();
+    else if (way == "ipc-child") ipc_child(argv + 3);
+    else if (way == "limits") limits();
+    else if (way == "modules") modules();
+    else if (way == "tiny") tiny(argc > 3 ? strtoull(argv[3], nullptr, 10) : 1000000);
+    else if (way == "frees") frees();
+    else if (way == "threads") threads();
+    else if (way == "processes") processes();
+    else if (way == "processes-child") processes_child(argv + 3);
+    else if (way == "churn") churn();
+    else return 2;
+    if (before) expect("all that was free is free again", free_bytes() == before);
+    if (way.find("-child") != std::string::npos) return wrong;
+    return verdict(wrong == 0);
+}

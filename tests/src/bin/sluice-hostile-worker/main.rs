@@ -1,0 +1,545 @@
+//! A worker that lies. It is started in place of `sluice-worker`; for every VM but the first it becomes the real one, which lies
+//! beside it as `sluice-worker.real`.
+//!
+//! What it does is named in a file `attack` beside it; what came of it, it writes to a file `report` there, a line each. It
+//! knows the custody protocol and keeps none of it. No filter is entered, as if a flaw in the kernel had lifted it.
+//! What it may achieve is for the test to judge, above all by what a second VM finds.
+
+#![expect(
+    unsafe_code,
+    reason = "an inherited descriptor, a mapping of the custody page, a fork without exec"
+)]
+
+mod driver;
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::net::RecvFlags;
+use sluice_protocol::control::{self, ToWorker, WorkerSetup, codec};
+use sluice_protocol::custody::{Answer, Growth, Request, UNIT, page};
+use sluice_protocol::limits;
+use sluice_shared_memory::socket;
+
+use driver::{Driver, Piece};
+
+/// The number of its control socket.
+const CONTROL: i32 = 3;
+/// The VM whose workers lie.
+const OURS: u32 = 1;
+/// For what takes milliseconds on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long an arbiter may take to end a worker that breaks the protocol.
+const BEFORE_THE_END: Duration = Duration::from_secs(10);
+
+/// The pattern that canary programs look for, of the last cell.
+const TAG: [u64; 2] = [0xc0ff_ee5e_ed5e_ca11, 0x0510_9ce5_1a00_0000 + (1 << 20) - 1];
+
+fn main() -> Result<()> {
+    let own = PathBuf::from(std::env::args_os().next().context("a name")?);
+    let folder = own.parent().context("a folder")?.to_path_buf();
+    // SAFETY: the launcher passes it open, and nothing else here uses it.
+    let control = unsafe { OwnedFd::from_raw_fd(CONTROL) };
+    let mut buffer = vec![0; limits::CONTROL_BYTES];
+    let (length, _) = rustix::net::recv(&control, &mut buffer[..], RecvFlags::PEEK).context("the setup")?;
+    let setup: WorkerSetup = codec::decode(&buffer[..length])?;
+    if setup.vm != OURS {
+        // For the real one to own.
+        core::mem::forget(control);
+        let error = Command::new(folder.join("sluice-worker.real")).args(std::env::args_os().skip(1)).exec();
+        bail!("cannot become the real worker: {error}");
+    }
+    let report = OpenOptions::new().create(true).append(true).open(folder.join("report"))?;
+    let attack = std::fs::read_to_string(folder.join("attack")).context("what to do")?;
+    let mut worker = Hostile::new(control, &mut buffer, report)?;
+    if let Err(error) = worker.attack(attack.trim()) {
+        worker.tell("failed", format!("{error:#}"));
+    }
+    worker.tell("done", attack.trim());
+    worker.wait_for_the_end();
+    Ok(())
+}
+
+/// A chunk that is lent to us.
+struct Lease {
+    number: u64,
+    bytes: u64,
+    descriptor: OwnedFd,
+}
+
+struct Hostile {
+    /// Held, or the device would end us.
+    control: OwnedFd,
+    custody: OwnedFd,
+    page: OwnedFd,
+    limit: u64,
+    driver: Driver,
+    report: File,
+    serial: u64,
+}
+
+impl Hostile {
+    /// Takes its place as a worker that has a custody socket, and says hello.
+    fn new(control: OwnedFd, buffer: &mut [u8], report: File) -> Result<Self> {
+        let (message, _) = socket::receive(&control, buffer)?.context("the setup")?;
+        let setup: WorkerSetup = codec::decode(message)?;
+        ensure!(setup.devices > 0, "nobody lends memory");
+        let mut sockets = Vec::new();
+        for _ in 0..setup.devices {
+            let (message, descriptors) = socket::receive(&control, buffer)?.context("custody")?;
+            let ToWorker::Custody { device: _ } = ToWorker::decode(message)? else { bail!("not custody") };
+            sockets.extend(descriptors);
+        }
+        let custody = sockets.swap_remove(0);
+        let driver = Driver::load(Path::new(&setup.driver))?;
+        let page = custody.try_clone()?;
+        let mut worker = Self { control, custody, page, limit: 0, driver, report, serial: 0 };
+        let Some((Answer::Welcome { limit, .. }, mut descriptors)) = worker.hear(PATIENCE)? else {
+            bail!("no welcome");
+        };
+        worker.limit = limit;
+        worker.page = descriptors.pop().context("the custody page")?;
+        worker.say(Request::Hello { process: 4711 })?;
+        Ok(worker)
+    }
+
+    fn tell(&mut self, what: &str, how: impl std::fmt::Display) {
+        // If nobody can be told, the test misses the line.
+        writeln!(self.report, "{what} {how}").ok();
+    }
+
+    fn say(&self, request: Request) -> Result<(), Errno> {
+        socket::send(&self.custody, &request.encode(), &[])
+    }
+
+    /// The next answer, recalls left out; `None` when the arbiter is done with us, or says nothing in time.
+    fn hear(&self, limit: Duration) -> Result<Option<(Answer, Vec<OwnedFd>)>> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if !readable(&self.custody, deadline) {
+                return Ok(None);
+            }
+            let mut bytes = [0; control::BYTES];
+            match socket::receive(&self.custody, &mut bytes) {
+                Ok(Some((message, descriptors))) => match Answer::decode(message)? {
+                    Answer::Recall { .. } => {}
+                    answer => return Ok(Some((answer, descriptors))),
+                },
+                Ok(None) | Err(Errno::CONNRESET | Errno::PIPE) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Asks for a chunk.
+    fn take(&mut self, bytes: u64) -> Result<Result<Lease, u32>> {
+        self.serial += 1;
+        self.say(Request::Take { serial: self.serial, bytes })?;
+        match self.hear(PATIENCE)?.context("no answer to a request for memory")? {
+            (Answer::Lent { lease, bytes, .. }, mut descriptors) => {
+                let descriptor = descriptors.pop().context("a lent chunk has a descriptor")?;
+                Ok(Ok(Lease { number: lease, bytes, descriptor }))
+            }
+            (Answer::Refused { error, .. }, _) => Ok(Err(error)),
+            other => bail!("an answer to something else: {other:?}"),
+        }
+    }
+
+    /// As many chunks as there are to be had, up to a number.
+    fn take_all(&mut self, most: usize) -> Result<Vec<Lease>> {
+        let mut all = Vec::new();
+        while all.len() < most {
+            match self.take(UNIT)? {
+                Ok(lease) => all.push(lease),
+                Err(error) => {
+                    self.tell("refused", error);
+                    break;
+                }
+            }
+        }
+        self.tell("taken", all.iter().map(|lease| lease.bytes).sum::<u64>());
+        Ok(all)
+    }
+
+    /// Starts the driver as an honest worker does.
+    fn start_driver(&mut self) -> Result<()> {
+        self.serial += 1;
+        let serial = self.serial;
+        self.say(Request::Grow { serial, reason: Growth::Context as u32, bytes: 0 })?;
+        let (answer, _) = self.hear(PATIENCE)?.context("no answer to a request to grow")?;
+        ensure!(matches!(answer, Answer::Granted { .. }), "{answer:?}");
+        self.driver.start()?;
+        self.say(Request::Grown { serial })?;
+        Ok(())
+    }
+
+    /// Chunks that are imported, mapped and full of the pattern.
+    fn marked(&mut self, count: usize) -> Result<Vec<(Lease, Piece)>> {
+        self.start_driver()?;
+        let leases = self.take_all(count)?;
+        let pattern = pattern();
+        let mut all = Vec::new();
+        for lease in leases {
+            let piece = self.driver.import(lease.descriptor.as_fd(), lease.bytes);
+            let piece = piece.map_err(|error| anyhow::anyhow!("import: {error}"))?;
+            self.driver.write(piece, &pattern).map_err(|error| anyhow::anyhow!("write: {error}"))?;
+            all.push((lease, piece));
+        }
+        Ok(all)
+    }
+
+    fn attack(&mut self, name: &str) -> Result<()> {
+        match name {
+            "nothing" => Ok(()),
+            "keep-mapping" => self.keep_mapping(),
+            "honest-return" => self.honest_return(),
+            "hold" => self.hold(),
+            "pass-on" => self.pass_on(),
+            "write-page" => self.write_page(),
+            "absurd-idle" => self.absurd_idle(),
+            "strangers" => self.strangers(),
+            "give-twice" => self.give_twice(),
+            "flood" => self.flood(),
+            "never-grown" => self.never_grown(),
+            "grown-unasked" => {
+                self.say(Request::Grown { serial: 99 })?;
+                self.expect_end()
+            }
+            "odd-sizes" => self.odd_sizes(),
+            "over-limit" => self.over_limit(),
+            "past-arbiter" => self.past_arbiter(),
+            "short-message" => self.malformed(&[1; 8], false),
+            "long-message" => self.malformed(&[1; 4096], false),
+            "unknown-message" => self.malformed(&[0xee; control::BYTES], false),
+            "empty-message" => self.malformed(&[], true),
+            "descriptor" => self.malformed(&Request::Give { lease: 1 }.encode(), true),
+            other => bail!("no attack {other:?}"),
+        }
+    }
+
+    /// Says that it has given chunks back, and goes on writing into them.
+    fn keep_mapping(&mut self) -> Result<()> {
+        let all = self.marked(8)?;
+        for (lease, _) in &all {
+            self.say(Request::Give { lease: lease.number })?;
+        }
+        self.tell("given", all.len());
+        let pattern = pattern();
+        // Until it is killed, or the arbiter takes offence.
+        while readable_now(&self.custody) != Some(Ended) {
+            for (_, piece) in &all {
+                self.driver.write(*piece, &pattern).map_err(|error| anyhow::anyhow!("write: {error}"))?;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// As it should be, for comparison.
+    fn honest_return(&mut self) -> Result<()> {
+        for (lease, piece) in self.marked(8)? {
+            self.driver.unmap(piece).map_err(|error| anyhow::anyhow!("unmap: {error}"))?;
+            drop(lease.descriptor);
+            self.say(Request::Give { lease: lease.number })?;
+        }
+        Ok(())
+    }
+
+    /// Fills memory with the pattern and keeps it until it is killed.
+    fn hold(&mut self) -> Result<()> {
+        let all = self.marked(8)?;
+        self.tell("holding", all.len());
+        self.wait_for_the_end();
+        Ok(())
+    }
+
+    /// Leaves what it imported with a child that nobody knows of.
+    fn pass_on(&mut self) -> Result<()> {
+        let leases = self.take_all(4)?;
+        // SAFETY: this process has one thread; the child goes on with copies of everything.
+        match unsafe { libc::fork() } {
+            0 => {
+                // Away from everything that could end it with its parent.
+                rustix::process::setsid().ok();
+                self.control = self.page.try_clone()?;
+                self.custody = self.page.try_clone()?;
+                self.driver.start()?;
+                let pattern = pattern();
+                let mut pieces = Vec::new();
+                for lease in &leases {
+                    let piece = self.driver.import(lease.descriptor.as_fd(), lease.bytes);
+                    pieces.push(piece.map_err(|error| anyhow::anyhow!("import: {error}"))?);
+                }
+                self.tell("stranger", std::process::id());
+                let end = Instant::now() + PATIENCE;
+                while Instant::now() < end {
+                    for piece in &pieces {
+                        self.driver
+                            .write(*piece, &pattern)
+                            .map_err(|error| anyhow::anyhow!("write: {error}"))?;
+                    }
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                std::process::exit(0)
+            }
+            child => ensure!(child > 0, "cannot fork"),
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        std::process::exit(0)
+    }
+
+    /// Tries to let itself do what the arbiter's page forbids, and to have more than it says.
+    fn write_page(&mut self) -> Result<()> {
+        let shared = |protection, descriptor: &OwnedFd| {
+            // SAFETY: a new mapping of a descriptor of ours, at an address of the kernel's choice.
+            unsafe {
+                rustix::mm::mmap(
+                    core::ptr::null_mut(),
+                    page::BYTES,
+                    protection,
+                    MapFlags::SHARED,
+                    descriptor,
+                    0,
+                )
+            }
+        };
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        self.tell("map-writable", outcome(&shared(both, &self.page)));
+        let readable = shared(ProtFlags::READ, &self.page).context("the page can be read")?;
+        // SAFETY: the mapping made above, of that size.
+        let protect = unsafe {
+            rustix::mm::mprotect(readable, page::BYTES, MprotectFlags::READ | MprotectFlags::WRITE)
+        };
+        self.tell("make-writable", outcome(&protect));
+        let text = rustix::io::pwrite(&self.page, &1_u64.to_le_bytes(), page::PERMIT as u64);
+        self.tell("write", outcome(&text));
+        self.tell("truncate", outcome(&rustix::fs::ftruncate(&self.page, 0)));
+        self.tell("grow", outcome(&rustix::fs::ftruncate(&self.page, 1 << 20)));
+        let seals = rustix::fs::fcntl_add_seals(&self.page, SealFlags::WRITE);
+        self.tell("seal", outcome(&seals));
+        // A memory file can be opened anew by its place in /proc, with other rights than the descriptor has.
+        let path = format!("/proc/self/fd/{}", self.page.as_raw_fd());
+        match OpenOptions::new().read(true).write(true).open(&path) {
+            Err(error) => self.tell("open-writable", error.kind()),
+            Ok(file) => {
+                let file = OwnedFd::from(file);
+                self.tell("open-and-map", outcome(&shared(both, &file)));
+                let text = rustix::io::pwrite(&file, &u64::MAX.to_le_bytes(), page::LIMIT as u64);
+                self.tell("open-and-write", outcome(&text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims that more is unused than it has.
+    fn absurd_idle(&mut self) -> Result<()> {
+        let leases = self.take_all(2)?;
+        for bytes in [u64::MAX, 1 << 63, self.limit, leases.len() as u64 * UNIT + 1, 3] {
+            if self.say(Request::Idle { bytes }).is_err() {
+                break;
+            }
+        }
+        // Whatever it claims: not a byte more than the limit.
+        let mut total = leases.len() as u64 * UNIT;
+        let mut held = Vec::new();
+        while let Ok(Ok(lease)) = self.take(UNIT) {
+            total += lease.bytes;
+            held.push(lease);
+            // A bound, should there be none.
+            if total > 2 * self.limit {
+                break;
+            }
+        }
+        self.tell("total", total);
+        Ok(())
+    }
+
+    /// Names leases and shares that are not its own.
+    fn strangers(&mut self) -> Result<()> {
+        let own = self.take_all(1)?;
+        let number = own.first().map_or(0, |lease| lease.number);
+        let mut opened = 0;
+        for share in (0..64).chain([u64::MAX, 1 << 32, 1 << 63]) {
+            self.serial += 1;
+            if self.say(Request::Open { serial: self.serial, share }).is_err() {
+                break;
+            }
+            match self.hear(PATIENCE)? {
+                Some((Answer::Lent { .. }, _)) => opened += 1,
+                Some((Answer::Refused { .. }, _)) => {}
+                other => {
+                    self.tell("open-ended", format!("{:?}", other.is_none()));
+                    break;
+                }
+            }
+        }
+        self.tell("opened", opened);
+        // These may end us: the most harmless first.
+        let shares = [0, 1, u64::MAX].map(|share| Request::Unshare { share });
+        let near = (number.saturating_sub(8)..number + 8).filter(|near| *near != number);
+        let leases = near.chain([u64::MAX]).map(|lease| Request::Give { lease });
+        for request in shares.into_iter().chain(leases) {
+            if self.say(request).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn give_twice(&mut self) -> Result<()> {
+        let leases = self.take_all(1)?;
+        let lease = leases.first().context("a lease")?.number;
+        drop(leases);
+        self.say(Request::Give { lease })?;
+        self.say(Request::Give { lease }).ok();
+        self.expect_end()
+    }
+
+    /// Asks and never listens.
+    fn flood(&mut self) -> Result<()> {
+        rustix::io::ioctl_fionbio(&self.custody, true)?;
+        let end = Instant::now() + Duration::from_secs(3);
+        let mut sent = 0_u64;
+        while Instant::now() < end {
+            self.serial += 1;
+            let serial = self.serial;
+            let request = match serial % 5 {
+                0 => Request::Take { serial, bytes: UNIT },
+                1 => Request::Idle { bytes: 0 },
+                2 => Request::Process { serial, index: 0 },
+                3 => Request::Grow { serial, reason: Growth::Module as u32, bytes: 1 << 20 },
+                _ => Request::Pin { serial, bytes: 1 << 20 },
+            };
+            match self.say(request) {
+                Ok(()) => sent += 1,
+                Err(Errno::AGAIN) => std::thread::sleep(Duration::from_micros(100)),
+                Err(_) => break,
+            }
+        }
+        self.tell("sent", sent);
+        Ok(())
+    }
+
+    /// Takes the only grant there is, and keeps it.
+    fn never_grown(&mut self) -> Result<()> {
+        self.serial += 1;
+        self.say(Request::Grow { serial: self.serial, reason: Growth::Context as u32, bytes: 0 })?;
+        let (answer, _) = self.hear(PATIENCE)?.context("no answer to a request to grow")?;
+        self.tell("grant", format!("{answer:?}"));
+        let start = Instant::now();
+        self.hear(Duration::from_millis(2 * limits::GROW_MILLISECONDS))?;
+        self.tell("ended-after", start.elapsed().as_secs());
+        Ok(())
+    }
+
+    /// Chunks of sizes that there are not.
+    fn odd_sizes(&mut self) -> Result<()> {
+        for bytes in [0, 1, UNIT - 1, UNIT + 1, 3 * UNIT, 1 << 62, u64::MAX] {
+            match self.take(bytes) {
+                Ok(Ok(lease)) => self.tell("lent", format!("{bytes} {}", lease.bytes)),
+                Ok(Err(error)) => self.tell("refused", error),
+                Err(_) => {
+                    self.tell("ended", bytes);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn over_limit(&mut self) -> Result<()> {
+        let held = self.take_all(1 << 16)?;
+        self.tell("limit", self.limit);
+        drop(held);
+        Ok(())
+    }
+
+    /// Takes memory from the driver itself, past the arbiter.
+    fn past_arbiter(&mut self) -> Result<()> {
+        self.start_driver()?;
+        let mut total = 0;
+        for bytes in [512 << 20, 32 << 20, UNIT] {
+            // What is created is never given back.
+            while self.driver.create(bytes).is_ok() {
+                total += bytes;
+            }
+        }
+        while self.driver.allocate(UNIT).is_ok() {
+            total += UNIT;
+        }
+        self.tell("got", total);
+        self.wait_for_the_end();
+        Ok(())
+    }
+
+    /// Sends what is no request.
+    fn malformed(&mut self, message: &[u8], with_descriptor: bool) -> Result<()> {
+        let file = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC)?;
+        let descriptors = [file.as_fd(), file.as_fd(), file.as_fd()];
+        let count = if with_descriptor { 3 } else { 0 };
+        socket::send(&self.custody, message, descriptors.get(..count).unwrap_or_default())?;
+        self.expect_end()
+    }
+
+    /// Whether the arbiter is done with us.
+    fn expect_end(&mut self) -> Result<()> {
+        let deadline = Instant::now() + BEFORE_THE_END;
+        while Instant::now() < deadline {
+            if self.hear(Duration::from_millis(100))?.is_none() && readable_now(&self.custody) == Some(Ended)
+            {
+                self.tell("ended", "by the arbiter");
+                return Ok(());
+            }
+        }
+        self.tell("not-ended", "by the arbiter");
+        Ok(())
+    }
+
+    /// Stays until somebody ends it.
+    fn wait_for_the_end(&self) {
+        let end = Instant::now() + 2 * PATIENCE;
+        while Instant::now() < end && readable_now(&self.custody) != Some(Ended) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The other side is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ended;
+
+fn readable_now(socket: &OwnedFd) -> Option<Ended> {
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&zero)).ok()?;
+    polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR).then_some(Ended)
+}
+
+fn readable(socket: &OwnedFd, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let Ok(left) = Timespec::try_from(left) else { return false };
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    matches!(poll(&mut polled, Some(&left)), Ok(1..))
+}
+
+fn outcome<T>(result: &Result<T, Errno>) -> String {
+    match result {
+        Ok(_) => "done".to_owned(),
+        Err(error) => format!("{error:?}"),
+    }
+}
+
+fn pattern() -> Vec<u8> {
+    let tag: Vec<u8> = TAG.iter().flat_map(|word| word.to_le_bytes()).collect();
+    tag.repeat(1 << 16)
+}

@@ -1,0 +1,334 @@
+//! A worker that lies, beside a VM that does not: real `sluiced`, arbiter, devices and drivers, and in the first VM a worker that
+//! has been taken over. Whatever it does, the second VM takes all the memory there is, and neither sees nor loses a byte.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::Signal;
+use sluice_protocol::limits;
+use sluice_tests::direct::{PATIENCE, private_kibibytes};
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::{Background, kill, signal, tail};
+use sluice_tests::programs;
+use sluice_tests::tenants::{Options, Tenants, Unit};
+
+const MIB: u64 = 1 << 20;
+const DEVICE_MIB: u64 = 256;
+/// What the VM of the liar may have.
+const QUOTA: u64 = 32 * MIB;
+
+/// What its driver may take beside that.
+const HEADROOM: u64 = 16 * MIB;
+
+/// A liar at work, and its neighbour.
+struct Stage {
+    tenants: Tenants,
+    client: Background,
+    guard: PathBuf,
+    read: PathBuf,
+    /// The unit before.
+    before: Unit,
+}
+
+impl Stage {
+    /// Starts everything; returns when the liar has done what it does by itself, or was ended for it.
+    fn set(attack: &str) -> Result<Self> {
+        let stage = Self::begin(attack)?;
+        let start = Instant::now();
+        while stage.said("done").is_none() && !stage.is_ended()? {
+            ensure!(start.elapsed() < PATIENCE, "the liar is never done:\n{}", stage.report());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(stage)
+    }
+
+    /// Whether the arbiter has ended a worker for breaking the protocol.
+    fn is_ended(&self) -> Result<bool> {
+        self.has_event("abuse")
+    }
+
+    /// Whether the arbiter has reported the liar's VM for this.
+    fn has_event(&self, kind: &str) -> Result<bool> {
+        let status = self.tenants.status()?;
+        let events = status["events"].as_array().context("events")?;
+        Ok(events.iter().any(|event| event["kind"] == kind && event["vm"] == 1))
+    }
+
+    fn wait_for_event(&self, kind: &str) -> Result<()> {
+        let start = Instant::now();
+        while !self.has_event(kind)? {
+            ensure!(start.elapsed() < PATIENCE, "no {kind}: {}", self.tenants.status()?);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn begin(attack: &str) -> Result<Self> {
+        let binaries = Binaries::locate()?;
+        let mut options = Options::with_limits(DEVICE_MIB, &[QUOTA / MIB, 0]);
+        options.vms[0].push_str(&format!(",headroom={}MiB", HEADROOM / MIB));
+        options.worker = Some(binaries.get("sluice-hostile-worker")?);
+        let tenants = Tenants::start(&binaries, &options)?;
+        let (before, _) = tenants.wait_settled()?;
+        fs::write(tenants.folder().join("libexec/attack"), attack)?;
+        let hold = programs::compile_all()?.into_iter().find(|program| program.name == "hold");
+        let client = tenants.spawn(1, "client", &hold.context("hold")?.path, &["1000"])?;
+        let (guard, read) = (programs::hostile("guard")?, programs::hostile("canary_read")?);
+        Ok(Self { tenants, client, guard, read, before })
+    }
+
+    fn report(&self) -> String {
+        fs::read_to_string(self.tenants.folder().join("libexec/report")).unwrap_or_default()
+    }
+
+    /// Waits until the liar says something; returns the rest of the line.
+    fn wait_for(&self, what: &str) -> Result<String> {
+        let start = Instant::now();
+        loop {
+            if let Some(how) = self.said(what) {
+                return Ok(how);
+            }
+            if start.elapsed() > PATIENCE {
+                bail!(
+                    "the liar never said {what}:\n{}\n{}",
+                    self.report(),
+                    tail(&self.tenants.printed(), 40)
+                );
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn said(&self, what: &str) -> Option<String> {
+        let report = self.report();
+        report
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .find(|(said, _)| *said == what)
+            .map(|(_, how)| how.to_owned())
+    }
+
+    /// The neighbour takes all it can and watches over it for a while; what it had.
+    fn guard(&self, name: &str, time: Duration) -> Result<u64> {
+        let mut guard = self.tenants.spawn(2, name, &self.guard, &[])?;
+        let holding: u64 = guard.wait_for_line("holding", PATIENCE)?.parse()?;
+        std::thread::sleep(time);
+        signal(guard.id(), Signal::USR1)?;
+        let status = guard.wait(PATIENCE)?.context("the guard ends")?;
+        ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
+        Ok(holding)
+    }
+
+    /// Ends the liar, and makes sure that its VM has nothing, that the unit has all it had, and that nobody finds anything.
+    fn clear(mut self) -> Result<()> {
+        kill(self.client.id());
+        self.client.wait(PATIENCE)?.context("the client ends")?;
+        let took = self.tenants.wait_for_charge(1, |charge| charge.lent == 0 && charge.holders == 0)?;
+        println!("nothing is charged {took:?} after the end (target 1 s)");
+        let (after, _) = self.tenants.wait_settled()?;
+        ensure!(after.is_whole(self.before.total), "before {:?}, after {after:?}", self.before);
+        let found = self.tenants.run(2, &self.read, &[])?;
+        ensure!(
+            found.status.success() && found.stdout.ends_with("\nhits 0\n"),
+            "{}{}",
+            found.stdout,
+            found.stderr
+        );
+        self.tenants.wait_settled()?;
+        self.tenants.stop()
+    }
+}
+
+/// Attacks that the arbiter answers by ending the worker.
+fn ended_for(attack: &str) -> Result<()> {
+    let stage = Stage::set(attack)?;
+    println!("{}", stage.report());
+    ensure!(stage.is_ended()?, "{attack} was put up with:\n{}", stage.report());
+    stage.guard("guard", Duration::from_millis(200))?;
+    stage.clear()
+}
+
+// Promise: S61
+#[test]
+fn a_worker_that_keeps_what_it_gave_back_reaches_nobody() -> Result<()> {
+    let stage = Stage::begin("keep-mapping")?;
+    stage.wait_for("given")?;
+    // It writes all the time, before, while and after the neighbour takes everything there is.
+    let holding = stage.guard("guard-beside", Duration::from_secs(2))?;
+    println!("the neighbour had {holding} of {:?}", stage.before);
+    let found = stage.tenants.run(2, &stage.read, &["linear", "vmm"])?;
+    ensure!(found.stdout.ends_with("\nhits 0\n"), "{}", found.stdout);
+    stage.clear()
+}
+
+// Promise: S61
+#[test]
+fn what_a_worker_gives_back_honestly_serves_others_while_it_lives() -> Result<()> {
+    let stage = Stage::set("honest-return")?;
+    let holding = stage.guard("guard", Duration::from_millis(500))?;
+    ensure!(holding + 16 * MIB > stage.before.clean, "only {holding} of {:?} came back", stage.before);
+    stage.clear()
+}
+
+// Promise: S61
+#[test]
+fn a_worker_killed_with_its_memory_leaves_none_of_it() -> Result<()> {
+    let stage = Stage::begin("hold")?;
+    stage.wait_for("holding")?;
+    for worker in stage.tenants.workers(1)? {
+        kill(worker);
+    }
+    stage.guard("guard", Duration::from_millis(500))?;
+    stage.clear()
+}
+
+// Promise: S61
+#[test]
+fn a_process_that_a_worker_leaves_behind_reaches_nobody() -> Result<()> {
+    let stage = Stage::begin("pass-on")?;
+    let stranger: u32 = stage.wait_for("stranger")?.parse()?;
+    std::thread::sleep(Duration::from_secs(2));
+    stage.guard("guard", Duration::from_secs(2))?;
+    kill(stranger);
+    stage.clear()
+}
+
+// Promise: Q61
+#[test]
+fn the_custody_page_cannot_be_written() -> Result<()> {
+    let stage = Stage::set("write-page")?;
+    println!("{}", stage.report());
+    for way in ["map-writable", "make-writable", "write", "truncate", "grow", "seal"] {
+        let how = stage.said(way).with_context(|| way.to_owned())?;
+        ensure!(how != "done", "{way}: {how}");
+    }
+    for way in ["open-and-map", "open-and-write"] {
+        ensure!(stage.said(way).is_none_or(|how| how != "done"), "{way}:\n{}", stage.report());
+    }
+    stage.clear()
+}
+
+// Promise: Q61
+#[test]
+fn claims_of_unused_memory_win_nothing() -> Result<()> {
+    let stage = Stage::set("absurd-idle")?;
+    println!("{}", stage.report());
+    if let Some(total) = stage.said("total") {
+        ensure!(total.parse::<u64>()? <= QUOTA, "{total} bytes of {QUOTA}");
+    }
+    stage.guard("guard", Duration::from_millis(200))?;
+    stage.clear()
+}
+
+// Promise: Q61
+#[test]
+fn a_worker_gets_its_limit_and_not_a_chunk_more() -> Result<()> {
+    let stage = Stage::set("over-limit")?;
+    ensure!(stage.said("taken") == Some(QUOTA.to_string()), "{}", stage.report());
+    ensure!(stage.said("refused").as_deref() == Some("2"), "{}", stage.report());
+    stage.clear()
+}
+
+// Promise: Q61
+#[test]
+fn chunks_of_odd_sizes_are_not_lent() -> Result<()> {
+    let stage = Stage::set("odd-sizes")?;
+    println!("{}", stage.report());
+    ensure!(stage.said("lent").is_none(), "{}", stage.report());
+    stage.clear()
+}
+
+// Promise: Q61
+#[test]
+fn leases_and_shares_of_others_cannot_be_had_or_ended() -> Result<()> {
+    let mut stage = Stage::begin("nothing")?;
+    // The neighbour has all there is while the liar names every lease and share it can think of.
+    let mut guard = stage.tenants.spawn(2, "guard", &stage.guard, &[])?;
+    guard.wait_for_line("holding", PATIENCE)?;
+    stage.wait_for("done")?;
+    kill(stage.client.id());
+    stage.client.wait(PATIENCE)?;
+    fs::write(stage.tenants.folder().join("libexec/attack"), "strangers")?;
+    fs::remove_file(stage.tenants.folder().join("libexec/report")).ok();
+    let hold = programs::compile_all()?.into_iter().find(|program| program.name == "hold");
+    stage.client = stage.tenants.spawn(1, "client-again", &hold.context("hold")?.path, &["1000"])?;
+    stage.wait_for("done")?;
+    println!("{}", stage.report());
+    ensure!(stage.said("opened").is_none_or(|opened| opened == "0"), "{}", stage.report());
+    signal(guard.id(), Signal::USR1)?;
+    let status = guard.wait(PATIENCE)?.context("the guard ends")?;
+    ensure!(status.success(), "{}", guard.printed());
+    stage.clear()
+}
+
+// Promise: Q61
+#[test]
+fn a_lease_given_twice_ends_the_worker() -> Result<()> {
+    ended_for("give-twice")
+}
+
+// Promise: Q61
+#[test]
+fn the_end_of_a_grant_that_was_none_ends_the_worker() -> Result<()> {
+    ended_for("grown-unasked")
+}
+
+// Promise: Q61
+#[test]
+fn messages_that_are_none_end_the_worker() -> Result<()> {
+    for attack in ["short-message", "long-message", "unknown-message", "descriptor", "empty-message"] {
+        ended_for(attack).with_context(|| attack.to_owned())?;
+    }
+    Ok(())
+}
+
+// Promise: F60
+#[test]
+fn a_worker_that_floods_delays_nobody_and_grows_nothing() -> Result<()> {
+    let stage = Stage::begin("flood")?;
+    let arbiter = stage.tenants.processes("sluice-arbiter")?;
+    let memory = || arbiter.iter().map(|arbiter| private_kibibytes(*arbiter)).sum::<Result<u64>>();
+    let before = memory()?;
+    let start = Instant::now();
+    stage.guard("guard", Duration::from_millis(200))?;
+    println!("the neighbour took all and gave it back in {:?} beside a flood", start.elapsed());
+    stage.wait_for("done")?;
+    let after = memory()?;
+    println!("{}; arbiter {before} KiB before, {after} KiB after", stage.report());
+    ensure!(after < before + (16 << 10), "the arbiter grew from {before} to {after} KiB");
+    stage.clear()
+}
+
+// Promise: F60
+#[test]
+fn a_worker_that_keeps_a_grant_is_ended_and_others_wait_no_longer() -> Result<()> {
+    let stage = Stage::begin("never-grown")?;
+    stage.wait_for("grant")?;
+    // Its context needs a grant, of which there is one at a time.
+    let start = Instant::now();
+    stage.guard("guard", Duration::ZERO)?;
+    println!("the neighbour started {:?} beside a grant that was kept", start.elapsed());
+    ensure!(
+        start.elapsed() < Duration::from_millis(limits::GROW_MILLISECONDS) + Duration::from_secs(10),
+        "too long"
+    );
+    ensure!(stage.is_ended()?, "a grant was kept for ever");
+    stage.clear()
+}
+
+// Promise: F60
+#[test]
+fn memory_taken_past_the_arbiter_is_none_of_the_neighbours() -> Result<()> {
+    let stage = Stage::begin("past-arbiter")?;
+    let got: u64 = stage.wait_for("got")?.parse()?;
+    println!("a worker got {got} bytes of the driver itself");
+    stage.wait_for_event("headroom")?;
+    stage.tenants.wait_for_charge(1, |charge| charge.holders == 0)?;
+    // All that could be lent still can be.
+    let holding = stage.guard("guard", Duration::from_millis(500))?;
+    println!("the neighbour had {holding} of {:?}", stage.before);
+    ensure!(holding + 16 * MIB > stage.before.clean, "only {holding} of {:?} were left", stage.before);
+    stage.clear()
+}

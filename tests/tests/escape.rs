@@ -1,0 +1,311 @@
+//! The ways out of a quota that are known from other systems, and some more: what a VM gets is never more than its limit by a
+//! byte, whichever way it asks, it is told so by the right error, and its neighbour computes on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use sluice_tests::direct::PATIENCE;
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::{run, signal};
+use sluice_tests::programs;
+use sluice_tests::tenants::{Options, Tenants};
+
+const MIB: u64 = 1 << 20;
+/// What the VM may have.
+const QUOTA: u64 = 64 * MIB;
+/// What the driver may take for it beside that.
+const HEADROOM: u64 = 64 * MIB;
+/// What one module of those that are loaded in large numbers takes.
+const LAST_MODULE: u64 = 6 * MIB;
+/// What the device has, roughly.
+const DEVICE_MIB: u64 = 512;
+
+/// What a step of a way has to come to.
+#[derive(Debug, Clone, Copy)]
+enum Want {
+    /// Out of memory, with exactly the quota.
+    Full,
+    /// Out of memory, with not more than the quota.
+    Within,
+    /// This error, and nothing got.
+    Code(u32),
+    /// Served, for so many bytes of the quota.
+    Served(u64),
+    /// One of these errors: no memory of the quota is in play.
+    Any(&'static [u32]),
+    /// The call is refused as not supported: the cells of this kind are what the software GPU and this stage do not offer.
+    Refused,
+}
+use Want::{Any, Code, Full, Refused, Served, Within};
+
+/// Every step of every way.
+const TABLE: &[(&str, &[(&str, Want)])] = &[
+    ("linear", LINEAR),
+    ("deepbind", LINEAR),
+    ("pools", &[("default-pool", Full), ("own-pool", Refused), ("linear-behind-pool", Full)]),
+    ("graphs", &[("create", Refused)]),
+    (
+        "vmm",
+        &[
+            ("overflow", Code(2)),
+            ("quota-and-more", Code(2)),
+            ("unmapped-handles", Full),
+            ("released-but-mapped", Full),
+            ("mapped-twice", Served(0)),
+            ("export", Served(0)),
+            ("own-imports", Served(0)),
+            ("on-the-host", Refused),
+            ("on-another-device", Code(101)),
+            ("all", Full),
+        ],
+    ),
+    ("arrays", &[("arrays", Refused), ("arrays-of-three-dimensions", Refused), ("mipmaps", Refused)]),
+    ("managed", &[("managed", Served(2 * QUOTA)), ("device-memory-beside-it", Full)]),
+    (
+        "ipc",
+        &[
+            ("handle", Served(0)),
+            ("own-handle", Code(201)),
+            ("open-in-another-process", Served(0)),
+            ("freed-but-open-elsewhere", Served(0)),
+            ("all-but-what-is-open", Within),
+            ("forged-handle", Any(&[1, 400])),
+        ],
+    ),
+    (
+        "limits",
+        &[
+            ("stack", Any(&[1, 2])),
+            ("stack-growing", Any(&[1, 2])),
+            ("heap", Any(&[1, 2])),
+            ("heap-growing", Any(&[0, 1, 2])),
+            ("printf", Any(&[1, 2])),
+            ("printf-growing", Any(&[1, 2])),
+            ("contexts", Any(&[0, 2])),
+            ("all", Full),
+        ],
+    ),
+    (
+        "modules",
+        &[
+            ("one-larger-than-the-device", Any(&[2, 218])),
+            ("one-of-eight-quotas", Code(2)),
+            ("many", Any(&[2])),
+            ("memory-beside-them", Full),
+        ],
+    ),
+    ("tiny", &[("single-bytes", Any(&[0]))]),
+    (
+        "frees",
+        &[
+            ("twice", Code(1)),
+            ("in-the-middle", Code(1)),
+            ("nothing", Served(0)),
+            ("host-memory", Code(1)),
+            ("anywhere", Code(1)),
+            ("the-end-of-the-address-space", Code(1)),
+            ("pinned-as-device", Code(1)),
+            ("device-as-pinned", Code(1)),
+            ("mapped-as-linear", Code(1)),
+            ("handle-twice", Any(&[1, 400])),
+            ("unmap-twice", Code(1)),
+            ("address-twice", Code(1)),
+            ("a-handle-that-never-was", Any(&[1, 400])),
+            ("all", Full),
+        ],
+    ),
+    ("threads", &[("all", Full)]),
+    ("processes", &[("all", Full)]),
+];
+
+const LINEAR: &[(&str, Want)] = &[
+    ("all-address-space", Code(2)),
+    ("overflow-when-rounded", Code(2)),
+    ("half-of-the-address-space", Code(2)),
+    ("quota-and-one", Code(2)),
+    ("pitch-overflow", Any(&[1, 2])),
+    ("pieces-of-512", Code(2)),
+    ("pieces-of-32", Full),
+    ("pieces-of-2", Full),
+    ("all", Full),
+];
+
+impl Want {
+    fn is_met(self, quota: u64, error: u32, bytes: u64) -> bool {
+        match self {
+            Full => error == 2 && bytes == quota,
+            Within => error == 2 && bytes <= quota,
+            Code(code) => error == code && bytes == 0,
+            Served(served) => error == 0 && bytes == served,
+            Any(codes) => codes.contains(&error),
+            Refused => error == 801 && bytes == 0,
+        }
+    }
+}
+
+/// Runs one way in one VM, beside a neighbour that computes, and watches from outside what is lent.
+fn escape(way: &str) -> Result<()> {
+    escape_with(way, QUOTA, &[], PATIENCE)
+}
+
+fn escape_with(way: &str, quota: u64, more: &[&str], limit: Duration) -> Result<()> {
+    let binaries = Binaries::locate()?;
+    let neighbour = programs::compile_all()?.into_iter().find(|program| program.name == "neighbour");
+    let (neighbour, program) = (neighbour.context("the neighbour")?.path, programs::hostile("escape")?);
+    let mut options = Options::with_limits(DEVICE_MIB, &[quota / MIB, 32]);
+    options.vms[0].push_str(&format!(",headroom={}MiB", HEADROOM / MIB));
+    let tenants = Tenants::start(&binaries, &options)?;
+    let mut neighbour = tenants.spawn(2, "neighbour", &neighbour, &["forever"])?;
+    neighbour.wait_for_line("computing", PATIENCE)?;
+
+    let done = AtomicBool::new(false);
+    let (finished, most) = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| -> Result<(u64, u64)> {
+            let mut most = (0, 0);
+            while !done.load(Ordering::Relaxed) {
+                let charge = tenants.charge(1)?;
+                most = (most.0.max(charge.lent), most.1.max(charge.headroom));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Ok(most)
+        });
+        let quota = quota.to_string();
+        let arguments: Vec<&str> = [way, &quota].into_iter().chain(more.iter().copied()).collect();
+        let finished = run(&mut tenants.command(1, &program, &arguments), limit);
+        done.store(true, Ordering::Relaxed);
+        (finished, watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let (finished, (lent, headroom)) = (finished?, most?);
+    println!("{way}: at most {lent} of {quota} bytes lent, {headroom} beside them\n{}", finished.stdout);
+    ensure!(lent <= quota, "{lent} bytes were lent at once, with a limit of {quota}");
+    // What a module's variables take is not known before it is loaded, so the last one may go beyond.
+    ensure!(
+        headroom <= HEADROOM + LAST_MODULE,
+        "the driver took {headroom} bytes at once, with a limit of {HEADROOM}"
+    );
+    ensure!(
+        finished.status.success() && finished.stdout.ends_with("PASS\n"),
+        "{}\n{}\n{}",
+        finished.status,
+        finished.stdout,
+        finished.stderr
+    );
+    judge(way, quota, &finished.stdout)?;
+
+    signal(neighbour.id(), Signal::USR1)?;
+    neighbour.wait_for_line("0 wrong", PATIENCE)?;
+    let status = neighbour.wait(PATIENCE)?.context("the neighbour ends")?;
+    ensure!(status.success(), "{}", neighbour.printed());
+    let (_, took) = tenants.wait_settled()?;
+    println!("nothing is lent {took:?} after the end (target 1 s)");
+    tenants.stop()
+}
+
+/// Each step came to what it has to, and each that has to be there was.
+fn judge(way: &str, quota: u64, printed: &str) -> Result<()> {
+    let steps = TABLE.iter().find(|(name, _)| *name == way).context("a way of the table")?.1;
+    let mut seen = Vec::new();
+    for line in printed.lines().filter_map(|line| line.strip_prefix("step ")) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [name, error, bytes] = words[..] else { anyhow::bail!("not a step: {line}") };
+        let (_, want) = steps.iter().find(|(step, _)| *step == name).with_context(|| format!("{name}?"))?;
+        ensure!(want.is_met(quota, error.parse()?, bytes.parse()?), "{name}: {line}, but {want:?}");
+        seen.push(name);
+    }
+    let missing: Vec<_> = steps.iter().filter(|(step, _)| !seen.contains(step)).collect();
+    ensure!(missing.is_empty(), "steps that did not happen: {missing:?}");
+    Ok(())
+}
+
+// Promise: Q60
+#[test]
+fn linear_memory_ends_at_the_quota() -> Result<()> {
+    escape("linear")
+}
+
+// Promise: Q60
+#[test]
+fn a_driver_library_of_its_own_is_the_same_quota() -> Result<()> {
+    escape("deepbind")
+}
+
+// Promise: Q60
+#[test]
+fn pools_end_at_the_quota() -> Result<()> {
+    escape("pools")
+}
+
+// Promise: Q60
+#[test]
+fn graphs_with_memory_are_refused() -> Result<()> {
+    escape("graphs")
+}
+
+// Promise: Q60
+#[test]
+fn memory_released_but_mapped_is_still_charged() -> Result<()> {
+    escape("vmm")
+}
+
+// Promise: Q60
+#[test]
+fn arrays_are_refused() -> Result<()> {
+    escape("arrays")
+}
+
+// Promise: Q60
+#[test]
+fn managed_memory_takes_nothing_from_the_device() -> Result<()> {
+    escape("managed")
+}
+
+// Promise: Q60
+#[test]
+fn memory_open_in_two_processes_is_charged_once_and_until_the_last() -> Result<()> {
+    escape("ipc")
+}
+
+// Promise: Q60
+#[test]
+fn limits_and_contexts_leave_the_quota_alone() -> Result<()> {
+    escape("limits")
+}
+
+// Promise: Q60
+#[test]
+fn modules_with_huge_variables_leave_the_quota_alone() -> Result<()> {
+    escape("modules")
+}
+
+// Promise: Q60
+#[test]
+fn single_bytes_are_charged_as_what_they_take() -> Result<()> {
+    escape_with("tiny", 8 * MIB, &["60000"], PATIENCE)
+}
+
+// Promise: Q60
+#[test]
+#[ignore = "for the full tier"]
+fn a_million_single_bytes_are_charged_as_what_they_take() -> Result<()> {
+    escape_with("tiny", 32 * MIB, &["1000000"], 3 * PATIENCE)
+}
+
+// Promise: Q60
+#[test]
+fn frees_of_what_is_not_theirs_change_nothing() -> Result<()> {
+    escape("frees")
+}
+
+// Promise: Q60
+#[test]
+fn sixteen_threads_at_once_stay_within_the_quota() -> Result<()> {
+    escape("threads")
+}
+
+// Promise: Q60
+#[test]
+fn eight_processes_at_once_stay_within_the_quota() -> Result<()> {
+    escape("processes")
+}
