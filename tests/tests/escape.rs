@@ -96,6 +96,7 @@ const TABLE: &[(&str, &[(&str, Want)])] = &[
             ("memory-beside-them", Full),
         ],
     ),
+    ("local", &[("huge-local-memory", Code(2)), ("goes-on", Served(0)), ("all", Full)]),
     ("tiny", &[("single-bytes", Any(&[0]))]),
     (
         "frees",
@@ -277,6 +278,12 @@ fn limits_and_contexts_leave_the_quota_alone() -> Result<()> {
 #[test]
 fn modules_with_huge_variables_leave_the_quota_alone() -> Result<()> {
     escape("modules")
+}
+
+// Promise: Q60
+#[test]
+fn local_memory_beyond_the_limit_is_refused_and_the_stream_goes_on() -> Result<()> {
+    escape("local")
 }
 
 // Promise: Q60

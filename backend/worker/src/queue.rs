@@ -150,8 +150,9 @@ impl Gate {
             match item {
                 Item::Growing(work, attributes, parameters, local) => {
                     let payload = Payload { attributes: &attributes, parameters: &parameters };
-                    let result =
-                        self.grow(provision, &work, local, || submitter.submit(&mut current, &work, payload));
+                    let result = self.grow(provision, &work, local, |operation| {
+                        submitter.submit(&mut current, &Work { operation, ..work }, payload)
+                    });
                     session.conclude(work.reply, result);
                 }
                 item => perform(item, &mut submitter, &mut current, driver, session, helper),
@@ -175,15 +176,17 @@ impl Gate {
         provision: &Provision,
         work: &Work,
         local: Local,
-        submit: impl FnOnce() -> Result<(), Code>,
+        submit: impl FnOnce(Operation) -> Result<(), Code>,
     ) -> Result<(), Code> {
         let context = work.target.context;
         if self.local.covers(context, local.each) {
-            return submit();
+            return submit(work.operation);
         }
-        let grant = provision.grow(local.device, Growth::Launch, local.bytes);
-        let _grant = grant?;
-        submit()?;
+        let _grant = match provision.grow(local.device, Growth::Launch, local.bytes) {
+            Ok(grant) => grant,
+            Err(refused) => return submit(Operation::Nothing).and(Err(refused)),
+        };
+        submit(work.operation)?;
         self.local.note(context, local.each);
         Ok(())
     }

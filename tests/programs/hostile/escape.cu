@@ -367,6 +367,24 @@ static void limits() {
     the_rest_is_exactly("all");
 }
 
+__global__ void use_local_memory(int *to) {
+    int all[8192];
+    asm volatile("" ::"l"(all) : "memory");
+    if (to) *to = all[threadIdx.x];
+}
+
+// The stacks of all threads that can run at once, for one kernel. Refusing it leaves the stream in order.
+static void local() {
+    use_local_memory<<<1, 32>>>(nullptr);
+    step("huge-local-memory", (CUresult)cudaGetLastError(), 0);
+    CUdeviceptr address;
+    MUST(cuMemAlloc, &address, 2 * MIB);
+    MUST(cuMemsetD8, address, (unsigned char)3, 2 * MIB);
+    step("goes-on", CU(cuCtxSynchronize), 0);
+    MUST(cuMemFree, address);
+    the_rest_is_exactly("all");
+}
+
 // Code and variables likewise.
 static void modules() {
     auto image = [](size_t bytes) {
@@ -577,6 +595,7 @@ int main(int argc, char **argv) {
     else if (way == "ipc-child") ipc_child(argv + 3);
     else if (way == "limits") limits();
     else if (way == "modules") modules();
+    else if (way == "local") local();
     else if (way == "tiny") tiny(argc > 3 ? strtoull(argv[3], nullptr, 10) : 1000000);
     else if (way == "frees") frees();
     else if (way == "threads") threads();
