@@ -70,7 +70,7 @@ __device__ void note(Findings *findings, uint64_t high, uint64_t low) {
     if (at < COUNTS) findings->cells[at] = cell;
 }
 
-static const int LOCAL_WORDS = 120;
+static const int LOCAL_WORDS = 40;
 
 // The address is taken by code that the compiler does not see into, so that it has to read what is there.
 __global__ void search_local(Findings *findings) {
@@ -100,6 +100,7 @@ static void search_kernel(const std::string &way, void (*kernel)(Findings *), in
     CHECK(cudaMalloc(&findings, sizeof *findings));
     CHECK(cudaMemset(findings, 0, sizeof *findings));
     kernel<<<64, 256, shared>>>(findings);
+    CHECK(cudaGetLastError());
     CHECK(cudaMemcpy(&host, findings, sizeof host, cudaMemcpyDeviceToHost));
     CHECK(cudaFree(findings));
     for (unsigned long long i = 0; i < host.count; i++) hits[way][host.cells[i < COUNTS ? i : COUNTS - 1]]++;
