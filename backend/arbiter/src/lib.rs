@@ -8,7 +8,7 @@
 //! - [`ids`], [`ledger`], [`chunks`]: names, accounts, chunk states. Pure.
 //! - [`custody`]: the decisions over them. Pure: told what happened, it says what to do.
 //! - [`audit`]: whether sums and states hold together, and agree with the inventory.
-//! - [`unit`], [`scrub`]: the driver; and the thread in which everything of it happens that takes time.
+//! - [`mod@unit`], [`scrub`]: the driver; and the thread in which everything of it happens that takes time.
 //! - [`page`], `workers`, [`inventory`]: the other parties.
 //! - [`server`]: the loop.
 

@@ -1,5 +1,5 @@
 //! The loop: one thread that hears `sluiced`, workers, the scrubber and the inventory, and asks
-//! [`Custody`](crate::custody::Custody) what follows.
+//! [`Custody`] what follows.
 //!
 //! It never waits for anybody but in `epoll_wait`, and makes no driver call but the export of a chunk that is lent. Each
 //! party is heard for a bounded number of messages per turn.

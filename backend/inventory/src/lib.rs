@@ -5,7 +5,7 @@
 //! It keeps no state that would be missed: every answer is asked of the library when it is needed, and a process is
 //! called gone only after the driver has just said so.
 //!
-//! From the outside in: [`serve`] answers on sockets, [`xid`] waits for errors of devices on a thread of its own, and
+//! From the outside in: [`mod@serve`] answers on sockets, [`xid`] waits for errors of devices on a thread of its own, and
 //! [`nvml`] is the library. It never starts a program, opens no network, and sees nothing that a guest wrote.
 
 mod nvml;
