@@ -208,18 +208,6 @@ impl Tenants {
         Background::start(name, &mut self.command(vm, program, arguments), &log)
     }
 
-    /// A program straight on the same device, past everything.
-    ///
-    /// # Errors
-    /// When the command line tool is not built.
-    pub fn native_command(&self, program: &Path) -> Result<Command> {
-        let mut command = Command::new(self.binaries.get("sluice")?);
-        command.args(["run", "--native", "--"]).arg(program);
-        command.env("SLUICE_SOFTGPU_STATE", self.state.path());
-        command.env("SLUICE_SOFTGPU_SCALE", self.scale.to_string());
-        Ok(command)
-    }
-
     /// Asks `sluiced` something by the command line tool.
     ///
     /// # Errors

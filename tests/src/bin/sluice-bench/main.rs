@@ -2,12 +2,14 @@
 //!
 //! This program starts itself again as a guest program under `sluice run`, on a driver that does nothing, so that what is
 //! measured is Sluice. There each row and its yardstick are measured in turns, round after round, so that whatever else
-//! the machine does hits both.
+//! the machine does hits both. What custody does to memory is measured on the software GPU ([`custody`]).
 
 mod cuda;
+mod custody;
 mod measure;
 mod peer;
 mod rows;
+mod turns;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -39,6 +41,7 @@ fn main() -> Result<()> {
             Ok(())
         }
         Some("peer") => peer::run(arguments.get(1..).unwrap_or_default()),
+        Some("turns") => turns::serve(),
         Some("start") => rows::print_session_start(),
         _ => orchestrate(&arguments),
     }
@@ -74,7 +77,8 @@ fn orchestrate(arguments: &[String]) -> Result<()> {
         .status()
         .context("starting sluice run")?;
     ensure!(status.success(), "the benchmark program failed: {status}");
-    let rows: Vec<Row> = serde_json::from_slice(&std::fs::read(results.path())?)?;
+    let mut rows: Vec<Row> = serde_json::from_slice(&std::fs::read(results.path())?)?;
+    rows.extend(custody::measure_all(&binaries, &me, &filter)?);
     println!(
         "{:<34} {:>12} {:>9} {:>12}   {:<22} {:>12} {:>8}",
         "row", "value", "unit", "p99", "yardstick", "its value", "ratio"

@@ -1,0 +1,94 @@
+//! Custody's rows: memory is asked for on the software GPU, remoted and natively in turns; fences on a
+//! daemon of their own.
+
+use crate::{
+    Row,
+    measure::{Samples, lower},
+    turns::{Client, gather},
+};
+use anyhow::{Context as _, Result, ensure};
+use sluice_tests::{
+    direct::PATIENCE,
+    paths::Binaries,
+    process::kill,
+    programs,
+    tenants::{Options, Tenants},
+};
+use std::{path::Path, process::Command, time::Instant};
+
+/// Turns of row and yardstick.
+const ROUNDS: usize = 9;
+/// Fences, of which p99 is the slowest.
+const FENCES: usize = 40;
+const MIB: usize = 1 << 20;
+
+/// Every row whose name contains one of `filter`, or all.
+pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
+    let wanted = |name: &str| filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()));
+    let mut rows = Vec::new();
+    if wanted("memory/alloc") || wanted("memory/free") {
+        rows.extend(memory(binaries, me)?.into_iter().filter(|row| wanted(&row.name)));
+    }
+    if wanted("fence/idle") {
+        rows.push(fence(binaries, "fence/idle", "hold", &["1000"])?);
+    }
+    if wanted("fence/hung-kernel") {
+        rows.push(fence(binaries, "fence/hung-kernel", "hang", &[])?);
+    }
+    Ok(rows)
+}
+
+/// `cuMemAlloc` and `cuMemFree` by size.
+fn memory(binaries: &Binaries, me: &Path) -> Result<Vec<Row>> {
+    let client = |native: bool| -> Result<Client> {
+        let mut command = Command::new(binaries.get("sluice")?);
+        command.arg("run").args(native.then_some("--native")).arg("--").arg(me).arg("turns");
+        Client::start(&mut command)
+    };
+    let (mut remoted, mut native) = (client(false)?, client(true)?);
+    let mut rows = Vec::new();
+    let sizes =
+        [("1KiB", 1 << 10), ("1MiB", MIB), ("2MiB", 2 * MIB), ("32MiB", 32 * MIB), ("512MiB", 512 * MIB)];
+    for (name, size) in sizes {
+        let times = ((64 << 20) / size).clamp(4, 400);
+        let mut samples: [Samples; 4] = Default::default();
+        for round in 0..=ROUNDS {
+            let request = format!("memory {size} {times}");
+            let [own, yardstick] = [remoted.ask(&request)?, native.ask(&request)?];
+            // The first round touches pages for the first time.
+            if round > 0 {
+                own.into_iter()
+                    .chain(yardstick)
+                    .zip(&mut samples)
+                    .for_each(|(from, into)| gather(into, from));
+            }
+        }
+        let [allocate, free, allocate_natively, free_natively] = &samples;
+        rows.push(lower(&format!("memory/alloc/{name}"), "us", 1e-3, allocate, "native", allocate_natively));
+        rows.push(lower(&format!("memory/free/{name}"), "us", 1e-3, free, "native", free_natively));
+    }
+    Ok(rows)
+}
+
+/// From the operator's word until the VM has nothing any more.
+fn fence(binaries: &Binaries, name: &str, program: &str, arguments: &[&str]) -> Result<Row> {
+    let tenants = Tenants::start(binaries, &Options::with_limits(512, &[128, 128]))?;
+    let program = match programs::compile_all()?.into_iter().find(|known| known.name == program) {
+        Some(program) => program.path,
+        None => programs::hostile(program)?,
+    };
+    let mut own = Samples::default();
+    for _ in 0..FENCES {
+        let mut client = tenants.spawn(1, "client", &program, arguments)?;
+        client.wait_for_line("holding", PATIENCE)?;
+        let start = Instant::now();
+        tenants.fence(1)?;
+        own.push(start.elapsed().as_secs_f64() * 1e9);
+        kill(client.id());
+        client.wait(PATIENCE)?.context("the client ends")?;
+        tenants.readmit(1)?;
+    }
+    let mut second = Samples::default();
+    second.push(1e9);
+    Ok(lower(name, "ms", 1e-6, &own, "one second", &second))
+}
