@@ -6,7 +6,7 @@ use crate::{
     measure::{Samples, lower},
     turns::{Client, gather},
 };
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use sluice_tests::{
     direct::PATIENCE,
     paths::Binaries,
