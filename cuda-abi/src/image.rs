@@ -11,12 +11,14 @@
 mod cubin;
 mod extent;
 mod fatbin;
+mod footprint;
 mod mention;
 mod ptx;
 
 pub use cubin::{KernelParams, Param, cubin_params, nobits_bytes};
 pub use extent::{Extent, ImageKind, Wrapper, size_of};
 pub use fatbin::{Entries, Entry, EntryKind, Fatbin};
+pub use footprint::device_bytes;
 pub use mention::may_mention;
 pub use ptx::{Target, select_ptx, target};
 

@@ -4,7 +4,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sluice_cuda_abi::image::{Fatbin, Wrapper, cubin_params, nobits_bytes, select_ptx, size_of, target};
+use sluice_cuda_abi::image::{
+    Fatbin, Wrapper, cubin_params, device_bytes, nobits_bytes, select_ptx, size_of, target,
+};
 
 /// What the caller allows, unpacked. Small, so that an image that claims more is the common case.
 const LIMIT: u64 = 256 << 10;
@@ -38,6 +40,7 @@ fuzz_target!(|bytes: &[u8]| {
 fn look_into(image: &[u8]) {
     let _ = target(image);
     let _ = nobits_bytes(image);
+    let _ = device_bytes(image);
     if let Ok(layout) = cubin_params(image, b"k") {
         let inside =
             layout.params.iter().all(|param| param.offset.saturating_add(param.size) <= layout.bytes);

@@ -456,6 +456,13 @@ impl Driver {
         Ok(kernel)
     }
 
+    /// `cuLibraryGetModule`: the library in the current context, made there if need be.
+    pub fn library_module(&self, library: Handle) -> Result<Handle> {
+        let mut module = 0;
+        call!(self.cuLibraryGetModule(&raw mut module, library))?;
+        Ok(module)
+    }
+
     /// `cuModuleGetGlobal_v2`.
     pub fn module_global(&self, module: Handle, name: &CStr) -> Result<(u64, u64)> {
         let (mut address, mut bytes) = (0, 0_usize);

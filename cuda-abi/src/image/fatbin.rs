@@ -119,6 +119,18 @@ impl<'a> Entry<'a> {
         Ok((entry, rest))
     }
 
+    /// Whether the payload is stored compressed.
+    #[must_use]
+    pub const fn is_compressed(&self) -> bool {
+        self.flags & (COMPRESSED_LZ4 | COMPRESSED_ZSTD) != 0
+    }
+
+    /// How long the payload is, or says it is once it is decompressed.
+    #[must_use]
+    pub const fn unpacked_bytes(&self) -> u64 {
+        if self.is_compressed() { self.uncompressed } else { self.payload.len() as u64 }
+    }
+
     /// The payload, decompressed if need be; never more than `limit` bytes, and exactly as many as the entry states.
     /// A payload that is not compressed may be padded with zeroes to a multiple of eight.
     pub fn payload(&self, limit: u64) -> Result<Cow<'a, [u8]>, ImageError> {

@@ -424,6 +424,7 @@ export! {
     cuLibraryGetGlobal(at: *mut u64, bytes: *mut usize, _library: Handle, _name: *const c_char) {
         variable(at, bytes)
     }
+    cuLibraryGetModule(module: *mut Handle, _library: Handle) { put(module, next()) }
     cuLibraryGetKernelCount(count: *mut c_uint, _library: Handle) { put(count, 0) }
     cuFuncGetAttribute(value: *mut c_int, id: c_uint, _function: Handle) { attribute(value, id) }
     cuKernelGetAttribute(value: *mut c_int, id: c_uint, _kernel: Handle, _device: c_int) { attribute(value, id) }

@@ -16,11 +16,12 @@ use sluice_cuda_abi::image;
 use sluice_driver::{Code, Driver, Handle, Launch, LaunchAttribute, code};
 use sluice_protocol::{
     calls::{FunctionAttributes, Parameters, wire},
-    custody::Growth,
+    custody::{Growth, UNIT},
     handle::{self, Id},
     limits,
 };
 use std::{
+    collections::BTreeMap,
     ffi::CString,
     sync::{Arc, mpsc::Receiver},
 };
@@ -106,6 +107,14 @@ pub(crate) struct ModuleHelper {
     helper: Helper,
     provision: Provision,
     current: Current,
+    libraries: BTreeMap<Handle, Library>,
+}
+
+/// How much memory a library takes in a context, and in which it has it, the latest last.
+#[derive(Debug)]
+struct Library {
+    bytes: u64,
+    contexts: Vec<ContextRef>,
 }
 
 impl ModuleHelper {
@@ -116,7 +125,8 @@ impl ModuleHelper {
         helper: Helper,
         provision: Provision,
     ) -> ModuleHelper {
-        ModuleHelper { driver, session, notices, helper, provision, current: Current::default() }
+        let (current, libraries) = (Current::default(), BTreeMap::new());
+        ModuleHelper { driver, session, notices, helper, provision, current, libraries }
     }
 
     pub(crate) fn run(mut self, inbox: &Receiver<ModuleJob>) {
@@ -144,12 +154,29 @@ impl ModuleHelper {
         self.session.answer(job.to, failed, &[]);
     }
 
-    fn answer(&self, job: ModuleJob) {
-        let (to, session, driver) = (job.to, &*self.session, &*self.driver);
+    fn answer(&mut self, job: ModuleJob) {
         let device = job.context.map_or(0, |(_, device)| device);
+        // Loading has needs of its own.
+        let placed = match &job.question {
+            Question::Function { image: Image::Library(library), .. }
+            | Question::Global { image: Image::Library(library), .. } => self.place(*library, job.context),
+            Question::Unload { image: Image::Library(library) } => {
+                self.libraries.remove(library);
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        if let Err(failed) = placed {
+            return self.fail(job, failed);
+        }
+        let (to, session, driver) = (job.to, &*self.session, &*self.driver);
         match job.question {
             Question::Load { id, library, image, log } => {
                 let (loaded, log_length) = self.load(library, device, &image, &log);
+                if let Ok((Image::Library(library), bytes)) = loaded {
+                    self.libraries.insert(library, Library { bytes, contexts: Vec::new() });
+                }
+                let loaded = loaded.map(|(image, _)| image);
                 // The arenas are let go before the guest may have them back.
                 drop((image, log));
                 let context = if library { None } else { job.context.map(|(context, _)| context) };
@@ -257,26 +284,69 @@ impl ModuleHelper {
         device: i32,
         from: &HeldRange,
         log: &HeldRange,
-    ) -> (Result<Image, Code>, u64) {
+    ) -> (Result<(Image, u64), Code>, u64) {
         let image = match private_copy(from) {
             Ok(image) => image,
             Err(failed) => return (Err(failed), 0),
         };
         self.expect_text(&image);
-        let _grant = match self.provision.grow(device, Growth::Module, image.len() as u64) {
-            Ok(grant) => grant,
-            Err(failed) => return (Err(failed), 0),
-        };
+        let bytes = image::device_bytes(&image);
         if library {
-            return (self.driver.library_load(&image).map(Image::Library), 0);
+            // It takes the device's memory where it is used first, which is when leave for that is asked for.
+            let loaded = self.growing(device, 0, || self.driver.library_load(&image));
+            return (loaded.map(|library| (Image::Library(library), bytes)), 0);
         }
         // Both halves of the driver's log are as long as the guest's; what the guest gets is one of them.
-        let bytes = usize::try_from(log.bytes()).unwrap_or(0);
-        let mut text = vec![0; 2 * bytes];
-        let (loaded, used) = self.driver.module_load(&image, &mut text);
-        let used = used.min(bytes);
+        let length = usize::try_from(log.bytes()).unwrap_or(0);
+        let mut text = vec![0; 2 * length];
+        let mut used = 0;
+        let loaded = self.growing(device, bytes, || {
+            let (loaded, now_used) = self.driver.module_load(&image, &mut text);
+            used = now_used.min(length);
+            loaded
+        });
         log.write(text.get(..used).unwrap_or_default());
-        (loaded.map(Image::Module), used as u64)
+        (loaded.map(|module| (Image::Module(module), bytes)), used as u64)
+    }
+
+    /// Has the driver make a library's code and variables in a context, with leave, before anything does so by the way.
+    fn place(&mut self, library: Handle, context: Option<(ContextRef, i32)>) -> Result<(), Code> {
+        let (Some(known), Some((context, device))) = (self.libraries.get(&library), context) else {
+            return Ok(());
+        };
+        if known.contexts.contains(&context) {
+            return Ok(());
+        }
+        self.growing(device, known.bytes, || self.driver.library_module(library))?;
+        if let Some(known) = self.libraries.get_mut(&library) {
+            // Contexts that ended are not told of here.
+            if known.contexts.len() >= limits::CONTEXTS as usize {
+                known.contexts.remove(0);
+            }
+            known.contexts.push(context);
+        }
+        Ok(())
+    }
+
+    /// Does what makes the driver take memory for an image, with leave for as much as the image says. If that was too
+    /// little, for what an image says is not all a driver needs, asks for more until there is none.
+    fn growing<R>(
+        &self,
+        device: i32,
+        bytes: u64,
+        mut work: impl FnMut() -> Result<R, Code>,
+    ) -> Result<R, Code> {
+        let mut bytes = bytes;
+        for _ in 0..GROWTH_ROUNDS {
+            let grant = self.provision.grow(device, Growth::Module, bytes)?;
+            let result = work();
+            drop(grant);
+            if result.as_ref().err() != Some(&code::OUT_OF_MEMORY) {
+                return result;
+            }
+            bytes = bytes.max(UNIT).saturating_mul(2);
+        }
+        Err(code::OUT_OF_MEMORY)
     }
 
     /// Sees to it that what the image's kernels print reaches the guest.
@@ -376,6 +446,9 @@ impl ModuleHelper {
         }
     }
 }
+
+/// How often leave is asked for until an image fits, each time for twice as much.
+const GROWTH_ROUNDS: usize = 8;
 
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`.
 const LOCAL_BYTES: usize = 3;
