@@ -262,11 +262,9 @@ pub struct WorkerSetup {
     pub session: u32,
     /// Absolute path of the driver library to load.
     pub driver: String,
-    /// Bytes of device memory the session may use while it makes its chunks itself; 0 for all there is.
-    pub memory: u64,
     /// Runs of guest pages the worker maps one by one; what goes beyond is gathered.
     pub mapped_runs: u32,
-    /// How many [`ToWorker::Custody`] messages follow: devices, in order of their ordinals.
+    /// How many [`ToWorker::Custody`] messages follow: devices, in order of their ordinals. There are no others.
     pub devices: u32,
     /// Whether memory is also cleared each time a guest's allocation is freed, before anything else gets it.
     pub scrub_every_free: bool,

@@ -488,7 +488,6 @@ fn setup() -> WorkerSetup {
         vm: 1,
         session: 2,
         driver: "/d.so".to_owned(),
-        memory: 1 << 32,
         mapped_runs: 7,
         devices: 0,
         scrub_every_free: false,
@@ -498,12 +497,9 @@ fn setup() -> WorkerSetup {
 // Promise: V6
 #[test]
 fn worker_setup_is_these_bytes_and_nothing_more() {
-    let golden = [
-        &[1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..],
-        b"/d.so",
-        &[0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0],
-    ]
-    .concat();
+    let golden =
+        [&[1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..], b"/d.so", &[7, 0, 0, 0, 0, 0, 0, 0, 0]]
+            .concat();
     assert_eq!(codec::encode(&setup()).unwrap(), golden);
     assert_eq!(codec::decode::<WorkerSetup>(&golden).unwrap(), setup());
     for cut in 0..golden.len() {

@@ -45,7 +45,7 @@ pub struct Arguments {
     /// Absolute path of the driver's management library (NVML), from which the inventory learns
     #[arg(long, value_name = "PATH")]
     pub nvml: Option<PathBuf>,
-    /// Devices whose memory is lent to VMs, where NVML does not say how many there are; 0 for none, without quotas
+    /// Devices whose memory is lent to VMs, where NVML does not say how many there are; 0 for VMs without devices
     #[arg(long, value_name = "N")]
     pub units: Option<u32>,
     /// Device memory of each VM that does not say its own, for instance 16GiB; 0 for all there is

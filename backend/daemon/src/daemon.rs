@@ -255,7 +255,7 @@ async fn units(
     };
     let count = configuration.units.or(counted).unwrap_or(UNITS).min(limits::DEVICES);
     if count == 0 {
-        tracing::warn!("no unit is configured: device memory is not in custody, and quotas do not hold");
+        tracing::warn!("no unit is configured: VMs have no devices");
     }
     (0..count)
         .map(|number| {

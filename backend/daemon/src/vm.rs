@@ -507,7 +507,6 @@ impl Vm {
             session,
             driver: self.configuration.driver.clone(),
             mapped_runs: self.configuration.mapped_runs,
-            memory: if custody.is_empty() { self.spec.memory.0 } else { 0 },
             devices: u32::try_from(custody.len()).unwrap_or(u32::MAX),
             scrub_every_free: self.configuration.scrub_every_free,
         };

@@ -99,7 +99,6 @@ impl Started {
             vm: 1,
             session: 9,
             driver: "/d".into(),
-            memory: 0,
             mapped_runs: 9,
             devices: 0,
             scrub_every_free: false,

@@ -3,7 +3,7 @@
 use crate::{
     arenas::{AttachError, Attached, Counts, Extent, Incoming, Mapped},
     completion::Completion,
-    custody::{Custody, CustodyError},
+    custody::Custody,
     dispatcher::{Dispatcher, Shared},
     exit::exit,
     helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, tell},
@@ -57,12 +57,6 @@ pub enum RunError {
     /// The control resource is too small or not a shim's.
     #[error("the control resource is not a session's")]
     NotASession,
-    /// Nobody lends memory.
-    #[error(transparent)]
-    Custody(#[from] CustodyError),
-    /// The driver does not answer.
-    #[error("the driver fails: CUresult {0}")]
-    Code(u32),
     /// There is no driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -107,8 +101,8 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     };
     let attached = Arc::new(Attached::default());
     attached.insert(0, extent);
-    let provision = match provision(&driver, &setup, lenders) {
-        Ok(provision) => provision,
+    let provision = match Custody::new(Arc::clone(&driver), lenders) {
+        Ok(custody) => Provision::Lent(Arc::new(custody)),
         Err(error) => {
             tracing::error!(%error, "no session without device memory");
             session.lose(code::DEVICE_UNAVAILABLE, 1)
@@ -180,18 +174,6 @@ fn lenders(control: &OwnedFd, devices: u32) -> Result<Vec<OwnedFd>, RunError> {
         }
     };
     (0..devices.min(limits::DEVICES)).map(next).collect()
-}
-
-/// Where the session's memory comes from.
-fn provision(
-    driver: &Arc<Driver>,
-    setup: &WorkerSetup,
-    lenders: Vec<OwnedFd>,
-) -> Result<Provision, RunError> {
-    if lenders.is_empty() {
-        return Provision::own(driver, setup.memory).map_err(RunError::Code);
-    }
-    Ok(Provision::Lent(Arc::new(Custody::new(Arc::clone(driver), lenders)?)))
 }
 
 /// The doorbell and the wake-up.

@@ -38,7 +38,7 @@ const WELCOME_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a worker has no memory.
 #[derive(Debug, thiserror::Error)]
-pub enum CustodyError {
+pub(crate) enum CustodyError {
     /// A socket fails.
     #[error("custody socket: {0}")]
     Socket(#[from] Errno),
@@ -420,7 +420,7 @@ impl Custody {
             tracing::error!(code = failed, "cannot release a chunk");
             return;
         }
-        if let (Lease::Lent(lease), Ok(link)) = (chunk.lease, self.link(chunk.device)) {
+        if let (Some(lease), Ok(link)) = (chunk.lease.number(), self.link(chunk.device)) {
             link.tell(Request::Give { lease });
         }
     }
@@ -495,7 +495,7 @@ impl ChunkSource for Arc<Custody> {
     }
 
     fn share(&mut self, share: u64, chunk: &Chunk) -> Result<u64, Code> {
-        let Lease::Lent(lease) = chunk.lease else { return Err(code::NOT_SUPPORTED) };
+        let lease = chunk.lease.number().ok_or(code::NOT_SUPPORTED)?;
         let link = self.link(chunk.device)?;
         match link.ask(|serial| Request::Share { serial, share, lease }, Some)? {
             Reply::Granted(share) => Ok(share),

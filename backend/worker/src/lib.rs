@@ -38,5 +38,4 @@ mod table;
 
 pub use arenas::AttachError;
 pub use control::{RunError, run};
-pub use custody::CustodyError;
 pub use sluice_driver::DriverError;

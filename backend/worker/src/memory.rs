@@ -8,12 +8,14 @@ mod blocks;
 mod groups;
 mod pool;
 mod shares;
+#[cfg(any(test, fuzzing))]
 mod source;
 mod space;
 mod windows;
 
 pub(crate) use groups::Usage;
 pub(crate) use shares::Shared;
+#[cfg(any(test, fuzzing))]
 pub(crate) use source::{Ledger, OwnChunks};
 pub(crate) use windows::Windows;
 
@@ -48,7 +50,19 @@ pub(crate) enum Lease {
     /// Lent, under this number.
     Lent(u64),
     /// Made here.
+    #[cfg(any(test, fuzzing))]
     Own,
+}
+
+impl Lease {
+    /// The number of a lease.
+    pub(crate) const fn number(self) -> Option<u64> {
+        match self {
+            Lease::Lent(number) => Some(number),
+            #[cfg(any(test, fuzzing))]
+            Lease::Own => None,
+        }
+    }
 }
 
 /// Where chunks come from.

@@ -1,24 +1,33 @@
-//! Where the session's memory comes from: the lenders of its devices, or, where nobody lends, the driver itself.
+//! Where the session's memory comes from: the lenders of its devices. A worker makes no device memory itself; only a
+//! dispatcher without a process, in unit tests and fuzzing, does.
 
+#[cfg(any(test, fuzzing))]
+use crate::memory::{Ledger, OwnChunks};
 use crate::{
     custody::{Custody, Grant},
-    memory::{Books, ChunkSource, Ledger, OwnChunks},
+    memory::{Books, ChunkSource},
 };
-use sluice_driver::{Code, Driver};
-use sluice_protocol::{custody::Growth, limits};
+use sluice_driver::Code;
+#[cfg(any(test, fuzzing))]
+use sluice_driver::Driver;
+use sluice_protocol::custody::Growth;
+#[cfg(any(test, fuzzing))]
+use sluice_protocol::limits;
 use std::sync::Arc;
 
-/// The one or the other.
+/// Who gives the memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Provision {
     /// Lent, device by device.
     Lent(Arc<Custody>),
     /// Made here.
+    #[cfg(any(test, fuzzing))]
     Own(Arc<Driver>, Arc<Ledger>),
 }
 
 impl Provision {
     /// Chunks of the driver's, within a quota; 0 for all there is.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn own(driver: &Arc<Driver>, quota: u64) -> Result<Provision, Code> {
         let ledger = Ledger::new(quota);
         for ordinal in 0..driver.device_count()?.min(limits::DEVICES) {
@@ -31,6 +40,7 @@ impl Provision {
     pub(crate) fn books(&self) -> &dyn Books {
         match self {
             Provision::Lent(custody) => &**custody,
+            #[cfg(any(test, fuzzing))]
             Provision::Own(_, ledger) => &**ledger,
         }
     }
@@ -38,6 +48,7 @@ impl Provision {
     pub(crate) fn source(&self) -> Box<dyn ChunkSource + Send> {
         match self {
             Provision::Lent(custody) => Box::new(Arc::clone(custody)),
+            #[cfg(any(test, fuzzing))]
             Provision::Own(driver, ledger) => {
                 Box::new(OwnChunks::new(Arc::clone(driver), Arc::clone(ledger)))
             }
@@ -48,6 +59,7 @@ impl Provision {
     pub(crate) const fn custody(&self) -> Option<&Arc<Custody>> {
         match self {
             Provision::Lent(custody) => Some(custody),
+            #[cfg(any(test, fuzzing))]
             Provision::Own(..) => None,
         }
     }

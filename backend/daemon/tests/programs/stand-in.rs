@@ -71,12 +71,11 @@ fn worker(arguments: &[String]) -> Result<()> {
         custody.push(descriptors.pop().context("a custody socket")?);
     }
     let found = format!(
-        "{{\"pid\":{},\"vm\":{},\"session\":{},\"driver\":{:?},\"memory\":{},\"custody\":{},{found}}}",
+        "{{\"pid\":{},\"vm\":{},\"session\":{},\"driver\":{:?},\"custody\":{},{found}}}",
         std::process::id(),
         setup.vm,
         setup.session,
         setup.driver,
-        setup.memory,
         custody.len()
     );
     socket::send(&control, found.as_bytes(), &[])?;

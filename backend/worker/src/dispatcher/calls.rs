@@ -106,8 +106,11 @@ impl Handler for Dispatcher {
     ) -> Outcome<wire::context_create::Reply> {
         let free =
             self.slots.get(args.stream as usize).is_some_and(|slot| matches!(slot.binding, Binding::Free));
-        if !free || !self.greeted || args.device >= self.devices {
+        if !free || !self.greeted {
             return Outcome::Failed(code::INVALID_VALUE);
+        }
+        if args.device >= self.devices {
+            return Outcome::Failed(code::INVALID_DEVICE);
         }
         let id = args.context.0;
         if let Err(failed) = self.contexts.reserve(id) {

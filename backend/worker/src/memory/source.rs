@@ -1,4 +1,4 @@
-//! Chunks the worker makes itself, with nobody to lend them, and the ledger of what the session has then.
+//! For unit tests and fuzzing: chunks made here, with nobody to lend them, and the ledger of what the session has then.
 
 use super::{Books, Chunk, ChunkSource, Lease};
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,13 +1,13 @@
 //! Faults of kernels, of guests, of the device.
 
 use crate::{
-    guest::{ARENA, Guest, eventually, null_driver},
+    guest::{ARENA, Guest, Start, eventually, null_driver},
     streams::{function, launch, put_launch, ready, stream},
 };
 use sluice_protocol::{
-    calls::wire,
+    calls::{self, wire},
     field::Mint,
-    handle::{Event, Id, Stream},
+    handle::{Context, Event, Id, Stream},
     limits,
     record::{HEADER_BYTES, Header, NO_REPLY},
     session,
@@ -149,11 +149,29 @@ fn the_worker_goes_with_its_device() {
 
 #[test]
 fn no_driver_is_a_clear_error() {
-    let mut guest = Guest::unready(PathBuf::from("/nonexistent/libcuda.so.1"), 0);
-    assert_lost(&mut guest, 46, 1);
-    let mut guest = Guest::unready(PathBuf::from("libcuda.so.1"), 0);
-    assert_lost(&mut guest, 46, 1);
+    for driver in ["/nonexistent/libcuda.so.1", "libcuda.so.1"] {
+        let mut guest = Guest::launched(Start::on(PathBuf::from(driver)));
+        assert_lost(&mut guest, 46, 1);
+    }
     assert!(null_driver().is_absolute());
+}
+
+// Promise: Q7
+#[test]
+fn a_worker_to_which_nobody_lends_has_no_devices() {
+    let mut guest = Guest::ready(Start::on(null_driver()));
+    let (result, fields) =
+        guest.call(wire::session_hello::CALL, |w| wire::session_hello::put(w, calls::VERSION, 42));
+    assert_eq!((result, wire::session_hello::Reply::get(&fields).unwrap().devices), (0, 0));
+    assert_eq!(guest.call(wire::device_info::CALL, |w| wire::device_info::put(w, 0)).0, 101);
+    assert_eq!(guest.call(wire::device_memory::CALL, |w| wire::device_memory::put(w, 0)).0, 101);
+    let context = Id::<Context>::new(0, 1);
+    let (result, _) = guest
+        .call(wire::context_create::CALL, |w| wire::context_create::put(w, Mint(context), 0, 0, true, 0));
+    assert_eq!(result, 101);
+    guest.context = context.raw();
+    assert_eq!(guest.allocate(4096), Err(201));
+    assert_eq!(guest.state(), session::READY, "and goes on");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Guest memory that cannot be mapped side by side: too many pieces, or huge pages.
 
-use crate::guest::{ARENA, Guest, eventually, memory_file, null_driver};
+use crate::guest::{ARENA, Guest, eventually, memory_file};
 use rustix::{
     fd::OwnedFd,
     fs::{MemfdFlags, ftruncate, memfd_create},
@@ -125,7 +125,7 @@ fn more_pieces_than_a_process_may_map_are_gathered() {
 // Promise: V15
 #[test]
 fn what_is_in_place_stays_so_beside_what_is_gathered() {
-    let mut guest = Guest::with_mapped_runs(null_driver(), 100, &[]);
+    let mut guest = Guest::with_mapped_runs(100);
     guest.begin();
     let arena = guest.attach(1, ARENA, 1 << 20);
     let memory = every_other_page(500);
@@ -155,7 +155,7 @@ fn what_is_in_place_stays_so_beside_what_is_gathered() {
 // Promise: V15
 #[test]
 fn what_is_kept_for_gathered_memory_is_bounded_and_comes_back() {
-    let mut guest = Guest::with_mapped_runs(null_driver(), 0, &[]);
+    let mut guest = Guest::with_mapped_runs(0);
     guest.begin();
     let whole = guest.attach(1, ARENA, limits::BOUNCE_BYTES);
     let ram = memory_file(PAGE);
@@ -186,7 +186,7 @@ fn what_is_kept_for_gathered_memory_is_bounded_and_comes_back() {
 // Promise: V15
 #[test]
 fn windows_stay_inside_guest_memory() {
-    let guest = Guest::with_mapped_runs(null_driver(), 0, &[]);
+    let guest = Guest::with_mapped_runs(0);
     let ram = memory_file(100 * PAGE);
     let pages = |first: u64, count: u64| Run { offset: first * PAGE, bytes: count * PAGE };
     // Each with the extents it is sent with.

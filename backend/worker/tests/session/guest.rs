@@ -104,6 +104,24 @@ pub(crate) struct Guest {
     mapped_runs: u32,
 }
 
+/// How a worker is started.
+pub(crate) struct Start<'a> {
+    pub(crate) driver: PathBuf,
+    pub(crate) mapped_runs: u32,
+    pub(crate) environment: &'a [(&'a str, &'a OsStr)],
+    /// The worker's ends of custody sockets, device by device.
+    pub(crate) lenders: Vec<OwnedFd>,
+    pub(crate) scrub_every_free: bool,
+}
+
+impl Start<'_> {
+    /// On a driver, with what is usual and no devices.
+    pub(crate) fn on(driver: PathBuf) -> Self {
+        let (mapped_runs, lenders) = (limits::MAPPED_RUNS, Vec::new());
+        Start { driver, mapped_runs, environment: &[], lenders, scrub_every_free: false }
+    }
+}
+
 /// An answer: its CUresult and its fields.
 pub(crate) type Answer = (u32, Vec<u8>);
 
@@ -120,41 +138,25 @@ impl Guest {
 
     /// A worker on the null driver, of the VM of a lender.
     pub(crate) fn of(lender: &Lender) -> Guest {
-        let guest = Guest::launched(null_driver(), 0, limits::MAPPED_RUNS, &[], vec![lender.admit()]);
-        eventually("READY", || guest.state() == session::READY);
-        guest
+        Guest::ready(Start { lenders: vec![lender.admit()], ..Start::on(null_driver()) })
     }
 
-    pub(crate) fn with_environment(driver: PathBuf, memory: u64, environment: &[(&str, &OsStr)]) -> Guest {
-        let guest = Guest::launched(driver, memory, limits::MAPPED_RUNS, environment, Vec::new());
+    /// A worker on the null driver that maps at most so many runs of guest pages one by one.
+    pub(crate) fn with_mapped_runs(mapped_runs: u32) -> Guest {
+        let lenders = vec![Lender::new(0).admit()];
+        Guest::ready(Start { mapped_runs, lenders, ..Start::on(null_driver()) })
+    }
+
+    /// A worker started so, ready.
+    pub(crate) fn ready(start: Start<'_>) -> Guest {
+        let guest = Guest::launched(start);
         eventually("READY", || guest.state() == session::READY);
         guest
     }
 
     /// A worker that may not become ready.
-    pub(crate) fn unready(driver: PathBuf, memory: u64) -> Guest {
-        Guest::launched(driver, memory, limits::MAPPED_RUNS, &[], Vec::new())
-    }
-
-    /// A worker that maps at most so many runs of guest pages one by one.
-    pub(crate) fn with_mapped_runs(
-        driver: PathBuf,
-        mapped_runs: u32,
-        environment: &[(&str, &OsStr)],
-    ) -> Guest {
-        let lenders = if environment.is_empty() { vec![Lender::new(0).admit()] } else { Vec::new() };
-        let guest = Guest::launched(driver, 0, mapped_runs, environment, lenders);
-        eventually("READY", || guest.state() == session::READY);
-        guest
-    }
-
-    fn launched(
-        driver: PathBuf,
-        memory: u64,
-        mapped_runs: u32,
-        environment: &[(&str, &OsStr)],
-        lenders: Vec<OwnedFd>,
-    ) -> Guest {
+    pub(crate) fn launched(start: Start<'_>) -> Guest {
+        let Start { driver, mapped_runs, environment, lenders, scrub_every_free } = start;
         let (ours, theirs) = socket::pair().expect("socket pair");
         let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
             .args(["--control-fd", "0"])
@@ -166,10 +168,9 @@ impl Guest {
             vm: 1,
             session: 1,
             driver: driver.into_os_string().into_string().expect("UTF-8"),
-            memory,
             mapped_runs,
             devices: u32::try_from(lenders.len()).expect("few"),
-            scrub_every_free: false,
+            scrub_every_free,
         };
         socket::send(&ours, &codec::encode(&setup).expect("encodes"), &[]).expect("setup");
         for (device, lender) in (0..).zip(lenders) {

@@ -1,4 +1,5 @@
-//! Plays the arbiter of one device for the workers of one VM: chunks of the null driver, made in this process.
+//! Plays the arbiter of one device for the workers of one VM. Chunks of the null driver are made in this process; those of
+//! the software GPU, which is configured by the environment, in one of their own: [`Elsewhere`].
 
 use crate::guest::null_driver;
 use rustix::{
@@ -14,20 +15,47 @@ use sluice_protocol::{
 use sluice_shared_memory::{Mapping, socket};
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
 
-static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver::load(&null_driver()).expect("the driver loads"));
+static NULL_DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| loaded(&null_driver()));
+
+fn loaded(path: &Path) -> Arc<Driver> {
+    let driver = Driver::load(path).expect("the driver loads");
+    driver.init().expect("the driver starts");
+    Arc::new(driver)
+}
+
+/// What [`Terms::ballast`] leaves free for what drivers take without asking.
+const RESERVE: u64 = 8 << 20;
+
+/// What a lender allows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms {
+    /// Bytes of chunks, 0 for many.
+    pub(crate) limit: u64,
+    /// Bytes that one growth of a driver may ask for, 0 for any.
+    pub(crate) headroom: u64,
+    /// Whether the device's free memory is kept occupied, and released for growth only.
+    pub(crate) ballast: bool,
+}
 
 const OUT_OF_MEMORY: u32 = 2;
 const INVALID_VALUE: u32 = 1;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Books {
+    driver: Arc<Driver>,
     limit: u64,
+    headroom: u64,
+    /// Chunks that only occupy memory.
+    ballast: Option<Vec<u64>>,
     /// Chunks by handle: bytes and leases on them.
     chunks: BTreeMap<u64, (u64, u32)>,
     leases: BTreeMap<u64, u64>,
@@ -51,7 +79,7 @@ struct Tenant {
 }
 
 /// The lender of one device to one VM.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Lender {
     books: Arc<Mutex<Books>>,
 }
@@ -62,8 +90,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Lender {
     pub(crate) fn new(limit: u64) -> Lender {
-        let limit = if limit == 0 { 16 << 30 } else { limit / UNIT * UNIT };
-        Lender { books: Arc::new(Mutex::new(Books { limit, ..Books::default() })) }
+        Lender::of(Arc::clone(&NULL_DRIVER), Terms { limit, ..Terms::default() })
+    }
+
+    fn of(driver: Arc<Driver>, terms: Terms) -> Lender {
+        let mut books = Books {
+            driver,
+            limit: if terms.limit == 0 { 16 << 30 } else { terms.limit / UNIT * UNIT },
+            headroom: terms.headroom,
+            ballast: terms.ballast.then(Vec::new),
+            chunks: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            shares: BTreeMap::new(),
+            next: 0,
+            tenants: Vec::new(),
+            pinned: 0,
+            grown: Vec::new(),
+            growing: 0,
+        };
+        books.occupy();
+        Lender { books: Arc::new(Mutex::new(books)) }
     }
 
     /// Bytes of all chunks lent.
@@ -99,6 +145,11 @@ impl Lender {
     /// The worker's end of a custody socket.
     pub(crate) fn admit(&self) -> OwnedFd {
         let (ours, theirs) = socket::pair().expect("socket pair");
+        self.admit_at(ours);
+        theirs
+    }
+
+    fn admit_at(&self, ours: OwnedFd) {
         let bytes = page::BYTES as u64;
         let file = memfd_create("custody", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
         ftruncate(&file, bytes).expect("truncate");
@@ -125,7 +176,6 @@ impl Lender {
         socket::send(&tenant.socket, &welcome.encode(), &[file.as_fd()]).expect("welcome");
         let lender = self.clone();
         std::thread::spawn(move || lender.serve(&tenant));
-        theirs
     }
 
     fn serve(&self, tenant: &Arc<Tenant>) {
@@ -136,8 +186,9 @@ impl Lender {
             let mut books = lock(&self.books);
             let answers = books.take_in(tenant, request);
             publish(&books);
+            let driver = Arc::clone(&books.driver);
             for (answer, chunk) in answers {
-                let exported = chunk.map(|chunk| DRIVER.chunk_export(chunk).expect("exports"));
+                let exported = chunk.map(|chunk| driver.chunk_export(chunk).expect("exports"));
                 let exported: Vec<_> = exported.iter().map(|file| file.as_fd()).collect();
                 // A worker that is gone needs no answer.
                 let _ = socket::send(&tenant.socket, &answer.encode(), &exported);
@@ -178,7 +229,25 @@ impl Books {
         *leases -= 1;
         if *leases == 0 {
             self.chunks.remove(&chunk);
-            DRIVER.chunk_release(chunk).expect("releases");
+            self.driver.chunk_release(chunk).expect("releases");
+        }
+    }
+
+    /// Takes what the device has left above the reserve, if that is wanted.
+    fn occupy(&mut self) {
+        let Some(ballast) = &mut self.ballast else { return };
+        while let Ok(chunk) = self.driver.chunk_create(UNIT, 0) {
+            ballast.push(chunk);
+        }
+        self.make_room(RESERVE);
+    }
+
+    /// Gives up so much of it.
+    fn make_room(&mut self, bytes: u64) {
+        let Some(ballast) = &mut self.ballast else { return };
+        let count = usize::try_from(bytes.div_ceil(UNIT)).unwrap_or(usize::MAX).min(ballast.len());
+        for chunk in ballast.drain(..count) {
+            self.driver.chunk_release(chunk).expect("releases");
         }
     }
 
@@ -193,7 +262,11 @@ impl Books {
                 if lent + bytes > self.limit {
                     return vec![(Answer::Refused { serial, error: OUT_OF_MEMORY }, None)];
                 }
-                let chunk = DRIVER.chunk_create(bytes, 0).expect("creates");
+                self.make_room(bytes);
+                let chunk = match self.driver.chunk_create(bytes, 0) {
+                    Ok(chunk) => chunk,
+                    Err(error) => return vec![(Answer::Refused { serial, error }, None)],
+                };
                 self.chunks.insert(chunk, (bytes, 0));
                 let lease = self.lease(tenant, chunk);
                 vec![(Answer::Lent { serial, lease, bytes, more: false }, Some(chunk))]
@@ -208,13 +281,18 @@ impl Books {
                 *lock(&tenant.idle) = bytes;
                 Vec::new()
             }
-            Request::Grow { serial, reason, .. } => {
+            Request::Grow { serial, reason, bytes } => {
+                if self.headroom > 0 && bytes > self.headroom {
+                    return vec![(Answer::Refused { serial, error: OUT_OF_MEMORY }, None)];
+                }
+                self.make_room(bytes);
                 self.grown.push(reason);
                 self.growing += 1;
                 vec![(Answer::Granted { serial, value: 0 }, None)]
             }
             Request::Grown { .. } => {
                 self.growing -= 1;
+                self.occupy();
                 Vec::new()
             }
             Request::Share { serial, share, lease } => {
@@ -259,5 +337,62 @@ impl Books {
                 vec![(answer, None)]
             }
         }
+    }
+}
+
+/// A lender in a process of its own, with a driver and an environment of its own.
+#[derive(Debug)]
+pub(crate) struct Elsewhere {
+    process: Child,
+    control: OwnedFd,
+}
+
+/// Names the driver to the process of an [`Elsewhere`].
+const DRIVER_VARIABLE: &str = "SLUICE_TEST_LENDER_DRIVER";
+
+impl Elsewhere {
+    pub(crate) fn start(driver: &Path, environment: &[(&str, &OsStr)], terms: Terms) -> Elsewhere {
+        let (control, theirs) = socket::pair().expect("socket pair");
+        let process = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "lender::a_process_that_lends", "--nocapture"])
+            .env(DRIVER_VARIABLE, driver)
+            .envs(environment.iter().copied())
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("this program starts again");
+        let terms = [terms.limit, terms.headroom, u64::from(terms.ballast)].map(u64::to_le_bytes).concat();
+        socket::send(&control, &terms, &[]).expect("terms");
+        Elsewhere { process, control }
+    }
+
+    /// The worker's end of a custody socket.
+    pub(crate) fn admit(&self) -> OwnedFd {
+        let (ours, theirs) = socket::pair().expect("socket pair");
+        socket::send(&self.control, b"admit", &[ours.as_fd()]).expect("a lender");
+        theirs
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        // It is gone already where it failed.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// No test: the process of an [`Elsewhere`]. Started by anybody else, it does nothing.
+#[test]
+fn a_process_that_lends() {
+    let Some(driver) = std::env::var_os(DRIVER_VARIABLE) else { return };
+    let control = rustix::io::dup(rustix::stdio::stdin()).expect("a socket");
+    let mut buffer = [0; BYTES];
+    let (bytes, _) = socket::receive(&control, &mut buffer).expect("receive").expect("terms");
+    let word = |at| bytes[at..].first_chunk().copied().map(u64::from_le_bytes).expect("a word");
+    let terms = Terms { limit: word(0), headroom: word(8), ballast: word(16) != 0 };
+    let lender = Lender::of(loaded(&PathBuf::from(driver)), terms);
+    while let Ok(Some((_, descriptors))) = socket::receive(&control, &mut buffer) {
+        descriptors.into_iter().for_each(|ours| lender.admit_at(ours));
     }
 }

@@ -1,6 +1,6 @@
 //! Devices, device memory, arenas, copies.
 
-use crate::guest::{ARENA, Guest, WINDOW, eventually, memory_file, null_driver};
+use crate::guest::{ARENA, Guest, WINDOW, eventually, memory_file};
 use sluice_protocol::{
     calls::wire,
     control::{FromWorker, Run, ToWorker},
@@ -52,7 +52,7 @@ fn bytes_go_there_and_back() {
 // Promise: V15
 #[test]
 fn gathered_bytes_go_there_and_back() {
-    there_and_back(Guest::with_mapped_runs(null_driver(), 0, &[]));
+    there_and_back(Guest::with_mapped_runs(0));
 }
 
 fn there_and_back(mut guest: Guest) {
@@ -85,7 +85,7 @@ fn rows_and_fills_touch_what_they_should() {
 // Promise: V15
 #[test]
 fn gathered_rows_and_fills_touch_what_they_should() {
-    rows_and_fills(Guest::with_mapped_runs(null_driver(), 0, &[]));
+    rows_and_fills(Guest::with_mapped_runs(0));
 }
 
 fn rows_and_fills(mut guest: Guest) {

@@ -1,7 +1,8 @@
 //! The same worker on the software GPU: real kernels, real faults.
 
 use crate::{
-    guest::{ARENA, Arena, Guest, eventually},
+    guest::{ARENA, Arena, Guest, Start, eventually},
+    lender::{Elsewhere, Terms},
     streams::launch,
 };
 use sluice_protocol::{
@@ -10,6 +11,7 @@ use sluice_protocol::{
     handle::{Event, Function, Id, Module},
     limits,
 };
+use std::{ffi::OsString, path::PathBuf};
 use tempfile::TempDir;
 
 const PTX: &str = "
@@ -56,53 +58,96 @@ done:
 }
 ";
 
+/// A software GPU and who lends its memory to the workers of one VM.
+pub(crate) struct Device {
+    lender: Elsewhere,
+    driver: PathBuf,
+    environment: Vec<(&'static str, OsString)>,
+    _state: TempDir,
+}
+
+impl Device {
+    /// A large one.
+    fn new() -> Device {
+        Device::with(&[], Terms { limit: u64::MAX / 2, ..Terms::default() })
+    }
+
+    /// One of 358 MiB whose fresh memory is full of a pattern.
+    pub(crate) fn small(terms: Terms) -> Device {
+        let variables = [
+            ("SLUICE_SOFTGPU_MODEL", "A10-24"),
+            ("SLUICE_SOFTGPU_SCALE", "64"),
+            ("SLUICE_SOFTGPU_FILL", "0xA5"),
+            ("SLUICE_SOFTGPU_CONTEXT_BYTES", "4194304"),
+        ];
+        Device::with(&variables, terms)
+    }
+
+    fn with(variables: &[(&'static str, &str)], terms: Terms) -> Device {
+        let state = TempDir::new().unwrap();
+        let driver = std::env::current_exe().unwrap().with_file_name("libsoftgpu_cuda.so");
+        let mut environment = vec![("SLUICE_SOFTGPU_STATE", state.path().into())];
+        environment.extend(variables.iter().map(|(name, value)| (*name, OsString::from(value))));
+        let of_lender: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
+        let lender = Elsewhere::start(&driver, &of_lender, terms);
+        Device { lender, driver, environment, _state: state }
+    }
+
+    pub(crate) fn guest(&self, mapped_runs: u32, scrub_every_free: bool) -> Guest {
+        let environment: Vec<_> =
+            self.environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
+        let mut guest = Guest::ready(Start {
+            driver: self.driver.clone(),
+            mapped_runs,
+            environment: &environment,
+            lenders: vec![self.lender.admit()],
+            scrub_every_free,
+        });
+        guest.begin();
+        guest
+    }
+}
+
 /// A session on a software GPU of its own, with the module loaded, and what keeps them.
 struct Ready {
     guest: Guest,
     arena: Arena,
     module: Id<Module>,
-    _state: TempDir,
+    _device: Device,
 }
 
 fn ready(library: bool) -> Ready {
     ready_with(library, limits::MAPPED_RUNS)
 }
 
-fn ready_with(library: bool, mapped_runs: u32) -> Ready {
-    let state = TempDir::new().unwrap();
-    let test = std::env::current_exe().unwrap();
-    let driver = test.with_file_name("libsoftgpu_cuda.so");
-    let environment = [("SLUICE_SOFTGPU_STATE", state.path().as_os_str())];
-    let mut guest = Guest::with_mapped_runs(driver, mapped_runs, &environment);
-    guest.begin();
-    let arena = guest.attach(1, ARENA, 4 << 20);
-    arena.write(0, PTX.as_bytes());
-    arena.write(PTX.len(), &[0]);
+/// Loads a PTX text at the start of the arena, whose second mebibyte gets the log.
+pub(crate) fn load(guest: &mut Guest, arena: &Arena, text: &str, library: bool) -> (u32, Id<Module>) {
+    arena.write(0, text.as_bytes());
+    arena.write(text.len(), &[0]);
     let module = Id::new(0, 1);
     let (result, fields) = guest.call(wire::module_load::CALL, |w| {
         let (image, log) = (ArenaAddress(ARENA), ArenaAddress(ARENA + (1 << 20)));
-        let bytes = Size(PTX.len() as u64 + 1);
+        let bytes = Size(text.len() as u64 + 1);
         wire::module_load::put(w, Mint(module), library, image, bytes, log, Size(4096))
     });
     let length = wire::module_load::Reply::get(&fields).unwrap().log_length;
     let log = arena.read(1 << 20, usize::try_from(length).unwrap());
-    assert_eq!(result, 0, "{}", String::from_utf8_lossy(&log));
-    Ready { guest, arena, module, _state: state }
+    assert!(result != 218, "{}", String::from_utf8_lossy(&log));
+    (result, module)
 }
 
-/// A session on the software GPU in `state`, without a quota.
-fn unlimited(state: &TempDir) -> Guest {
-    let driver = std::env::current_exe().unwrap().with_file_name("libsoftgpu_cuda.so");
-    let environment = [("SLUICE_SOFTGPU_STATE", state.path().as_os_str())];
-    let mut guest = Guest::with_environment(driver, 0, &environment);
-    guest.begin();
-    guest
+fn ready_with(library: bool, mapped_runs: u32) -> Ready {
+    let device = Device::new();
+    let mut guest = device.guest(mapped_runs, false);
+    let arena = guest.attach(1, ARENA, 4 << 20);
+    let (result, module) = load(&mut guest, &arena, PTX, library);
+    assert_eq!(result, 0);
+    Ready { guest, arena, module, _device: device }
 }
-
 #[test]
 fn an_exhausted_device_refuses_and_a_dead_worker_gives_back() {
-    let state = TempDir::new().unwrap();
-    let (mut one, mut two) = (unlimited(&state), unlimited(&state));
+    let device = Device::new();
+    let [mut one, mut two] = [(); 2].map(|()| device.guest(limits::MAPPED_RUNS, false));
     // Memory is not touched, so it costs the host nothing.
     while one.allocate(512 << 20).is_ok() {}
     while one.allocate(2 << 20).is_ok() {}
@@ -138,7 +183,7 @@ fn vectors_are_added() {
     for (library, mapped_runs) in
         [(false, limits::MAPPED_RUNS), (true, limits::MAPPED_RUNS), (false, 0), (true, 0)]
     {
-        let Ready { mut guest, arena, module, _state } = ready_with(library, mapped_runs);
+        let Ready { mut guest, arena, module, _device } = ready_with(library, mapped_runs);
         let (add, described) = find(&mut guest, module, 0, "add");
         assert_eq!(described.parameters.entries(), [(0, 8), (8, 8), (16, 8), (24, 4)]);
         assert_eq!(described.attributes.0[16], 28);
@@ -172,7 +217,7 @@ fn vectors_are_added() {
 
 #[test]
 fn a_kernel_reaches_pinned_memory_at_its_own_address() {
-    let Ready { mut guest, arena, module, _state } = ready(true);
+    let Ready { mut guest, arena, module, _device } = ready(true);
     let (store, _) = find(&mut guest, module, 0, "store");
     let sequence = launch(&mut guest, 0, store, &(ARENA + (1 << 20)).to_le_bytes());
     guest.wait(0, sequence);
@@ -181,8 +226,8 @@ fn a_kernel_reaches_pinned_memory_at_its_own_address() {
 
 #[test]
 fn a_wild_store_is_sticky_and_only_in_its_own_session() {
-    let Ready { mut guest, module, _state, .. } = ready(false);
-    let Ready { guest: mut neighbour, arena, module: other, _state: _other } = ready(false);
+    let Ready { mut guest, module, _device, .. } = ready(false);
+    let Ready { guest: mut neighbour, arena, module: other, _device: _other } = ready(false);
     let (store, _) = find(&mut guest, module, 0, "store");
     let sequence = launch(&mut guest, 0, store, &0x1234_0000_u64.to_le_bytes());
     eventually("the sticky error", || guest.sticky() != 0);
@@ -196,7 +241,7 @@ fn a_wild_store_is_sticky_and_only_in_its_own_session() {
 
 #[test]
 fn events_take_the_time_of_what_lies_between() {
-    let Ready { mut guest, module, _state, .. } = ready(false);
+    let Ready { mut guest, module, _device, .. } = ready(false);
     let (store, _) = find(&mut guest, module, 0, "store");
     let (start, end) = (Id::<Event>::new(0, 1), Id::<Event>::new(1, 1));
     for event in [start, end] {
@@ -216,7 +261,7 @@ fn events_take_the_time_of_what_lies_between() {
 
 #[test]
 fn memory_and_contexts_come_and_go() {
-    let Ready { mut guest, module, _state, .. } = ready(false);
+    let Ready { mut guest, module, _device, .. } = ready(false);
     let before = guest.info();
     for round in 0..20_u64 {
         let large = guest.allocate((3 << 20) + round).unwrap();
