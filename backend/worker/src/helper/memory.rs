@@ -413,9 +413,13 @@ impl MemoryHelper {
         self.serial += 1;
         let context = ContextRef { handle, serial: self.serial };
         let created = Context { context, device, primary };
-        // The context that was just made is current.
-        self.memory.mapper().context_made(device, context)?;
-        if let Err(failed) = self.pin_all(&created) {
+        // One that was only retained is not current yet.
+        let made = self
+            .set_current(context)
+            .and_then(|()| self.memory.mapper().context_made(device, context))
+            .and_then(|()| self.pin_all(&created));
+        if let Err(failed) = made {
+            self.memory.mapper().context_gone(context);
             self.release(&created)?;
             return Err(failed);
         }
