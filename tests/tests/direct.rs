@@ -1,7 +1,7 @@
 //! The whole path without a VM: real `sluiced`, device and worker processes with their filters on, programs compiled by
 //! the vendor's compiler, the software GPU.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -118,6 +118,31 @@ fn killed_program(arguments: &[&str]) -> Result<()> {
     }
     println!("worker gone {took:?} after the program was killed (target 1 s)");
     passed(&backend.run(&program("vector_add")?, &[])?)?;
+    backend.stop()
+}
+
+// Promise: Q51
+#[test]
+fn what_a_process_had_is_free_when_it_has_exited() -> Result<()> {
+    const STARTS: u32 = 30;
+    let binaries = Binaries::locate()?;
+    let backend = Backend::start_with(&binaries, None, &["--memory", "256MiB"])?;
+    let quota = program("quota")?.to_string_lossy().into_owned();
+    // A shell starts the next one as soon as the last one is reaped; each takes all there is.
+    let script = "for i in $(seq $1); do \"$0\" 256 || { echo at start $i; exit 1; }; done";
+    let starts = STARTS.to_string();
+    let finished = backend.run(Path::new("/bin/sh"), &["-c", script, &quota, &starts])?;
+    println!("{STARTS} processes that took everything, one after the other: {:?}", finished.elapsed);
+    let said = finished.stdout.matches("to the byte: yes").count();
+    ensure!(finished.status.success() && said == STARTS as usize, "{}\n{}", finished.stdout, finished.stderr);
+    // Nor does it matter how the one before ended.
+    for number in 0..5 {
+        let mut hold = backend.spawn(&format!("doomed-{number}"), &program("hold")?, &["1000"])?;
+        hold.wait_for_line("holding", PATIENCE)?;
+        signal(hold.id(), Signal::KILL)?;
+        hold.wait(PATIENCE)?.context("it is killed")?;
+        passed(&backend.run(Path::new(&quota), &["256"])?).with_context(|| format!("after kill {number}"))?;
+    }
     backend.stop()
 }
 

@@ -709,6 +709,7 @@ impl Device {
             }
             Phase::Running(worker) => {
                 worker.hang_up(&self.poller);
+                self.link.ending(number);
                 let until = grace.and_then(|grace| Instant::now().checked_add(grace));
                 match until {
                     Some(until) => self.poller.at_most(until),

@@ -4,8 +4,11 @@
 //! queue here, so `sluiced` may be slow, stopped or gone without anybody noticing on the data path. The thread also
 //! buries: workers whose device is gone, or which came too late, are killed and waited for here, so that `sluiced`
 //! learns of the end of every worker it has sent.
+//!
+//! What a process had is free when it has exited, so a worker is asked for only when those of the sessions that were
+//! over by then are gone, and with them what they had been lent.
 
-use crate::{limiter::Limiter, workers};
+use crate::{limiter::Limiter, vring, workers};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -18,12 +21,19 @@ use sluice_protocol::{
 };
 use sluice_shared_memory::socket;
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
+    fs::File,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
+    time::{Duration, Instant},
 };
+
+/// How long a session waits at most for the workers of those that were over before it began.
+const PREDECESSORS: Duration = Duration::from_secs(5);
+/// How often it is looked whether connections whose front-end has gone are cleared up.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// What `sluiced` answered about a session.
 #[derive(Debug)]
@@ -88,6 +98,8 @@ impl Inbox {
 enum Request {
     /// A worker for a session; the answer goes to the inbox.
     Wanted(u32, Weak<Inbox>),
+    /// A session's worker was asked to exit, or killed.
+    Ending(u32),
     /// A session's worker is gone.
     Ended(u32),
     /// A worker that is to be killed and waited for: the session, its pidfd.
@@ -157,6 +169,11 @@ impl Link {
         self.push(Request::Wanted(session, Arc::downgrade(inbox)));
     }
 
+    /// Tells that a worker was asked to exit, or killed.
+    pub fn ending(&self, session: u32) {
+        self.push(Request::Ending(session));
+    }
+
     /// Tells that a worker is gone.
     pub fn ended(&self, session: u32) {
         self.push(Request::Ended(session));
@@ -183,6 +200,28 @@ struct Broker<'l> {
     unsent: VecDeque<FromDevice>,
     /// Workers that are being waited for.
     graves: Vec<(u32, OwnedFd)>,
+    /// Sessions whose workers are to exit and have not, those in `graves` left out.
+    ending: HashSet<u32>,
+    /// Sessions that wait for their predecessors' ends.
+    held: Vec<Held>,
+}
+
+/// A session whose worker is not asked for yet.
+#[derive(Debug)]
+struct Held {
+    session: u32,
+    inbox: Weak<Inbox>,
+    after: After,
+    since: Instant,
+}
+
+/// What a session waits for. What ends later is not waited for, so that it cannot wait for ever where others come and go.
+#[derive(Debug)]
+enum After {
+    /// Connections whose front-ends have gone: which workers they had is known when they are cleared up.
+    Connections(Vec<Weak<File>>),
+    /// Workers.
+    Workers(HashSet<u32>),
 }
 
 /// Serves a link until the process ends; `socket` is the control socket, if there is one.
@@ -192,21 +231,33 @@ pub fn serve(link: &Link, socket: Option<OwnedFd>) {
     {
         tracing::error!(%error, "the control socket cannot be made non-blocking");
     }
-    let mut broker =
-        Broker { link, socket, wanted: HashMap::new(), unsent: VecDeque::new(), graves: Vec::new() };
+    let mut broker = Broker::new(link, socket);
     loop {
         broker.round();
     }
 }
 
-impl Broker<'_> {
+impl<'l> Broker<'l> {
+    fn new(link: &'l Link, socket: Option<OwnedFd>) -> Broker<'l> {
+        Broker {
+            link,
+            socket,
+            wanted: HashMap::new(),
+            unsent: VecDeque::new(),
+            graves: Vec::new(),
+            ending: HashSet::new(),
+            held: Vec::new(),
+        }
+    }
+
     fn round(&mut self) {
         let mut wanted = PollFlags::IN;
         wanted.set(PollFlags::OUT, !self.unsent.is_empty());
         let mut fds = vec![PollFd::new(&self.link.event, PollFlags::IN)];
         fds.extend(self.graves.iter().map(|(_, pidfd)| PollFd::new(pidfd, PollFlags::IN)));
         fds.extend(self.socket.iter().map(|socket| PollFd::new(socket, wanted)));
-        if let Err(error) = poll(&mut fds, None::<&Timespec>)
+        let timeout = (!self.held.is_empty()).then_some(&LOOK);
+        if let Err(error) = poll(&mut fds, timeout)
             && error != Errno::INTR
         {
             static LINES: Limiter = Limiter::new();
@@ -230,6 +281,7 @@ impl Broker<'_> {
         for request in requests {
             self.take(request);
         }
+        self.ask();
         self.send();
         self.receive();
     }
@@ -237,16 +289,59 @@ impl Broker<'_> {
     fn take(&mut self, request: Request) {
         match request {
             Request::Wanted(session, inbox) if self.socket.is_some() => {
-                self.wanted.insert(session, inbox);
-                self.unsent.push_back(FromDevice::WorkerWanted { session });
+                let after = After::Connections(vring::left());
+                self.held.push(Held { session, inbox, after, since: Instant::now() });
             }
             Request::Wanted(session, inbox) => refuse(session, &inbox),
-            Request::Ended(session) => self.unsent.push_back(FromDevice::SessionEnded { session }),
+            Request::Ending(session) => {
+                self.ending.insert(session);
+            }
+            Request::Ended(session) => {
+                self.ending.remove(&session);
+                self.unsent.push_back(FromDevice::SessionEnded { session });
+            }
             Request::Bury(session, pidfd) => self.bury(session, pidfd),
         }
     }
 
+    /// Asks for the workers of sessions whose predecessors are gone.
+    fn ask(&mut self) {
+        for mut held in core::mem::take(&mut self.held) {
+            let graves = || self.graves.iter().map(|(session, _)| *session);
+            if let After::Connections(connections) = &mut held.after {
+                connections.retain(|connection| connection.strong_count() > 0);
+                if connections.is_empty() {
+                    held.after = After::Workers(graves().chain(self.ending.iter().copied()).collect());
+                }
+            }
+            if let After::Workers(workers) = &mut held.after {
+                workers.retain(|worker| {
+                    self.ending.contains(worker) || graves().any(|session| session == *worker)
+                });
+            }
+            let over = matches!(&held.after, After::Workers(workers) if workers.is_empty());
+            let late = held.since.elapsed() >= PREDECESSORS;
+            if late && !over {
+                static LINES: Limiter = Limiter::new();
+                LINES.run(|suppressed| {
+                    tracing::warn!(
+                        session = held.session,
+                        suppressed,
+                        "workers of earlier sessions are not gone; a new one begins beside them"
+                    );
+                });
+            }
+            if over || late {
+                self.wanted.insert(held.session, held.inbox);
+                self.unsent.push_back(FromDevice::WorkerWanted { session: held.session });
+            } else {
+                self.held.push(held);
+            }
+        }
+    }
+
     fn bury(&mut self, session: u32, pidfd: OwnedFd) {
+        self.ending.remove(&session);
         workers::kill(&pidfd, session);
         self.graves.push((session, pidfd));
     }
@@ -313,7 +408,8 @@ impl Broker<'_> {
         self.link.connected.store(false, Ordering::Release);
         self.socket = None;
         self.unsent.clear();
-        for (session, inbox) in self.wanted.drain() {
+        let held = self.held.drain(..).map(|held| (held.session, held.inbox));
+        for (session, inbox) in self.wanted.drain().chain(held) {
             refuse(session, &inbox);
         }
     }
@@ -322,5 +418,52 @@ impl Broker<'_> {
 fn refuse(session: u32, inbox: &Weak<Inbox>) {
     if let Some(inbox) = inbox.upgrade() {
         inbox.put(Arrival::None { session, error: crate::sessions::UNAVAILABLE });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test")]
+    use super::*;
+
+    // Promise: Q51
+    #[test]
+    fn a_worker_is_asked_for_when_those_before_it_are_gone() {
+        let link = Link::new(true).unwrap();
+        let (socket, daemon) = socket::pair().unwrap();
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let mut broker = Broker::new(&link, Some(socket));
+        rustix::fs::fcntl_setfl(&daemon, OFlags::NONBLOCK).unwrap();
+        rustix::fs::fcntl_setfl(broker.socket.as_ref().unwrap(), OFlags::NONBLOCK).unwrap();
+        let heard = || {
+            let mut buffer = [0; control::BYTES];
+            let message = socket::receive(&daemon, &mut buffer).ok().flatten();
+            message.map(|(bytes, _)| FromDevice::decode(bytes).unwrap())
+        };
+        link.ending(1);
+        link.wanted(2, &inbox);
+        link.ending(3);
+        broker.round();
+        // The one that ends later was in the same batch; it has not asked either.
+        assert_eq!(heard(), None, "a worker is not gone");
+        link.ended(3);
+        broker.round();
+        assert_eq!(heard(), Some(FromDevice::SessionEnded { session: 3 }));
+        assert_eq!(heard(), None);
+        link.ending(4);
+        link.ended(1);
+        broker.round();
+        assert_eq!(heard(), Some(FromDevice::SessionEnded { session: 1 }));
+        assert_eq!(
+            heard(),
+            Some(FromDevice::WorkerWanted { session: 2 }),
+            "what ends later is not waited for"
+        );
+        link.wanted(5, &inbox);
+        broker.round();
+        assert_eq!(heard(), None);
+        broker.held.first_mut().unwrap().since = Instant::now().checked_sub(PREDECESSORS).unwrap();
+        broker.round();
+        assert_eq!(heard(), Some(FromDevice::WorkerWanted { session: 5 }), "nor for ever");
     }
 }

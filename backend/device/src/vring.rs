@@ -3,6 +3,9 @@
 //! Kick and call are the front-end's open files. One that is a hostile process can have a read or a write of them wait for
 //! ever, flags or not: by taking a kick before we do, by filling a call. So a kick is read without waiting, and a call
 //! is written only while there is room; should the front-end fill it just then, [`release`] empties it again.
+//!
+//! A front-end that is a process hands over the reading end of a pipe for errors, of which it keeps the other: the kernel
+//! hangs it up while the process exits, so that [`left`] knows who has gone before anybody had the time to say so.
 
 #![expect(unsafe_code, reason = "a kick is lent as a number")]
 
@@ -31,6 +34,9 @@ static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 /// Calls of all queues of this process.
 static CALLS: Mutex<Vec<Weak<Call>>> = Mutex::new(Vec::new());
 
+/// Pipes of the front-ends of this process.
+static PIPES: Mutex<Vec<Weak<File>>> = Mutex::new(Vec::new());
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -45,6 +51,39 @@ struct Call {
 
 fn now() -> u64 {
     u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
+}
+
+/// The bits of a file's mode that say what it is.
+const TYPE: u32 = 0o170_000;
+/// A pipe.
+const PIPE: u32 = 0o010_000;
+
+/// Keeps a pipe to know by when its front-end goes. Everything else, an eventfd that a VMM hands over for instance, never
+/// hangs up and is of no use; only the kernel's own pipes are known to be asked without waiting.
+fn pipe(file: File) -> Option<Arc<File>> {
+    let is_pipe = fstat(&file).is_ok_and(|status| status.st_mode & TYPE == PIPE);
+    let pipe = Arc::new(Some(file).filter(|_| is_pipe)?);
+    let mut pipes = lock(&PIPES);
+    pipes.retain(|pipe| pipe.strong_count() > 0);
+    pipes.push(Arc::downgrade(&pipe));
+    Some(pipe)
+}
+
+/// Connections whose front-end has gone and which are not cleared up yet. When one is, nobody can upgrade its entry.
+#[must_use]
+pub fn left() -> Vec<Weak<File>> {
+    let pipes: Vec<Arc<File>> = lock(&PIPES).iter().filter_map(Weak::upgrade).collect();
+    let mut polled: Vec<_> = pipes.iter().map(|pipe| PollFd::new(&**pipe, PollFlags::empty())).collect();
+    if poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_err() {
+        return Vec::new();
+    }
+    let gone = |polled: &PollFd<'_>| polled.revents().contains(PollFlags::HUP);
+    pipes
+        .iter()
+        .zip(&polled)
+        .filter(|(_, polled)| gone(polled))
+        .map(|(pipe, _)| Arc::downgrade(pipe))
+        .collect()
 }
 
 /// Reads an eventfd without waiting, whatever its flags; nothing there is no error.
@@ -62,7 +101,6 @@ impl Call {
     /// Takes over a descriptor if it is of a kind that can be emptied by whoever writes it: an eventfd, which of all files
     /// that can be written has no type.
     fn new(file: File) -> Option<Arc<Call>> {
-        const TYPE: u32 = 0o170_000;
         let untyped = fstat(&file).is_ok_and(|status| status.st_mode & TYPE == 0);
         if !untyped {
             static LINES: Limiter = Limiter::new();
@@ -118,6 +156,7 @@ pub fn release() -> ! {
 pub struct Vring {
     inner: VringMutex<Memory>,
     call: Arc<Mutex<Option<Arc<Call>>>>,
+    pipe: Arc<Mutex<Option<Arc<File>>>>,
 }
 
 impl<'a> VringStateGuard<'a, Memory> for Vring {
@@ -130,7 +169,7 @@ impl<'a> VringStateMutGuard<'a, Memory> for Vring {
 
 impl VringT<Memory> for Vring {
     fn new(memory: Memory, slots: u16) -> Result<Vring, Error> {
-        Ok(Vring { inner: VringMutex::new(memory, slots)?, call: Arc::default() })
+        Ok(Vring { inner: VringMutex::new(memory, slots)?, call: Arc::default(), pipe: Arc::default() })
     }
 
     fn set_call(&self, file: Option<File>) {
@@ -201,7 +240,7 @@ impl VringT<Memory> for Vring {
         self.inner.set_kick(file);
     }
     fn set_err(&self, file: Option<File>) {
-        self.inner.set_err(file);
+        *lock(&self.pipe) = file.and_then(pipe);
     }
 }
 
@@ -218,6 +257,29 @@ mod tests {
 
     fn blocking() -> File {
         eventfd(0, EventfdFlags::CLOEXEC).unwrap().into()
+    }
+
+    // Promise: Q51
+    #[test]
+    fn a_front_end_that_has_gone_is_known_by_its_pipe() {
+        let (theirs, ours) = (vring(), vring());
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let (other, _kept) = rustix::pipe::pipe().unwrap();
+        theirs.set_err(Some(read.into()));
+        ours.set_err(Some(other.into()));
+        let ends = |vring: &Vring| {
+            let pipe = Arc::downgrade(lock(&vring.pipe).as_ref().unwrap());
+            left().iter().any(|left| left.ptr_eq(&pipe))
+        };
+        assert!(!ends(&theirs), "it is there");
+        drop(write);
+        assert!(ends(&theirs), "it has gone");
+        assert!(!ends(&ours), "the other has not");
+        let gone = Arc::downgrade(lock(&theirs.pipe).as_ref().unwrap());
+        drop(theirs);
+        assert!(gone.upgrade().is_none(), "the connection is cleared up");
+        ours.set_err(Some(blocking()));
+        assert!(lock(&ours.pipe).is_none(), "what never hangs up is not asked");
     }
 
     // Promise: F9

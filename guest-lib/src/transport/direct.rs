@@ -15,8 +15,9 @@ use super::{
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fd::{AsRawFd, OwnedFd},
+    fd::{AsRawFd, FromRawFd as _, IntoRawFd as _, OwnedFd},
     io::Errno,
+    pipe::{PipeFlags, pipe_with},
 };
 use sluice_protocol::{
     calls,
@@ -69,6 +70,8 @@ pub struct Direct {
     kick: Held,
     /// Written by the device to tell of answers; read by the one thread that waits.
     call: Held,
+    /// Our end of a pipe by which the device knows when this process exits, before it has read that the connection is over.
+    _alive: Held,
     next_resource: AtomicU32,
     next_fence: AtomicU32,
     /// Set when the device was seen to be gone or to lie.
@@ -163,8 +166,12 @@ impl Direct {
             .map_err(system("the connection"))?;
         let (kick, call) = (eventfd(0)?, eventfd(EFD_NONBLOCK)?);
         let mut frontend = Frontend::from_stream(UnixStream::from(copy), 1);
-        negotiate(&mut frontend, &ram, mapping.base(), &kick, &call)?;
-        drop(frontend);
+        let (ends, alive) = pipe_with(PipeFlags::CLOEXEC).map_err(system("a pipe"))?;
+        let alive = Held::new(alive).map_err(system("a pipe"))?;
+        // SAFETY: the number was given up by its owner just now.
+        let ends = unsafe { EventFd::from_raw_fd(ends.into_raw_fd()) };
+        negotiate(&mut frontend, &ram, mapping.base(), &kick, &call, &ends)?;
+        drop((frontend, ends));
         let held = |event: &EventFd| {
             use rustix::fd::{AsFd, BorrowedFd};
             let raw = event.as_raw_fd();
@@ -179,6 +186,7 @@ impl Direct {
             socket,
             kick: held(&kick)?,
             call: held(&call)?,
+            _alive: alive,
             next_resource: AtomicU32::new(1),
             next_fence: AtomicU32::new(1),
             lost: AtomicBool::new(false),
@@ -459,6 +467,7 @@ fn negotiate(
     base: u64,
     kick: &EventFd,
     call: &EventFd,
+    ends: &EventFd,
 ) -> Result<(), TransportError> {
     fn step<T>(what: &'static str, result: vhost::Result<T>) -> Result<T, TransportError> {
         result.map_err(|error| TransportError::VhostUser { what, error: error.to_string() })
@@ -507,6 +516,8 @@ fn negotiate(
     };
     step("SET_VRING_ADDR", frontend.set_vring_addr(0, &rings))?;
     step("SET_VRING_BASE", frontend.set_vring_base(0, 0))?;
+    // Not for errors, of which there are none to tell: the kernel closes our end of this pipe while the process exits.
+    step("SET_VRING_ERR", frontend.set_vring_err(0, ends))?;
     step("SET_VRING_CALL", frontend.set_vring_call(0, call))?;
     step("SET_VRING_KICK", frontend.set_vring_kick(0, kick))?;
     step("SET_VRING_ENABLE", frontend.set_vring_enable(0, true))
