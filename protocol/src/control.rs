@@ -316,6 +316,8 @@ pub enum ArbiterEvent {
     Headroom = 7,
     /// A worker was killed and the driver still lists it after a long time.
     Stuck = 8,
+    /// A worker has taken memory again and again over a long time and given nothing back.
+    Growing = 9,
 }
 
 impl ArbiterEvent {
@@ -331,6 +333,7 @@ impl ArbiterEvent {
             6 => ArbiterEvent::Stranger,
             7 => ArbiterEvent::Headroom,
             8 => ArbiterEvent::Stuck,
+            9 => ArbiterEvent::Growing,
             _ => return None,
         })
     }

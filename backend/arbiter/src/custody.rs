@@ -7,10 +7,12 @@
 //!
 //! - [`lending`]: takes, gives, shares, and takers that wait;
 //! - [`growth`]: what drivers of workers take for themselves, and the ballast released for it;
+//! - [`rise`]: workers that take and never give;
 //! - [`tasks`]: what the driver does next, and what follows when it is done.
 
 mod growth;
 mod lending;
+mod rise;
 mod tasks;
 
 pub use growth::Estimates;
@@ -112,7 +114,19 @@ struct Worker {
     /// Bytes its driver had after its last grant, until the inventory has looked since.
     granted: u64,
     /// Bytes its driver has, as the inventory says.
-    booked: Option<u64>,
+    booked: Booked,
+    rise: rise::Rise,
+}
+
+/// What the inventory says of a worker's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Booked {
+    /// It does not list the worker yet, or no longer.
+    Unlisted,
+    /// It lists the worker and cannot say how much: no less than a context, which is why it is listed.
+    AtLeast(u64),
+    /// So much.
+    Bytes(u64),
 }
 
 impl Worker {
@@ -122,7 +136,10 @@ impl Worker {
 
     /// What its driver has taken for itself, as far as is known.
     fn headroom(&self) -> u64 {
-        self.granted.max(self.booked.unwrap_or(0))
+        self.granted.max(match self.booked {
+            Booked::Unlisted => 0,
+            Booked::AtLeast(bytes) | Booked::Bytes(bytes) => bytes,
+        })
     }
 }
 
@@ -178,6 +195,8 @@ pub struct Custody {
     effects: VecDeque<Effect>,
     /// Messages of old epochs.
     stale: u64,
+    /// When it is looked next whose memory only grows.
+    look_at: Millis,
 }
 
 impl Custody {
@@ -205,6 +224,7 @@ impl Custody {
             touched: BTreeSet::new(),
             effects: VecDeque::new(),
             stale: 0,
+            look_at: 0,
         }
     }
 
@@ -251,10 +271,12 @@ impl Custody {
         Class::ALL.into_iter().map(of).sum()
     }
 
-    /// Bytes of the device that we know of: chunks, and what drivers of workers took. `None` while they are on the move.
+    /// Bytes of the device that we know of: chunks, and what drivers of workers took. `None` while they are on the move, and
+    /// while nobody can say what some driver took.
     #[must_use]
     pub fn known(&self) -> Option<u64> {
-        if self.busy.is_some() || self.moves() {
+        let unknown = |worker: &Worker| matches!(worker.booked, Booked::AtLeast(_));
+        if self.busy.is_some() || self.moves() || self.workers.values().any(unknown) {
             return None;
         }
         let chunks = self.chunks.iter().map(|(_, chunk)| chunk.class.bytes());
@@ -470,7 +492,8 @@ impl Custody {
             waiting: 0,
             recalled: None,
             granted: 0,
-            booked: None,
+            booked: Booked::Unlisted,
+            rise: rise::Rise::default(),
         };
         self.workers.insert(id, worker);
         self.members.entry(key).or_default().push(id);
@@ -669,11 +692,17 @@ impl Custody {
         self.workers.values().any(|worker| !matches!(worker.life, Life::Dead { .. }))
     }
 
-    /// What the inventory says that a worker's driver has. Ends it when its VM has more than it may.
-    pub fn set_booked(&mut self, id: WorkerId, bytes: u64) {
+    /// What the inventory says that a worker's driver has, `None` when it cannot say. Ends it when its VM has more than it
+    /// may.
+    pub fn set_booked(&mut self, id: WorkerId, bytes: Option<u64>) {
+        let context = self.settings.estimates.context;
         let settles = self.growth.settles(id);
         let Some(worker) = self.workers.get_mut(&id) else { return };
-        worker.booked = Some(bytes);
+        worker.booked = bytes.map_or(Booked::AtLeast(context), Booked::Bytes);
+        if bytes.is_none() {
+            // Nobody is ended for an estimate; it counts when somebody asks for more.
+            return;
+        }
         if !settles {
             worker.granted = 0;
         }

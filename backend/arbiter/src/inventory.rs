@@ -38,8 +38,8 @@ pub enum News {
         /// Used.
         used: u64,
     },
-    /// Every process on the device, with the bytes booked to it.
-    Processes(Vec<(u32, u64)>),
+    /// Every process on the device, with the bytes booked to it where they are known.
+    Processes(Vec<(u32, Option<u64>)>),
 }
 
 /// A connection to the inventory.
@@ -52,7 +52,7 @@ pub struct Inventory {
     /// Dead workers, and when they were asked about last.
     confirming: HashMap<WorkerId, Millis>,
     round: Option<Millis>,
-    listed: Vec<(u32, u64)>,
+    listed: Vec<(u32, Option<u64>)>,
 }
 
 impl Inventory {
@@ -138,7 +138,8 @@ impl Inventory {
                 Some(News::Processes(core::mem::take(&mut self.listed)))
             }
             (Question::Nth(index), FromInventory::Process { process, bytes, .. }) if index < PROCESSES => {
-                self.listed.push((process, bytes));
+                // A process is listed for what it has, so nothing means that the driver does not say.
+                self.listed.push((process, Some(bytes).filter(|bytes| *bytes != 0)));
                 let device = self.device;
                 let index = index + 1;
                 self.ask(

@@ -17,8 +17,9 @@ use crate::{
 use rustix::{
     buffer::spare_capacity,
     event::{
-        Timespec,
+        PollFd, PollFlags, Timespec,
         epoll::{self, CreateFlags, Event, EventData, EventFlags},
+        poll,
     },
     fd::{AsFd as _, BorrowedFd, OwnedFd},
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
@@ -262,6 +263,7 @@ impl Server {
             }
         }
         due.push(self.audit.due(self.changed));
+        due.push(self.custody.watch_growth(now));
         if let Some(inventory) = &mut self.inventory {
             due.push(inventory.poll(self.custody.unconfirmed(), now));
         }
@@ -422,7 +424,12 @@ impl Server {
                 break;
             }
             match link.hear() {
-                Heard::Request(request) => self.custody.request(id, request, now),
+                Heard::Request(request) => {
+                    if self.custody.exceeds(id, &request) {
+                        self.see_ends(id);
+                    }
+                    self.custody.request(id, request, now);
+                }
                 Heard::Nothing => break,
                 Heard::Left => {
                     self.custody.worker_left(id);
@@ -433,6 +440,32 @@ impl Server {
         }
         self.follow();
         self.watch(id);
+    }
+
+    /// What exceeds the VM's limit may be asked for because another worker has ended: that is heard of first, in whatever order
+    /// the kernel reports it.
+    fn see_ends(&mut self, id: WorkerId) {
+        let Some(vm) = self.links.get(&id).map(|link| link.vm) else { return };
+        let (mut others, mut polled) = (Vec::new(), Vec::new());
+        for (other, link) in self.links.iter().filter(|(other, link)| **other != id && link.vm == vm) {
+            others.push((*other, false));
+            polled.push(PollFd::from_borrowed_fd(link.pidfd(), PollFlags::IN));
+            if let Some(socket) = link.socket() {
+                others.push((*other, true));
+                polled.push(PollFd::from_borrowed_fd(socket, PollFlags::empty()));
+            }
+        }
+        match poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(_) => {}
+            Err(error) => return tracing::error!(%error, "it cannot be seen which workers have ended"),
+        }
+        let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+        for ((other, _), _) in others.iter().zip(&ready).filter(|((_, socket), ready)| **ready && *socket) {
+            self.custody.worker_left(*other);
+        }
+        for ((other, _), _) in others.iter().zip(&ready).filter(|((_, socket), ready)| **ready && !*socket) {
+            self.bury(*other);
+        }
     }
 
     /// Hears a worker while it may say something, and learns when it reads again.
@@ -456,8 +489,10 @@ impl Server {
     fn bury(&mut self, id: WorkerId) {
         let now = self.now();
         if let Some(link) = self.links.get_mut(&id) {
-            if let Err(error) = epoll::delete(&self.epoll, link.pidfd()) {
-                tracing::error!(%error, "a dead worker is still watched");
+            match epoll::delete(&self.epoll, link.pidfd()) {
+                // Seen already, and reported once more among what the kernel reported then.
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => tracing::error!(%error, "a dead worker is still watched"),
             }
             drop(link.close());
         }
@@ -654,7 +689,7 @@ impl Server {
     }
 
     /// Books what drivers took to their workers, and finds processes that are no workers.
-    fn compare(&mut self, list: &[(u32, u64)]) {
+    fn compare(&mut self, list: &[(u32, Option<u64>)]) {
         let workers: HashMap<u32, WorkerId> =
             self.custody.processes().map(|(id, process)| (process, id)).collect();
         let own = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
@@ -672,9 +707,10 @@ impl Server {
                 }
                 Some(reported @ false) => {
                     *reported = true;
-                    tracing::warn!(process, bytes, "a process uses the device that is no worker");
+                    tracing::warn!(process, ?bytes, "a process uses the device that is no worker");
                     let kind = ArbiterEvent::Stranger as u32;
-                    self.tell(FromArbiter::Event { kind, vm: 0, process: *process, bytes: *bytes });
+                    let bytes = bytes.unwrap_or(0);
+                    self.tell(FromArbiter::Event { kind, vm: 0, process: *process, bytes });
                 }
                 Some(true) => {}
             }

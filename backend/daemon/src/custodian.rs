@@ -114,13 +114,15 @@ impl Custodian {
             ArbiterEvent::LedgerBroken if vm == 0 => self.quarantine(unit, "its ledger contradicts itself"),
             ArbiterEvent::LedgerBroken => fence("the ledger of its memory contradicts itself"),
             ArbiterEvent::Stuck => self.quarantine(unit, "its driver does not let go of a killed process"),
-            // Told of and counted: what was lost is found already, and what is not clean is not lent.
+            // Told of and counted: what was lost is found already, what is not clean is not lent, and what grows is within
+            // its limit.
             ArbiterEvent::Abuse
             | ArbiterEvent::Headroom
             | ArbiterEvent::Drift
             | ArbiterEvent::Leak
             | ArbiterEvent::ScrubFailed
-            | ArbiterEvent::Stranger => {}
+            | ArbiterEvent::Stranger
+            | ArbiterEvent::Growing => {}
         }
     }
 
@@ -212,5 +214,6 @@ fn name(event: ArbiterEvent) -> &'static str {
         ArbiterEvent::Stranger => "stranger",
         ArbiterEvent::Headroom => "headroom",
         ArbiterEvent::Stuck => "stuck",
+        ArbiterEvent::Growing => "growing",
     }
 }

@@ -40,6 +40,9 @@ struct Wish {
     worker: WorkerId,
     vm: VmKey,
     serial: u64,
+    /// What counts towards the VM's limit.
+    least: u64,
+    /// What the driver is to have free.
     need: u64,
     until: Millis,
 }
@@ -227,9 +230,8 @@ impl Custody {
         if account.closed {
             return self.refuse(id, serial, code::DEVICE_UNAVAILABLE);
         }
-        let limit = account.terms.headroom;
-        let least = if cause == Cause::Context { self.settings.estimates.context } else { bytes };
-        if limit > 0 && self.headroom(vm).checked_add(least).is_none_or(|sum| sum > limit) {
+        let least = self.least(cause, bytes);
+        if !self.fits(vm, least) && !self.leaves(vm) {
             return self.refuse(id, serial, code::OUT_OF_MEMORY);
         }
         let need = self.settings.estimates.need(cause, bytes);
@@ -237,7 +239,34 @@ impl Custody {
             worker.waiting += 1;
         }
         let until = now.saturating_add(limits::GROW_WAIT_MILLISECONDS);
-        self.growth.queue.push_back(Wish { worker: id, vm, serial, need, until });
+        self.growth.queue.push_back(Wish { worker: id, vm, serial, least, need, until });
+    }
+
+    /// What growth counts towards a VM's limit at least.
+    const fn least(&self, cause: Cause, bytes: u64) -> u64 {
+        match cause {
+            Cause::Context => self.settings.estimates.context,
+            _ => bytes,
+        }
+    }
+
+    /// Whether a VM's drivers may take so much more.
+    fn fits(&self, vm: VmKey, least: u64) -> bool {
+        let limit = self.ledger.account(vm).map_or(0, |account| account.terms.headroom);
+        limit == 0 || self.headroom(vm).checked_add(least).is_some_and(|sum| sum <= limit)
+    }
+
+    /// Whether some of what a VM's drivers have is about to be free, because a worker has ended or is being ended.
+    fn leaves(&self, vm: VmKey) -> bool {
+        let members = self.members.get(&vm).into_iter().flatten().filter_map(|id| self.workers.get(id));
+        members.into_iter().any(|worker| worker.life != Life::Alive && worker.headroom() > 0)
+    }
+
+    /// Whether growth of a worker's driver would exceed what its VM may have.
+    pub(super) fn grows_too_far(&self, id: WorkerId, reason: u32, bytes: u64) -> bool {
+        let vm = self.workers.get(&id).map(|worker| worker.vm);
+        let least = Cause::from_number(reason).map(|cause| self.least(cause, bytes));
+        vm.zip(least).is_some_and(|(vm, least)| !self.fits(vm, least))
     }
 
     pub(super) fn grown(&mut self, id: WorkerId, serial: u64) {
@@ -269,8 +298,9 @@ impl Custody {
             self.growth.settle(Depth::AboveReserve);
             self.abuse(active.worker, "keeps a grant to grow for too long");
         }
-        let (late, rest): (VecDeque<Wish>, _) =
-            core::mem::take(&mut self.growth.queue).into_iter().partition(|wish| wish.until <= now);
+        let (late, rest): (VecDeque<Wish>, _) = core::mem::take(&mut self.growth.queue)
+            .into_iter()
+            .partition(|wish| wish.until <= now || !self.fits(wish.vm, wish.least) && !self.leaves(wish.vm));
         self.growth.queue = rest;
         for wish in late {
             self.no_longer_waits(wish.worker);
@@ -284,7 +314,8 @@ impl Custody {
     /// The first wish that no death holds back.
     fn next_wish(&self) -> Option<(usize, Wish)> {
         let mut wishes = self.growth.queue.iter().enumerate();
-        wishes.find(|(_, wish)| !self.growth.is_blocked(wish.vm)).map(|(index, wish)| (index, *wish))
+        let free = |wish: &Wish| !self.growth.is_blocked(wish.vm) && self.fits(wish.vm, wish.least);
+        wishes.find(|(_, wish)| free(wish)).map(|(index, wish)| (index, *wish))
     }
 
     fn grant(&mut self, now: Millis) {

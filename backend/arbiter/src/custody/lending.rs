@@ -9,7 +9,7 @@ use crate::{
 use sluice_driver::{Code, code};
 use sluice_protocol::{
     control::{ArbiterEvent, FromArbiter},
-    custody::Answer,
+    custody::{Answer, Request},
     limits,
 };
 use std::collections::{BTreeSet, HashSet};
@@ -61,6 +61,19 @@ impl Custody {
                 let until = now.saturating_add(limits::TAKE_MILLISECONDS);
                 self.waiters.push_back(Waiter { worker: id, vm, serial, class, until });
             }
+        }
+    }
+
+    /// Whether what a worker asks for would exceed its VM's limit.
+    #[must_use]
+    pub fn exceeds(&self, id: WorkerId, request: &Request) -> bool {
+        match *request {
+            Request::Take { bytes, .. } => {
+                let vm = self.workers.get(&id).map(|worker| worker.vm);
+                vm.is_some_and(|vm| matches!(self.ledger.admit(vm, bytes), Err(Refusal::Limit(_))))
+            }
+            Request::Grow { reason, bytes, .. } => self.grows_too_far(id, reason, bytes),
+            _ => false,
         }
     }
 
@@ -117,6 +130,7 @@ impl Custody {
             worker.leases.insert(lease, chunk);
             worker.imported.insert(chunk);
             worker.lent = worker.lent.saturating_add(bytes);
+            worker.rise.rose();
         });
         self.effects.push_back(Effect::Lend { worker: id, serial, lease, chunk, bytes, more });
         self.changed = true;
@@ -230,6 +244,7 @@ impl Custody {
         self.change_worker(id, |worker| {
             worker.leases.remove(&lease);
             worker.lent = worker.lent.saturating_sub(bytes);
+            worker.rise.fell();
         });
         self.end_lease(vm, chunk);
     }

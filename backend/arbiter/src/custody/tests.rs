@@ -640,3 +640,48 @@ fn a_chunk_that_somebody_wanted_is_made_of_smaller_ones() {
     run(&mut world);
     assert_eq!(count(&world), before + 1);
 }
+
+// Promise: Q52
+#[test]
+fn a_worker_that_only_takes_for_ten_minutes_is_reported_once() {
+    const MINUTE: Millis = 60_000;
+    let mut world = begun(358 * MIB);
+    let (leaks, lives) = (WorkerId(1), WorkerId(2));
+    let mut reported = Vec::new();
+    let mut lease = None;
+    for minute in 1..40 {
+        let now = minute * MINUTE;
+        // What is taken at once is taken once, however much it is: a model that is loaded.
+        let takes = if minute == 1 { 5 } else { 1 };
+        for serial in 0..takes {
+            world.custody.request(leaks, Request::Take { serial, bytes: 2 * MIB }, now);
+        }
+        if let Some(lease) = lease.take() {
+            world.custody.request(lives, Request::Give { lease }, now);
+        }
+        world.custody.request(lives, Request::Take { serial: 9, bytes: 2 * MIB }, now);
+        // Nobody looks more often than it is time.
+        let next = world.custody.watch_growth(now);
+        assert_eq!(world.custody.watch_growth(now), next);
+        for effect in core::iter::from_fn(|| world.custody.effect()) {
+            match effect {
+                Effect::Tell(FromArbiter::Event { kind, vm, process, bytes })
+                    if kind == ArbiterEvent::Growing as u32 =>
+                {
+                    reported.push((minute, vm, process, bytes));
+                }
+                Effect::Lend { worker, lease: lent, .. } if worker == lives => {
+                    // Nine minutes of growth are not ten.
+                    lease = Some(lent).filter(|_| minute % 9 == 0);
+                }
+                Effect::Lend { .. } | Effect::Answer { .. } => {}
+                other => panic!("nothing else follows: {other:?}"),
+            }
+        }
+        for _ in 0..4 {
+            world.begin();
+            world.end();
+        }
+    }
+    assert!(matches!(reported[..], [(10, 1, _, bytes)] if bytes == 14 * 2 * MIB), "{reported:?}");
+}

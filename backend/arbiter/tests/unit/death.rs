@@ -4,7 +4,9 @@ use crate::{
     MIB,
     host::{Host, Options, eventually},
 };
+use rustix::process::{Pid, Signal, kill_process};
 use sluice_protocol::control::{ArbiterEvent, Verify};
+use std::time::{Duration, Instant};
 
 const TAG: u32 = 0x5afe_c0de;
 
@@ -48,6 +50,37 @@ fn nothing_of_a_killed_worker_is_left_for_the_next_vm() {
 fn without_scrubbing_the_same_search_finds_remnants() {
     let (found, got, _) = remnants(false);
     assert!(found > 0, "the search finds nothing in {got} bytes that were not cleared");
+}
+
+// Promise: Q51
+#[test]
+fn a_take_of_what_another_had_is_not_refused_when_that_one_has_ended() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    let taker = host.worker(1);
+    assert_eq!(taker.ask("begin"), "0 0");
+    assert!(taker.take(2 * MIB).is_ok());
+    for round in 0..5 {
+        let first = host.worker(1);
+        assert_eq!(first.ask("begin"), "0 0");
+        assert_eq!(first.take_all(), 62 * MIB, "round {round}");
+        let began = Instant::now();
+        assert_eq!(taker.take(2 * MIB), Err(2), "the first one lives");
+        println!("refused after {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_millis(200), "an honest refusal waits for nothing");
+        // The arbiter hears of the request first, and of the end in the same breath.
+        let arbiter = Pid::from_raw(i32::try_from(host.arbiter.id()).unwrap()).unwrap();
+        kill_process(arbiter, Signal::STOP).unwrap();
+        taker.say(&format!("take {}", 2 * MIB));
+        assert!(!taker.speaks_within(Duration::from_millis(50)));
+        first.kill();
+        kill_process(arbiter, Signal::CONT).unwrap();
+        let answer = taker.hear();
+        let lease =
+            answer.strip_prefix("0 ").unwrap_or_else(|| panic!("round {round}: refused with {answer}"));
+        assert_eq!(taker.ask(&format!("give {lease}")), "0");
+    }
+    host.assert_sound();
 }
 
 // Promise: S2
@@ -149,7 +182,7 @@ fn a_killed_worker_is_charged_for_nothing_within_a_second() {
         while worker.take(32 * MIB).is_ok() {}
         assert!(host.describe(1).0[0] > 0);
         worker.kill();
-        let killed = std::time::Instant::now();
+        let killed = Instant::now();
         eventually("the refund", || host.describe(1).0[0] == 0);
         assert!(killed.elapsed().as_millis() < 1000);
     }

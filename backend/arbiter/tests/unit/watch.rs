@@ -49,6 +49,57 @@ fn a_driver_that_takes_more_than_its_vm_may_is_ended() {
     assert!(modest.take(2 * MIB).is_ok());
 }
 
+// Promise: Q51
+#[test]
+fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_before() {
+    let mut host = Host::start();
+    let context = host.context;
+    host.terms(1, 1, 64 * MIB, [0, context + context / 2, 0, 0]);
+    let (first, second) = (host.worker(1), host.worker(1));
+    assert_eq!(first.ask("begin"), "0 0");
+    let process = first.process();
+    {
+        let mut listed = host.listed.lock().unwrap();
+        listed.processes = vec![(process, context)];
+        listed.stuck.insert(process);
+    }
+    eventually("it is booked", || host.describe(1).0[1] == context);
+    assert_eq!(second.ask("begin"), "2 0", "the first one lives");
+    first.kill();
+    second.say("begin");
+    assert!(!second.speaks_within(Duration::from_millis(200)), "the driver still has what the first one had");
+    host.listed.lock().unwrap().processes.clear();
+    host.listed.lock().unwrap().stuck.clear();
+    assert_eq!(second.hear(), "0 0");
+}
+
+// Promise: Q53
+#[test]
+fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
+    let mut host = Host::start();
+    let context = host.context;
+    host.terms(1, 1, 64 * MIB, [0, context + context / 2, 0, 0]);
+    let used = host.unit()[0];
+    // What was there before anybody came, to compare with.
+    host.listed.lock().unwrap().used = Some(used + 10 * MIB);
+    std::thread::sleep(Duration::from_millis(1200));
+    let (first, second) = (host.worker(1), host.worker(1));
+    {
+        let mut listed = host.listed.lock().unwrap();
+        listed.processes = vec![(first.process(), 0)];
+        listed.used = Some(used + 40 * MIB);
+    }
+    eventually("a context is counted", || host.describe(1).0[1] == context);
+    assert_eq!(second.ask("begin"), "2 0", "a second one exceeds what drivers may take for the VM");
+    std::thread::sleep(Duration::from_millis(1200));
+    assert!(!host.saw(ArbiterEvent::Drift), "nothing is compared with what is not known");
+    assert!(!host.saw(ArbiterEvent::Headroom) && lives(first.process()), "nobody is ended for an estimate");
+    host.listed.lock().unwrap().processes = vec![(first.process(), MIB)];
+    eventually("what it says is counted", || host.describe(1).0[1] == MIB);
+    eventually("drift", || host.saw(ArbiterEvent::Drift));
+    assert_eq!(second.ask("begin"), "0 0");
+}
+
 // Promise: Q21
 #[test]
 fn strangers_and_drift_are_reported() {
