@@ -276,7 +276,8 @@ impl Custody {
     #[must_use]
     pub fn known(&self) -> Option<u64> {
         let unknown = |worker: &Worker| matches!(worker.booked, Booked::AtLeast(_));
-        if self.busy.is_some() || self.moves() || self.workers.values().any(unknown) {
+        // Scrubs and looks move nothing; and looks come as often as the inventory's figures, maybe always with them.
+        if self.moves() || self.workers.values().any(unknown) {
             return None;
         }
         let chunks = self.chunks.iter().map(|(_, chunk)| chunk.class.bytes());
