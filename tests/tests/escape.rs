@@ -44,7 +44,15 @@ use Want::{Any, Code, Full, Refused, Served, Within};
 const TABLE: &[(&str, &[(&str, Want)])] = &[
     ("linear", LINEAR),
     ("deepbind", LINEAR),
-    ("pools", &[("default-pool", Full), ("own-pool", Refused), ("linear-behind-pool", Full)]),
+    (
+        "pools",
+        &[
+            ("default-pool", Full),
+            ("pool-for-other-processes", Refused),
+            ("own-pool-behind-default-pool", Full),
+            ("linear-behind-pool", Full),
+        ],
+    ),
     ("graphs", &[("create", Refused)]),
     (
         "vmm",

@@ -99,27 +99,16 @@ static void pools() {
     properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     properties.location = on_device(device).location;
-    result = CU(cuMemPoolCreate, &pool, (const CUmemPoolProps *)&properties);
-    if (result != CUDA_SUCCESS) {
-        step("own-pool", result, 0);
-    } else {
-        // Its own account would start empty, beside the first one.
-        size_t own = 0;
-        std::vector<CUdeviceptr> more;
-        while ((result = CU(cuMemAllocFromPoolAsync, &address, 2 * MIB, pool, (CUstream)0)) == CUDA_SUCCESS) more.push_back(address), own += 2 * MIB;
-        step("own-pool-behind-default-pool", result, bytes + own);
-        for (CUdeviceptr each : more) MUST(cuMemFreeAsync, each, (CUstream)0);
-        int file = -1;
-        result = CU(cuMemPoolExportToShareableHandle, (void *)&file, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
-        step("export-pool", result, 0);
-        if (result == CUDA_SUCCESS) {
-            CUmemoryPool imported;
-            result = CU(cuMemPoolImportFromShareableHandle, &imported, (void *)(intptr_t)file, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
-            step("import-pool", result, 0);
-            close(file);
-        }
-        MUST(cuMemPoolDestroy, pool);
-    }
+    step("pool-for-other-processes", CU(cuMemPoolCreate, &pool, (const CUmemPoolProps *)&properties), 0);
+    properties.handleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    MUST(cuMemPoolCreate, &pool, (const CUmemPoolProps *)&properties);
+    // Its own account would start empty, beside the first one.
+    size_t own = 0;
+    std::vector<CUdeviceptr> more;
+    while ((result = CU(cuMemAllocFromPoolAsync, &address, 2 * MIB, pool, (CUstream)0)) == CUDA_SUCCESS) more.push_back(address), own += 2 * MIB;
+    step("own-pool-behind-default-pool", result, bytes + own);
+    for (CUdeviceptr each : more) MUST(cuMemFreeAsync, each, (CUstream)0);
+    MUST(cuMemPoolDestroy, pool);
     for (CUdeviceptr each : all) MUST(cuMemFreeAsync, each, (CUstream)0);
     MUST(cuStreamSynchronize, (CUstream)0);
     // What a pool keeps for later is still in use, until somebody else needs it.
