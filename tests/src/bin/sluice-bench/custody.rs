@@ -2,11 +2,11 @@
 //! daemon of their own.
 
 use crate::{
-    Row,
+    Row, arbiter,
     measure::{Samples, lower},
     turns::{Client, gather},
 };
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use sluice_tests::{
     direct::PATIENCE,
     paths::Binaries,
@@ -14,12 +14,19 @@ use sluice_tests::{
     programs,
     tenants::{Options, Tenants},
 };
-use std::{path::Path, process::Command, time::Instant};
+use std::{
+    path::Path,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
 
 /// Turns of row and yardstick.
 const ROUNDS: usize = 9;
 /// Fences, of which p99 is the slowest.
 const FENCES: usize = 40;
+/// How long a neighbour's calls are measured in each turn.
+const ROUND_MILLISECONDS: u64 = 400;
 const MIB: usize = 1 << 20;
 
 /// Every row whose name contains one of `filter`, or all.
@@ -35,7 +42,52 @@ pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> 
     if wanted("fence/hung-kernel") {
         rows.push(fence(binaries, "fence/hung-kernel", "hang", &[])?);
     }
+    if wanted("neighbour/call-during-kills") {
+        rows.push(neighbour(binaries, me)?);
+    }
+    if wanted("custody/ledger-decision") {
+        rows.push(arbiter::decisions()?);
+    }
+    if wanted("custody/scrub-rate") {
+        rows.push(arbiter::scrub_rate(binaries, me)?);
+    }
     Ok(rows)
+}
+
+/// A call of a VM while another VM's programs are killed, one after the other, against the same call in peace.
+fn neighbour(binaries: &Binaries, me: &Path) -> Result<Row> {
+    let tenants = Tenants::start(binaries, &Options::with_limits(512, &[128, 128]))?;
+    let victim = programs::compile_all()?.into_iter().find(|program| program.name == "hold");
+    let victim = victim.context("the program that holds memory")?.path;
+    let mut client = Client::start(&mut tenants.command(2, me, &["turns"]))?;
+    let request = format!("calls {ROUND_MILLISECONDS} 100");
+    let (mut kills, mut peace) = (Samples::default(), Samples::default());
+    for _ in 0..ROUNDS {
+        let over = AtomicBool::new(false);
+        let during = std::thread::scope(|scope| {
+            let killing = scope.spawn(|| -> Result<()> {
+                while !over.load(Ordering::Relaxed) {
+                    let mut program = tenants.spawn(1, "victim", &victim, &["1000"])?;
+                    program.wait_for_line("holding", PATIENCE)?;
+                    kill(program.id());
+                    program.wait(PATIENCE)?.context("the victim ends")?;
+                }
+                Ok(())
+            });
+            let during = client.ask(&request);
+            over.store(true, Ordering::Relaxed);
+            killing.join().map_err(|_| anyhow!("the killing thread panicked"))??;
+            during
+        })?;
+        // What the victims had is cleaned before the peace is measured.
+        tenants.wait_for_charge(1, |charge| charge.lent + charge.dirty + charge.holders == 0)?;
+        for (samples, into) in [(during, &mut kills), (client.ask(&request)?, &mut peace)] {
+            let mut round = Samples::default();
+            samples.into_iter().for_each(|list| gather(&mut round, list));
+            into.push(round.median());
+        }
+    }
+    Ok(lower("neighbour/call-during-kills", "us", 1e-3, &kills, "in peace", &peace))
 }
 
 /// `cuMemAlloc` and `cuMemFree` by size.

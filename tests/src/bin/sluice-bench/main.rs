@@ -4,6 +4,7 @@
 //! measured is Sluice. There each row and its yardstick are measured in turns, round after round, so that whatever else
 //! the machine does hits both. What custody does to memory is measured on the software GPU ([`custody`]).
 
+mod arbiter;
 mod cuda;
 mod custody;
 mod measure;
@@ -42,6 +43,7 @@ fn main() -> Result<()> {
         }
         Some("peer") => peer::run(arguments.get(1..).unwrap_or_default()),
         Some("turns") => turns::serve(),
+        Some("scrub") => arbiter::print_scrub_rates(),
         Some("start") => rows::print_session_start(),
         _ => orchestrate(&arguments),
     }

@@ -28,6 +28,11 @@ impl Samples {
         Samples(self.0.iter().map(|nanoseconds| bytes as f64 / nanoseconds).collect())
     }
 
+    /// The median.
+    pub(crate) fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
     fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// A client.
@@ -63,6 +63,7 @@ pub(crate) fn serve() -> Result<()> {
             "start" => Vec::new(),
             "end" => return Ok(()),
             "memory" => memory(&cuda, size, times)?,
+            "calls" => vec![calls(&cuda, Duration::from_millis(size as u64), times)?],
             other => bail!("no such measurement: {other}"),
         };
         println!("{}", serde_json::to_string(&samples)?);
@@ -89,6 +90,19 @@ fn memory(cuda: &Cuda, size: usize, times: usize) -> Result<Vec<Vec<f64>>> {
         }
     }
     Ok(vec![allocate, free])
+}
+
+/// Calls that must cross, in groups of `together`, for as long as this.
+fn calls(cuda: &Cuda, long: Duration, together: usize) -> Result<Vec<f64>> {
+    let mut samples = Vec::new();
+    let end = Instant::now() + long;
+    while Instant::now() < end {
+        let start = Instant::now();
+        (0..together).try_for_each(|_| cuda.memory_info().map(drop))?;
+        #[expect(clippy::cast_precision_loss, reason = "a mean")]
+        samples.push(start.elapsed().as_secs_f64() * 1e9 / together as f64);
+    }
+    Ok(samples)
 }
 
 /// Samples that came in lists.
