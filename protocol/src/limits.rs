@@ -108,6 +108,9 @@ pub const TAKE_MILLISECONDS: u64 = 3_000;
 /// Milliseconds for which a worker waits for a grant to grow. Then it is refused. Longer than anyone may keep one, so that
 /// whoever does is ended before others are refused.
 pub const GROW_WAIT_MILLISECONDS: u64 = GROW_MILLISECONDS + 10_000;
+/// Milliseconds for which growth waits for memory that nobody has given up yet: a worker that is about to die still has its
+/// own, and whoever grows next may well have been started because of that death.
+pub const GROW_PATIENCE_MILLISECONDS: u64 = 1_000;
 /// Milliseconds after which a driver that still lists a dead worker is reported.
 pub const STUCK_MILLISECONDS: u64 = 10_000;
 /// Milliseconds for which a worker may leave its arbiter's answers unread; then it is ended.

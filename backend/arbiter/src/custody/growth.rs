@@ -44,6 +44,10 @@ struct Wish {
     least: u64,
     /// What the driver is to have free.
     need: u64,
+    /// Until when it waits also for memory of which nothing says that it will come.
+    patient: Millis,
+    /// Whether that is over.
+    hurried: bool,
     until: Millis,
 }
 
@@ -239,7 +243,9 @@ impl Custody {
             worker.waiting += 1;
         }
         let until = now.saturating_add(limits::GROW_WAIT_MILLISECONDS);
-        self.growth.queue.push_back(Wish { worker: id, vm, serial, least, need, until });
+        let patient = now.saturating_add(limits::GROW_PATIENCE_MILLISECONDS);
+        let wish = Wish { worker: id, vm, serial, least, need, patient, hurried: false, until };
+        self.growth.queue.push_back(wish);
     }
 
     /// What growth counts towards a VM's limit at least.
@@ -306,8 +312,12 @@ impl Custody {
             self.no_longer_waits(wish.worker);
             self.refuse(wish.worker, wish.serial, code::OUT_OF_MEMORY);
         }
+        for wish in &mut self.growth.queue {
+            wish.hurried |= wish.patient <= now;
+        }
         self.grant(now);
-        let wishes = self.growth.queue.iter().map(|wish| wish.until);
+        let next = |wish: &Wish| if wish.hurried { wish.until } else { wish.patient };
+        let wishes = self.growth.queue.iter().map(next);
         wishes.chain(self.growth.active.map(|active| active.until)).min()
     }
 
@@ -361,7 +371,7 @@ impl Custody {
             }
             None => {
                 let comes = !self.growth.unswept.is_empty() || self.shifts();
-                if let Some((index, wish)) = wish
+                if let Some((index, wish)) = wish.filter(|(_, wish)| wish.hurried)
                     && !comes
                 {
                     self.growth.queue.remove(index);

@@ -620,6 +620,42 @@ fn drivers_grow_one_at_a_time_and_not_for_ever() {
 
 // Promise: Q30
 #[test]
+fn growth_waits_for_memory_of_whoever_is_about_to_die() {
+    let mut world = begun(358 * MIB);
+    let (holds, grows) = (WorkerId(1), WorkerId(2));
+    let run = |world: &mut World, now: Millis| {
+        for _ in 0..20 {
+            world.begin();
+            world.end();
+            world.custody.serve_growth(now);
+        }
+    };
+    // One worker takes all there is, in chunks of every class; the bound is far beyond what there is.
+    for (serial, class) in (0..400).zip(Class::ALL.into_iter().rev().cycle()) {
+        world.custody.request(holds, Request::Take { serial, bytes: class.bytes() }, 0);
+        world.custody.serve_waiters(0);
+        run(&mut world, 0);
+    }
+    world.custody.serve_waiters(Millis::MAX);
+    assert_eq!(world.custody.clean_bytes(), 0, "all is lent");
+    let _ = answers(&mut world.custody, holds);
+    let grow = |serial| Request::Grow { serial, reason: 0, bytes: 0 };
+    world.custody.request(grows, grow(1), 0);
+    run(&mut world, limits::GROW_PATIENCE_MILLISECONDS - 1);
+    assert_eq!(answers(&mut world.custody, grows), [], "it waits");
+    run(&mut world, limits::GROW_PATIENCE_MILLISECONDS);
+    let refused = Answer::Refused { serial: 1, error: sluice_driver::code::OUT_OF_MEMORY };
+    assert_eq!(answers(&mut world.custody, grows), [refused], "not for ever");
+    world.custody.request(grows, grow(2), 0);
+    run(&mut world, 0);
+    world.die(holds);
+    world.gone(holds);
+    run(&mut world, 0);
+    assert_eq!(answers(&mut world.custody, grows), [Answer::Granted { serial: 2, value: 0 }]);
+}
+
+// Promise: Q30
+#[test]
 fn a_chunk_that_somebody_wanted_is_made_of_smaller_ones() {
     let mut world = begun(2200 * MIB);
     let large = Class::ALL[0];
