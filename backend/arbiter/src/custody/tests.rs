@@ -644,7 +644,7 @@ fn growth_waits_for_memory_of_whoever_is_about_to_die() {
     run(&mut world, limits::GROW_PATIENCE_MILLISECONDS - 1);
     assert_eq!(answers(&mut world.custody, grows), [], "it waits");
     run(&mut world, limits::GROW_PATIENCE_MILLISECONDS);
-    let refused = Answer::Refused { serial: 1, error: sluice_driver::code::OUT_OF_MEMORY };
+    let refused = Answer::Refused { serial: 1, error: code::OUT_OF_MEMORY };
     assert_eq!(answers(&mut world.custody, grows), [refused], "not for ever");
     world.custody.request(grows, grow(2), 0);
     run(&mut world, 0);
