@@ -79,7 +79,7 @@ struct Lease {
 
 struct Hostile {
     /// Held, or the device would end us.
-    control: OwnedFd,
+    _control: OwnedFd,
     custody: OwnedFd,
     page: OwnedFd,
     limit: u64,
@@ -103,7 +103,7 @@ impl Hostile {
         let custody = sockets.swap_remove(0);
         let driver = Driver::load(Path::new(&setup.driver))?;
         let page = custody.try_clone()?;
-        let mut worker = Self { control, custody, page, limit: 0, driver, report, serial: 0 };
+        let mut worker = Self { _control: control, custody, page, limit: 0, driver, report, serial: 0 };
         let Some((Answer::Welcome { limit, .. }, mut descriptors)) = worker.hear(PATIENCE)? else {
             bail!("no welcome");
         };
@@ -204,7 +204,6 @@ impl Hostile {
             "keep-mapping" => self.keep_mapping(),
             "honest-return" => self.honest_return(),
             "hold" => self.hold(),
-            "pass-on" => self.pass_on(),
             "write-page" => self.write_page(),
             "absurd-idle" => self.absurd_idle(),
             "strangers" => self.strangers(),
@@ -261,41 +260,6 @@ impl Hostile {
         self.tell("holding", all.len());
         self.wait_for_the_end();
         Ok(())
-    }
-
-    /// Leaves what it imported with a child that nobody knows of.
-    fn pass_on(&mut self) -> Result<()> {
-        let leases = self.take_all(4)?;
-        // SAFETY: this process has one thread; the child goes on with copies of everything.
-        match unsafe { libc::fork() } {
-            0 => {
-                // Away from everything that could end it with its parent.
-                rustix::process::setsid().ok();
-                self.control = self.page.try_clone()?;
-                self.custody = self.page.try_clone()?;
-                self.driver.start()?;
-                let pattern = pattern();
-                let mut pieces = Vec::new();
-                for lease in &leases {
-                    let piece = self.driver.import(lease.descriptor.as_fd(), lease.bytes);
-                    pieces.push(piece.map_err(|error| anyhow::anyhow!("import: {error}"))?);
-                }
-                self.tell("stranger", std::process::id());
-                let end = Instant::now() + PATIENCE;
-                while Instant::now() < end {
-                    for piece in &pieces {
-                        self.driver
-                            .write(*piece, &pattern)
-                            .map_err(|error| anyhow::anyhow!("write: {error}"))?;
-                    }
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                std::process::exit(0)
-            }
-            child => ensure!(child > 0, "cannot fork"),
-        }
-        std::thread::sleep(Duration::from_secs(1));
-        std::process::exit(0)
     }
 
     /// Tries to let itself do what the arbiter's page forbids, and to have more than it says.
