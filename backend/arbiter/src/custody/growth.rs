@@ -190,11 +190,6 @@ impl Growth {
         self.unswept.values().any(|(other, _)| *other != vm)
     }
 
-    /// Whether the driver still has what dead workers of a VM had.
-    fn is_owing(&self, vm: VmKey) -> bool {
-        self.unswept.values().any(|(other, _)| *other == vm)
-    }
-
     /// What the driver had free was taken, into these chunks. Returns who had grown, and what its driver
     /// has now.
     pub(super) fn taken(
@@ -326,19 +321,11 @@ impl Custody {
         wishes.chain(self.growth.active.map(|active| active.until)).min()
     }
 
-    /// The first wish that no death holds back. A VM does not overtake whoever waits for its own dead: else one that starts
-    /// and loses workers all the time would have every grant.
+    /// The first wish that no death holds back.
     fn next_wish(&self) -> Option<(usize, Wish)> {
-        let mut waits = false;
-        for (index, wish) in self.growth.queue.iter().enumerate() {
-            let blocked = self.growth.is_blocked(wish.vm);
-            let overtakes = waits && self.growth.is_owing(wish.vm);
-            if !blocked && !overtakes && self.fits(wish.vm, wish.least) {
-                return Some((index, *wish));
-            }
-            waits |= blocked;
-        }
-        None
+        let mut wishes = self.growth.queue.iter().enumerate();
+        let free = |wish: &Wish| !self.growth.is_blocked(wish.vm) && self.fits(wish.vm, wish.least);
+        wishes.find(|(_, wish)| free(wish)).map(|(index, wish)| (index, *wish))
     }
 
     fn grant(&mut self, now: Millis) {
