@@ -61,6 +61,13 @@ pub(crate) fn data_only() -> Vec<Rule> {
     ]
 }
 
+/// What the vendor's libraries ask of themselves. Those of the software GPU do, too: a forked child must not pass for its parent.
+pub(crate) fn identity() -> Vec<Rule> {
+    [libc::SYS_getpid, libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid]
+        .map(|call| Rule::any(call, "identity towards a driver"))
+        .into()
+}
+
 /// Settings of descriptors and threads that change nothing about what the process may do.
 pub(crate) fn settings(more: &[i32]) -> Vec<Rule> {
     let commands = [&[F_GETFD, F_SETFD, F_GETFL, F_SETFL], more].concat();

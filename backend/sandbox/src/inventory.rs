@@ -11,6 +11,7 @@ use libc::*;
 
 pub(crate) fn profile() -> Profile {
     let mut allowed = common::rules();
+    allowed.extend(common::identity());
     allowed.extend(common::settings(&[
         F_DUPFD_CLOEXEC,
         F_SETLK,
@@ -61,11 +62,6 @@ pub(crate) fn profile() -> Profile {
             "whether a process that uses a device still lives; no signal is sent",
         ),
         // What libraries ask of themselves.
-        Rule::any(SYS_getpid, "whether this is a forked child, identity towards a driver"),
-        Rule::any(SYS_getuid, "identity towards a driver"),
-        Rule::any(SYS_geteuid, "identity towards a driver"),
-        Rule::any(SYS_getgid, "identity towards a driver"),
-        Rule::any(SYS_getegid, "identity towards a driver"),
         Rule::any(SYS_uname, "version of the kernel"),
         Rule::any(SYS_sysinfo, "how much memory the host has"),
         Rule::any(SYS_nanosleep, "waiting of libraries"),

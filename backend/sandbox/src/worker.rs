@@ -32,6 +32,7 @@ const fn truncated(command: Ioctl) -> u32 {
 /// What the worker does itself, for ever.
 pub(crate) fn own() -> Vec<Rule> {
     let mut rules = common::rules();
+    rules.extend(common::identity());
     rules.extend([
         Rule::any(SYS_poll, "waiting for a few descriptors"),
         Rule::any(SYS_readv, "library code that reads records"),
@@ -53,11 +54,6 @@ pub(crate) fn own() -> Vec<Rule> {
         Rule::any(SYS_timerfd_create, "deadlines"),
         Rule::any(SYS_timerfd_settime, "deadlines"),
         Rule::any(SYS_nanosleep, "waiting of libraries"),
-        Rule::any(SYS_getpid, "identity towards a driver"),
-        Rule::any(SYS_getuid, "identity towards a driver"),
-        Rule::any(SYS_geteuid, "identity towards a driver"),
-        Rule::any(SYS_getgid, "identity towards a driver"),
-        Rule::any(SYS_getegid, "identity towards a driver"),
         Rule::any(SYS_getcpu, "choosing a queue by processor"),
         Rule::any(SYS_sched_setaffinity, "threads a driver binds"),
         Rule::any(SYS_sched_getparam, "priority of threads"),
