@@ -36,12 +36,18 @@ impl Stage {
     /// Starts everything; returns when the liar has done what it does by itself, or was ended for it.
     fn set(attack: &str) -> Result<Self> {
         let stage = Self::begin(attack)?;
+        stage.wait_until_over()?;
+        Ok(stage)
+    }
+
+    /// Waits until the liar has done what it does by itself, or was ended for it, maybe before it could say so.
+    fn wait_until_over(&self) -> Result<()> {
         let start = Instant::now();
-        while stage.said("done").is_none() && !stage.is_ended()? {
-            ensure!(start.elapsed() < PATIENCE, "the liar is never done:\n{}", stage.report());
+        while self.said("done").is_none() && !self.is_ended()? {
+            ensure!(start.elapsed() < PATIENCE, "the liar is never done:\n{}", self.report());
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(stage)
+        Ok(())
     }
 
     /// Whether the arbiter has ended a worker for breaking the protocol.
@@ -243,7 +249,7 @@ fn leases_and_shares_of_others_cannot_be_had_or_ended() -> Result<()> {
     fs::remove_file(stage.tenants.folder().join("libexec/report")).ok();
     let hold = programs::compile_all()?.into_iter().find(|program| program.name == "hold");
     stage.client = stage.tenants.spawn(1, "client-again", &hold.context("hold")?.path, &["1000"])?;
-    stage.wait_for("done")?;
+    stage.wait_until_over()?;
     println!("{}", stage.report());
     ensure!(stage.said("opened").is_none_or(|opened| opened == "0"), "{}", stage.report());
     signal(guard.id(), Signal::USR1)?;
@@ -283,7 +289,7 @@ fn a_worker_that_floods_delays_nobody_and_grows_nothing() -> Result<()> {
     let start = Instant::now();
     stage.guard("guard", Duration::from_millis(200))?;
     println!("the neighbour took all and gave it back in {:?} beside a flood", start.elapsed());
-    stage.wait_for("done")?;
+    stage.wait_until_over()?;
     let after = memory()?;
     println!("{}; arbiter {before} KiB before, {after} KiB after", stage.report());
     ensure!(after < before + (16 << 10), "the arbiter grew from {before} to {after} KiB");
