@@ -5,6 +5,7 @@
 //! - [`status`]: names and texts of result codes;
 //! - [`attributes`]: device attributes that a guest must not see as they are;
 //! - [`tables`]: the export tables, context-local storage, and (feature `cudart-handshake`) the start-up handshake;
+//! - [`managed`]: what is said of managed memory;
 //! - [`nvml`]: the management library, its layouts and its C surface;
 //! - [`image`]: a bounded reader for the kernel images a program hands to the driver.
 //!
@@ -15,6 +16,7 @@ pub mod attributes;
 #[cfg(feature = "cudart-handshake")]
 pub mod handshake;
 pub mod image;
+pub mod managed;
 pub mod nvml;
 mod perfect_hash;
 pub mod status;

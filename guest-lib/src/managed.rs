@@ -3,117 +3,93 @@
 
 use crate::error::{Error, Result};
 use core::ops::Range;
+use sluice_cuda_abi::managed::{Advice, Advised, Saying};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{Mutex, MutexGuard},
 };
-
-/// The unit in which advice is remembered.
-const PAGE: u64 = 4096;
-
-/// Where memory is wished to: a `CUmemLocation`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Location {
-    pub(crate) kind: u32,
-    pub(crate) id: i32,
-}
-
-/// What was said about a page.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Advice {
-    pub(crate) read_mostly: bool,
-    pub(crate) preferred: Option<Location>,
-    pub(crate) prefetched: Option<Location>,
-    pub(crate) accessed_by: BTreeSet<Location>,
-}
 
 /// One allocation.
 #[derive(Debug)]
 struct Allocation {
     bytes: u64,
     context: u64,
-    /// Pieces about which something else was said than about what is before them, by their first page.
-    said: BTreeMap<u64, Advice>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    allocations: BTreeMap<u64, Allocation>,
+    advised: Advised,
+}
+
+impl Book {
+    /// A range that is managed memory of one allocation.
+    fn range(&self, start: u64, bytes: u64) -> Result<Range<u64>> {
+        let (base, allocation) = self.allocations.range(..=start).next_back().ok_or(Error::INVALID_VALUE)?;
+        let end = start.checked_add(bytes).filter(|_| bytes > 0).ok_or(Error::INVALID_VALUE)?;
+        if end - base > allocation.bytes { Err(Error::INVALID_VALUE) } else { Ok(start..end) }
+    }
+
+    fn forget(&mut self, start: u64) -> bool {
+        let Some(allocation) = self.allocations.remove(&start) else { return false };
+        self.advised.forget(&(start..start + allocation.bytes));
+        true
+    }
 }
 
 /// The managed memory of the process.
 #[derive(Default)]
-pub(crate) struct Managed {
-    allocations: Mutex<BTreeMap<u64, Allocation>>,
-}
+pub(crate) struct Managed(Mutex<Book>);
 
 impl Managed {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Allocation>> {
-        self.allocations.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     pub(crate) fn add(&self, start: u64, bytes: u64, context: u64) {
-        let said = BTreeMap::from([(0, Advice::default())]);
-        self.lock().insert(start, Allocation { bytes, context, said });
+        self.lock().allocations.insert(start, Allocation { bytes, context });
     }
 
     /// Forgets an allocation; `false` when none begins there.
     pub(crate) fn forget(&self, start: u64) -> bool {
-        self.lock().remove(&start).is_some()
+        self.lock().forget(start)
     }
 
     /// Forgets what a context has, which is gone.
     pub(crate) fn forget_context(&self, context: u64) {
-        self.lock().retain(|_, allocation| allocation.context != context);
+        let mut book = self.lock();
+        let its = book.allocations.iter().filter(|(_, allocation)| allocation.context == context);
+        let its: Vec<u64> = its.map(|(start, _)| *start).collect();
+        for start in its {
+            book.forget(start);
+        }
     }
 
     /// The allocation that an address lies in.
     pub(crate) fn at(&self, address: u64) -> Option<(u64, u64)> {
-        let allocations = self.lock();
-        let (start, allocation) = allocations.range(..=address).next_back()?;
+        let book = self.lock();
+        let (start, allocation) = book.allocations.range(..=address).next_back()?;
         (address - start < allocation.bytes).then_some((*start, allocation.bytes))
-    }
-
-    fn with<R>(
-        &self,
-        start: u64,
-        bytes: u64,
-        look: impl FnOnce(&mut Allocation, Range<u64>) -> R,
-    ) -> Result<R> {
-        let mut allocations = self.lock();
-        let (base, allocation) = allocations.range_mut(..=start).next_back().ok_or(Error::INVALID_VALUE)?;
-        let from = start - base;
-        let end = from.checked_add(bytes).filter(|_| bytes > 0).ok_or(Error::INVALID_VALUE)?;
-        if end > allocation.bytes {
-            return Err(Error::INVALID_VALUE);
-        }
-        Ok(look(allocation, from / PAGE..end.div_ceil(PAGE)))
     }
 
     /// Whether a range is managed memory of one allocation.
     pub(crate) fn check(&self, start: u64, bytes: u64) -> Result {
-        self.with(start, bytes, |_, _| ())
+        self.lock().range(start, bytes).map(|_| ())
     }
 
     /// Remembers something about a range.
-    pub(crate) fn advise(&self, start: u64, bytes: u64, say: impl Fn(&mut Advice)) -> Result {
-        self.with(start, bytes, |allocation, pages| {
-            for border in [pages.start, pages.end] {
-                let before = allocation.said.range(..=border).next_back().map(|(_, said)| said.clone());
-                allocation.said.entry(border).or_insert(before.unwrap_or_default());
-            }
-            allocation.said.range_mut(pages).for_each(|(_, said)| say(said));
-            // Pieces that say the same as those before them become one.
-            let mut last = None;
-            allocation.said.retain(|_, said| {
-                let same = last.as_ref() == Some(said);
-                last = Some(said.clone());
-                !same
-            });
-        })
+    pub(crate) fn advise(&self, start: u64, bytes: u64, saying: Saying) -> Result {
+        let mut book = self.lock();
+        let range = book.range(start, bytes)?;
+        book.advised.say(&range, saying);
+        Ok(())
     }
 
-    /// What was said about the pieces of a range, in order.
+    /// Each different thing that was said of parts of a range.
     pub(crate) fn said(&self, start: u64, bytes: u64) -> Result<Vec<Advice>> {
-        self.with(start, bytes, |allocation, pages| {
-            let first = allocation.said.range(..=pages.start).next_back().map(|(at, _)| *at).unwrap_or(0);
-            allocation.said.range(first..pages.end).map(|(_, said)| said.clone()).collect()
-        })
+        let book = self.lock();
+        let range = book.range(start, bytes)?;
+        Ok(book.advised.said(&range))
     }
 }
 
@@ -122,21 +98,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_holds_for_the_pages_it_was_given_for() {
+    fn ranges_outside_of_one_allocation_are_refused() {
         let managed = Managed::default();
-        managed.add(0x10_0000, 10 * PAGE, 1);
-        managed.advise(0x10_0000 + 2 * PAGE, 3 * PAGE, |said| said.read_mostly = true).unwrap();
-        let mostly = |from: u64, pages: u64| {
-            let said = managed.said(0x10_0000 + from * PAGE, pages * PAGE).unwrap();
-            (said.len(), said.iter().all(|said| said.read_mostly))
-        };
-        assert_eq!(mostly(2, 3), (1, true));
-        assert_eq!(mostly(1, 2), (2, false));
-        assert_eq!(mostly(5, 5), (1, false));
-        managed.advise(0x10_0000, 10 * PAGE, |said| said.read_mostly = true).unwrap();
-        assert_eq!(mostly(0, 10), (1, true), "one piece again");
-        assert_eq!(managed.check(0x10_0000, 10 * PAGE + 1), Err(Error::INVALID_VALUE));
-        assert_eq!(managed.check(0xf_ffff, 1), Err(Error::INVALID_VALUE));
+        managed.add(0x10_0000, 0xa000, 1);
+        managed.add(0x20_0000, 0xa000, 2);
+        managed.advise(0x10_0000, 0xa000, Saying::ReadMostly(true)).unwrap();
+        assert_eq!(managed.said(0x10_0000, 0xa000).unwrap().len(), 1);
+        for (start, bytes) in
+            [(0x10_0000, 0xa001), (0xf_ffff, 1), (0x10_0000, 0), (0x10_0000, u64::MAX), (0x10_b000, 1)]
+        {
+            assert_eq!(managed.check(start, bytes), Err(Error::INVALID_VALUE), "{start:#x} {bytes:#x}");
+        }
         assert!(managed.forget(0x10_0000) && !managed.forget(0x10_0000));
+        managed.add(0x10_0000, 0xa000, 1);
+        assert_eq!(
+            managed.said(0x10_0000, 0xa000).unwrap(),
+            [Advice::default()],
+            "nothing is left of the one before"
+        );
+        managed.forget_context(1);
+        assert_eq!((managed.at(0x10_0000), managed.at(0x20_0001)), (None, Some((0x20_0000, 0xa000))));
     }
 }

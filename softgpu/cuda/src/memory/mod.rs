@@ -21,7 +21,6 @@ pub(crate) use arena::DeviceHeap;
 pub(crate) use block::{Block, BlockKind};
 pub(crate) use host::HostFlags;
 pub(crate) use ipc::Name;
-pub(crate) use managed::{Advice, Location};
 pub(crate) use overhead::{Overhead, Rates};
 pub(crate) use pool::{POOLS, Pool};
 pub(crate) use running::Running;

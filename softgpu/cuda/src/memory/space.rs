@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex};
 
 use softgpu_device::{Allocation, MemoryPolicy, Owner, PAGE_BYTES, Reservation, Use};
 
+use sluice_cuda_abi::managed::Advised;
+
 use super::arena::Arena;
 use super::host;
 use super::ipc::Opened;
-use super::managed::Advised;
 use super::virtual_memory::{Mapping, map, unmap};
 use super::{ALIGNMENT, Block, BlockKind, HostFlags, Pool, Running, Table};
 use crate::context::{Core, lock};
