@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::process::output_of;
+use crate::python::Python;
 use crate::toolchain::{self, Toolkit};
 use crate::{debian, paths, programs, wheels};
 
@@ -185,7 +186,8 @@ pub fn prepare() -> Result<()> {
         .chain(UNUSABLE)
         .chain([&RELOCATABLE, &PRINTING])
         .try_for_each(|build| build.path().map(drop))?;
-    skewed_runtime().map(drop)
+    skewed_runtime()?;
+    guest_monitors().map(drop)
 }
 
 /// Gets what the long tests need besides.
@@ -196,7 +198,6 @@ pub fn prepare_all() -> Result<()> {
     prepare()?;
     built_by_clang(true)?;
     built_by_clang(false)?;
-    monitors()?;
     python_packages().map(drop)
 }
 
@@ -255,6 +256,16 @@ pub struct Packages {
     pub python: PathBuf,
 }
 
+impl Packages {
+    /// Which versions of what they are.
+    ///
+    /// # Errors
+    /// When they are not complete.
+    pub(crate) fn identity(&self) -> Result<String> {
+        wheels::identity(&self.folder)
+    }
+}
+
 /// cuda-python's bindings and CuPy.
 ///
 /// # Errors
@@ -289,4 +300,12 @@ pub fn monitors() -> Result<Packages> {
     ];
     let folder = wheels::install("monitors", "nvidia-ml-py, gpustat and nvitop", WHEELS)?;
     Ok(Packages { folder, python: wheels::python()? })
+}
+
+/// The same with a Python, for a guest.
+///
+/// # Errors
+/// As [`monitors`], and when there is no Python for guests.
+pub fn guest_monitors() -> Result<Python> {
+    Python::with("monitors", &monitors()?)
 }

@@ -1,6 +1,6 @@
 //! Debian as the source of what setup needs: packages on the host, and stock kernels for the guests.
 //!
-//! Packages are installed from the distribution's own suites. Kernels are only downloaded and unpacked, through a private
+//! Packages are installed from the distribution's own suites. What goes into guests is only downloaded and unpacked, through a private
 //! apt state inside the cache, so that neither root nor the host's own package lists are involved.
 
 use std::collections::{BTreeSet, HashMap};
@@ -300,13 +300,24 @@ impl Kernel {
     }
 }
 
+/// Unpacks packages into a folder, without what they depend on and without installing anything.
+///
+/// # Errors
+/// When they cannot be downloaded.
+pub(crate) fn unpack_packages(packages: &[&str], into: &Path) -> Result<()> {
+    PrivateApt::new()?.unpack(packages, into)
+}
+
 /// An apt that has its own sources, lists and status, and can download for anybody.
 struct PrivateApt {
     options: Vec<String>,
+    /// One at a time, for there is one state.
+    _lock: fs::File,
 }
 
 impl PrivateApt {
     fn new() -> Result<Self> {
+        let lock = paths::cache_lock("apt")?;
         let folder = paths::cache()?.join("apt");
         for sub in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(folder.join(sub)).with_context(|| format!("creating {}", folder.display()))?;
@@ -314,7 +325,7 @@ impl PrivateApt {
         let release = Release::of_this_host()?;
         ensure!(
             release.id == "debian",
-            "guest kernels are fetched with apt from Debian's suites; this host is {:?}",
+            "what goes into guests is fetched with apt from Debian's suites; this host is {:?}",
             release.id
         );
         let mirror = mirror();
@@ -340,8 +351,8 @@ impl PrivateApt {
             "APT::Architecture=amd64".to_owned(),
             "Acquire::Languages=none".to_owned(),
         ];
-        let apt =
-            Self { options: options.into_iter().flat_map(|option| ["-o".to_owned(), option]).collect() };
+        let options = options.into_iter().flat_map(|option| ["-o".to_owned(), option]).collect();
+        let apt = Self { options, _lock: lock };
         output_of(apt.command("apt-get").arg("update"), NETWORK)?;
         Ok(apt)
     }
@@ -352,6 +363,20 @@ impl PrivateApt {
         command
     }
 
+    fn unpack(&self, packages: &[&str], into: &Path) -> Result<()> {
+        let work = tempfile::tempdir_in(paths::cache()?).context("creating a folder to download to")?;
+        output_of(self.command("apt-get").arg("download").args(packages).current_dir(work.path()), NETWORK)?;
+        let mut unpacked = 0;
+        for deb in fs::read_dir(work.path())?.flatten().map(|entry| entry.path()) {
+            if deb.extension().is_some_and(|extension| extension == "deb") {
+                output_of(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(into), NETWORK)?;
+                unpacked += 1;
+            }
+        }
+        ensure!(unpacked == packages.len(), "apt-get download left {unpacked} packages of {packages:?}");
+        Ok(())
+    }
+
     fn unpack_kernel(&self, series: Series, into: &Path) -> Result<()> {
         let known = output_of(self.command("apt-cache").args(["show", "linux-image-amd64"]), QUICK)?;
         let package = kernel_package(&known, series)
@@ -359,14 +384,8 @@ impl PrivateApt {
         let version = package.trim_start_matches("linux-image-").to_owned();
         progress::step(format!("{package}: download and unpack"));
         let work = tempfile::tempdir_in(paths::cache()?).context("creating a folder to unpack in")?;
-        output_of(self.command("apt-get").args(["download", &package]).current_dir(work.path()), NETWORK)?;
-        let deb = fs::read_dir(work.path())?
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .context("apt-get download left no package")?;
         let root = work.path().join("root");
-        output_of(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&root), NETWORK)?;
+        self.unpack(&[&package], &root)?;
 
         let ready = work.path().join("ready");
         fs::create_dir_all(ready.join("modules"))?;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use crate::debian::Kernel;
 use crate::paths::Binaries;
 use crate::process::{output_of, run};
 use crate::programs::Program;
+use crate::python::Python;
 
 /// The ordinary user under whom programs run; member of `render`, owner of nothing.
 pub const USER: &str = "cuda";
@@ -142,7 +144,12 @@ impl Image {
     /// When it or one of them cannot be read.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
         self.stripped(from, to, 0o755)?;
-        for library in linked_libraries(from)? {
+        self.libraries_of(from, &[])
+    }
+
+    /// Adds the shared libraries a program was linked to, where they are not there yet.
+    fn libraries_of(&mut self, program: &Path, search_first: &[PathBuf]) -> Result<()> {
+        for library in linked_libraries(program, search_first)? {
             let name = library.file_name().and_then(|name| name.to_str()).context("a library has a name")?;
             let to = if name.starts_with("ld-linux") {
                 format!("usr/lib64/{name}")
@@ -151,6 +158,50 @@ impl Image {
             };
             if !self.nodes.contains_key(&to) {
                 self.copy(&library, &to, 0o755)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a Python.
+    ///
+    /// # Errors
+    /// When something of it cannot be read.
+    pub fn python(&mut self, python: &Python) -> Result<()> {
+        self.tree(python.root(), "")?;
+        self.link("usr/bin/python3", "python3.11");
+        let interpreter = python.root().join(Python::INTERPRETER);
+        self.libraries_of(&interpreter, &python.libraries())?;
+        // Old versions of what the C library has in one file today; packages name them still.
+        for stub in ["libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1"] {
+            let (host, guest) =
+                (Path::new("/lib/x86_64-linux-gnu").join(stub), format!("{LIBRARIES}/{stub}"));
+            if host.exists() && !self.nodes.contains_key(&guest) {
+                self.copy(&host, &guest, 0o755)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds everything in a folder of the host to one of the guest, the root for "".
+    fn tree(&mut self, from: &Path, to: &str) -> Result<()> {
+        for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
+            let (entry, path) = entry.map(|entry| (entry.file_name(), entry.path()))?;
+            let name = entry.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
+            let inside = match to {
+                // Here alone a folder of the guest may be a link: see `new`.
+                "" if name == "lib" => "usr/lib".to_owned(),
+                "" => name.to_owned(),
+                to => format!("{to}/{name}"),
+            };
+            let about = fs::symlink_metadata(&path)?;
+            if about.is_dir() {
+                self.tree(&path, &inside)?;
+            } else if about.is_symlink() {
+                let target = fs::read_link(&path)?;
+                self.link(&inside, target.to_str().with_context(|| format!("{}", path.display()))?);
+            } else {
+                self.copy(&path, &inside, about.permissions().mode() & 0o777)?;
             }
         }
         Ok(())
@@ -207,8 +258,12 @@ fn write_entry(
 }
 
 /// What `ldd` names, the loader included.
-fn linked_libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let finished = run(Command::new("ldd").arg(program), Duration::from_secs(30))?;
+fn linked_libraries(program: &Path, search_first: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut ldd = Command::new("ldd");
+    if !search_first.is_empty() {
+        ldd.env("LD_LIBRARY_PATH", std::env::join_paths(search_first)?);
+    }
+    let finished = run(ldd.arg(program), Duration::from_secs(30))?;
     if finished.stdout.contains("statically linked") || finished.stderr.contains("not a dynamic executable") {
         return Ok(Vec::new());
     }

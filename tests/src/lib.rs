@@ -3,8 +3,8 @@
 //! Owns: finding built programs ([`paths`]), running processes with time limits ([`process`]), Debian packages and
 //! guest kernels ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and
 //! languages ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), several VMs on one device ([`tenants`]), guest images
-//! ([`image`]), virtual machines ([`vm`]) and huge pages for them ([`huge_pages`]). Must never contain product logic: the product is
-//! only ever reached as the separate programs it ships.
+//! ([`image`]) and the Python that some of them carry ([`python`]), virtual machines ([`vm`]) and huge pages for them
+//! ([`huge_pages`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
 
 pub mod agent_protocol;
 pub mod clients;
@@ -17,6 +17,7 @@ pub mod paths;
 pub mod process;
 pub mod programs;
 pub mod progress;
+pub mod python;
 pub mod tenants;
 pub mod toolchain;
 pub mod vm;

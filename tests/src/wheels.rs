@@ -38,6 +38,15 @@ pub fn install(name: &str, what: &str, wheels: &[&str]) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// What [`install`] has put into a folder.
+///
+/// # Errors
+/// When it is not complete.
+pub(crate) fn identity(folder: &Path) -> Result<String> {
+    let stamp = folder.join("wheels");
+    fs::read_to_string(&stamp).with_context(|| format!("reading {}", stamp.display()))
+}
+
 /// A Python of our own in the cache, so that nothing is installed into anybody's.
 ///
 /// # Errors

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
+use sluice_tests::clients;
 use sluice_tests::debian::{Kernel, Series};
 use sluice_tests::direct::{descriptors, mappings};
 use sluice_tests::host::{Host, run_native};
 use sluice_tests::huge_pages::HugePages;
 use sluice_tests::image::Image;
-use sluice_tests::paths::Binaries;
+use sluice_tests::paths::{self, Binaries};
 use sluice_tests::process::{self, signal};
 use sluice_tests::programs::{self, Program};
 use sluice_tests::vm::{Completed, Gpu, Guest, GuestCommand, GuestProcess, Machine};
@@ -41,14 +42,25 @@ impl Stage {
     }
 
     fn boot_machine(machine: Machine, series: Series) -> Result<Self> {
+        Self::boot_with(machine, series, &[], |_| Ok(()))
+    }
+
+    /// With options of the host's side, and with what is not in every image.
+    fn boot_with(
+        machine: Machine,
+        series: Series,
+        options: &[&str],
+        add: impl FnOnce(&mut Image) -> Result<()>,
+    ) -> Result<Self> {
         let binaries = Binaries::locate()?;
         let programs = programs::compile_all()?;
         let kernel = Kernel::fetch(series)?;
         let mut image = Image::with_sluice(&kernel, &binaries, &programs)?;
         image
             .program(Path::new(env!("CARGO_BIN_EXE_sluice-hostile-guest")), &format!("usr/bin/{HOSTILE}"))?;
+        add(&mut image)?;
         let started = Instant::now();
-        let host = Host::start(&binaries, series, None)?;
+        let host = Host::start_with(&binaries, series, None, options)?;
         let gpu = Gpu::VhostUser(host.socket().to_path_buf());
         let machine = Machine { gpu, ..machine };
         let guest = Guest::boot(&machine, &kernel, &image)
@@ -223,6 +235,35 @@ fn a_guest_on_huge_pages_computes() -> Result<()> {
         ensure!(stderr.matches("no pinned host memory").count() == 1, "{stderr}");
         Ok(())
     })?;
+    stage.workers(0)?;
+    stage.power_off()
+}
+
+/// Unmodified monitors on a stock kernel, as an ordinary user's programs, beside another process that uses the GPU.
+// Promise: G10, G11
+#[test]
+fn monitors_show_the_quota_and_the_processes_of_the_vm() -> Result<()> {
+    const QUOTA_MIB: u64 = 768;
+    let python = clients::guest_monitors()?;
+    let script = fs::read(paths::workspace().join("tests/clients/monitors.py"))?;
+    let machine = Machine { cpus: 2, ..Machine::new("monitors") };
+    let quota = format!("{QUOTA_MIB}MiB");
+    let stage = Stage::boot_with(machine, Series::V6_12, &["--memory", &quota], |image| {
+        image.python(&python)?;
+        image.file("usr/local/lib/monitors.py", 0o644, script);
+        Ok(())
+    })?;
+    let neighbour = stage.spawn(&["hold", "1000"])?;
+    neighbour.wait_for_output("holding", PATIENCE)?;
+    stage.part("monitors beside another process", |stage| {
+        let bytes = (QUOTA_MIB << 20).to_string();
+        let neighbour = neighbour.id().to_string();
+        let monitored = stage.run(&["python3", "/usr/local/lib/monitors.py", &bytes, &neighbour])?;
+        println!("{}", monitored.stdout);
+        passed(&monitored)
+    })?;
+    neighbour.signal(Signal::KILL)?;
+    neighbour.wait()?;
     stage.workers(0)?;
     stage.power_off()
 }
