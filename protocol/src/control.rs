@@ -6,6 +6,7 @@
 //! The one variable message, [`WorkerSetup`], goes down only.
 
 use crate::field::{Field, FieldError, Reader, Writer};
+use crate::inventory::{Instance, Name, Places, Profile, Recovery, Switch, Visible};
 
 /// Bytes of a fixed-size message.
 pub const BYTES: usize = 64;
@@ -106,11 +107,15 @@ messages! {
     /// From `sluiced` to the launcher.
     enum ToLauncher {
         /// Start a worker for a session of a VM.
-        1 StartWorker { /** The VM. */ vm: u32, /** The session. */ session: u32 } fds 0,
+        1 StartWorker {
+            /** The VM. */ vm: u32,
+            /** The session. */ session: u32,
+            /** Which devices its driver shows it. */ visible: Visible
+        } fds 0,
         /// Start the device of a VM.
         2 StartDevice { /** The VM. */ vm: u32 } fds 0,
         /// Start the arbiter of a placement unit.
-        3 StartArbiter { /** The unit. */ unit: u32 } fds 0,
+        3 StartArbiter { /** The unit. */ unit: u32, /** Which device its driver shows it. */ visible: Visible } fds 0,
         /// Start the inventory.
         4 StartInventory {} fds 0,
     }
@@ -185,24 +190,93 @@ messages! {
     enum ToInventory {
         /// How many devices there are. Answered by `Units`.
         1 Units { /** Comes back in the answer. */ serial: u64 } fds 0,
-        /// A device's memory. Answered by `Memory`.
-        2 Memory { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32 } fds 0,
-        /// Whether the driver lists a process on a device. Answered by `Process`.
+        /// The memory of a device or an instance. Answered by `Memory`.
+        2 Memory {
+            /** Comes back in the answer. */ serial: u64,
+            /** Ordinal of the device. */ unit: u32,
+            /** The GPU instance, or [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
+        } fds 0,
+        /// Whether the driver lists a process there. Answered by `Process`.
         3 Process {
             /** Comes back in the answer. */ serial: u64,
             /** Ordinal of the device. */ unit: u32,
-            /** The process. */ process: u32
+            /** The process. */ process: u32,
+            /** The GPU instance, or [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
         } fds 0,
-        /// The `index`-th process that the driver lists on a device. Answered by `Process`, behind the last one with process 0.
-        4 Nth { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** From 0. */ index: u32 } fds 0,
+        /// The `index`-th process that the driver lists there. Answered by `Process`, behind the last one with process 0.
+        4 Nth {
+            /** Comes back in the answer. */ serial: u64,
+            /** Ordinal of the device. */ unit: u32,
+            /** From 0. */ index: u32,
+            /** The GPU instance, or [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
+        } fds 0,
         /// Another client. Descriptor: its socket. From `sluiced` only.
         5 Client {} fds 1,
+        /// What a device is. Answered by `Device`.
+        6 Device { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32 } fds 0,
+        /// What a device is called. Answered by `Name`.
+        7 DeviceName {
+            /** Comes back in the answer. */ serial: u64,
+            /** Ordinal of the device. */ unit: u32,
+            /** Which part of the name, from 0. */ part: u32
+        } fds 0,
+        /// How a device is. Answered by `Health`.
+        8 Health { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32 } fds 0,
+        /// How busy a device or an instance is. Answered by `Utilization`.
+        9 Utilization {
+            /** Comes back in the answer. */ serial: u64,
+            /** Ordinal of the device. */ unit: u32,
+            /** The GPU instance, or [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
+        } fds 0,
+        /// The `index`-th kind of instance that a device can be divided into. Answered by `Profile`, behind the last by `Nothing`.
+        10 Profile { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** From 0. */ index: u32 } fds 0,
+        /// What a kind of instance is called. Answered by `Name`.
+        11 ProfileName {
+            /** Comes back in the answer. */ serial: u64,
+            /** Ordinal of the device. */ unit: u32,
+            /** The profile's id. */ profile: u32,
+            /** Which part of the name, from 0. */ part: u32
+        } fds 0,
+        /// Where instances of a kind can be. Answered by `Places`; a driver may list none while there are as many as there can be.
+        12 Places {
+            /** Comes back in the answer. */ serial: u64,
+            /** Ordinal of the device. */ unit: u32,
+            /** The profile's id. */ profile: u32
+        } fds 0,
+        /// How many more instances of a kind could be made now, by the driver's own count. Answered by `Capacity`.
+        13 Capacity {
+            /** Comes back in the answer. */ serial: u64,
+            /** Ordinal of the device. */ unit: u32,
+            /** The profile's id. */ profile: u32
+        } fds 0,
+        /// The `index`-th instance that there is, whoever made it. Answered by `Instance`, behind the last one by `Nothing`.
+        14 Instance { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** From 0. */ index: u32 } fds 0,
+        /// Make an instance with one compute instance that is all of it. Answered by `Instance`. From `sluiced` only.
+        15 Create {
+            /** Comes back in the answer. */ serial: u64,
+            /** Ordinal of the device. */ unit: u32,
+            /** The profile's id. */ profile: u32,
+            /** Its first memory slice. */ start: u32,
+            /** Its memory slices. */ size: u32
+        } fds 0,
+        /// Unmake an instance and what is in it. One that is not exactly as said here is left alone, and the answer is
+        /// `NVML_ERROR_NOT_FOUND`. Answered by `Done`. From `sluiced` only.
+        16 Destroy {
+            /** Comes back in the answer. */ serial: u64,
+            /** Ordinal of the device. */ unit: u32,
+            /** The GPU instance's id. */ instance: u32,
+            /** The profile's id. */ profile: u32,
+            /** Its first memory slice. */ start: u32,
+            /** Its memory slices. */ size: u32
+        } fds 0,
+        /// Switch division into instances on or off; `Health` says what became of it. Answered by `Done`. From `sluiced` only.
+        17 SetMig { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** Whether on. */ on: bool } fds 0,
     }
     /// From the inventory.
     enum FromInventory {
         /// How many devices there are.
         1 Units { /** That of the request. */ serial: u64, /** Devices. */ count: u32 } fds 0,
-        /// A device's memory in bytes, as its driver counts it.
+        /// Memory in bytes, as the driver counts it.
         2 Memory { /** That of the request. */ serial: u64, /** All. */ total: u64, /** Used. */ used: u64, /** Free. */ free: u64 } fds 0,
         /// A process on a device.
         3 Process {
@@ -214,7 +288,47 @@ messages! {
         /// The driver's management library does not answer this.
         4 Failed { /** That of the request. */ serial: u64, /** An nvmlReturn_t. */ error: u32 } fds 0,
         /// The driver reports an error of a device. To `sluiced` only.
-        5 Xid { /** Ordinal of the device. */ unit: u32, /** The Xid. */ xid: u32, /** The process, if known; else 0. */ process: u32 } fds 0,
+        5 Xid {
+            /** Ordinal of the device. */ unit: u32,
+            /** The Xid. */ xid: u32,
+            /** The process, if known; else 0. */ process: u32,
+            /** The GPU instance, if the driver says one; else [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
+        } fds 0,
+        /// What a device is.
+        6 Device {
+            /** That of the request. */ serial: u64,
+            /** Its UUID. */ uuid: [u8; 16],
+            /** Bytes of its memory. */ memory: u64,
+            /** Its multiprocessors; 0 where the driver does not say. */ multiprocessors: u32,
+            /** The NUMA node of the host that it is near; `u32::MAX` where that is not known. */ node: u32,
+            /** Its place on the bus: domain, and behind it 8 bits each of bus and device. */ pci: u64
+        } fds 0,
+        /// A part of a name.
+        7 Name { /** That of the request. */ serial: u64, /** The part. */ text: Name } fds 0,
+        /// How a device is.
+        8 Health {
+            /** That of the request. */ serial: u64,
+            /** Whether it is divided into instances. */ mig: Switch,
+            /** The same, from its next reset on. */ pending: Switch,
+            /** Whether its memory corrects errors. */ ecc: Switch,
+            /** What the driver wants done about it. */ recovery: Recovery,
+            /** Errors of its memory since the driver started that were not corrected; `u64::MAX` where nobody counts. */ uncorrected: u64,
+            /** Whether memory waits for a reset to be taken out of use. */ repair: bool
+        } fds 0,
+        /// How busy, in percent of the time since the last question.
+        9 Utilization { /** That of the request. */ serial: u64, /** Kernels. */ gpu: u32, /** Memory. */ memory: u32 } fds 0,
+        /// A kind of instance.
+        10 Profile { /** That of the request. */ serial: u64, /** It. */ profile: Profile } fds 0,
+        /// Where instances of a kind can be.
+        11 Places { /** That of the request. */ serial: u64, /** All of them. */ places: Places } fds 0,
+        /// How many more instances of a kind could be made.
+        12 Capacity { /** That of the request. */ serial: u64, /** Instances. */ count: u32 } fds 0,
+        /// An instance.
+        13 Instance { /** That of the request. */ serial: u64, /** It. */ instance: Instance } fds 0,
+        /// There is none of that number.
+        14 Nothing { /** That of the request. */ serial: u64 } fds 0,
+        /// It is done.
+        15 Done { /** That of the request. */ serial: u64 } fds 0,
     }
     /// From the launcher to `sluiced`.
     enum FromLauncher {
@@ -268,6 +382,8 @@ pub struct WorkerSetup {
     pub devices: u32,
     /// Whether memory is also cleared each time a guest's allocation is freed, before anything else gets it.
     pub scrub_every_free: bool,
+    /// The UUID of the only device that the driver must show; `None` where it may show any.
+    pub identity: Option<[u8; 16]>,
 }
 
 /// What an arbiter is told before anything else, by `sluiced`.
@@ -277,8 +393,14 @@ pub struct ArbiterSetup {
     pub unit: u32,
     /// Absolute path of the driver library to load.
     pub driver: String,
-    /// Ordinal of the device.
+    /// Ordinal of the device, as the driver shows it to the arbiter.
     pub device: u32,
+    /// The UUID of the only device that the driver must show; `None` where it may show any.
+    pub identity: Option<[u8; 16]>,
+    /// Ordinal of the device, as the inventory counts it.
+    pub listed: u32,
+    /// The GPU instance that the unit is, or [`WHOLE`](crate::inventory::WHOLE).
+    pub instance: u32,
     /// How much of what is scrubbed is read back.
     pub verify: Verify,
     /// Whether memory is scrubbed at all. Without it remnants reach other tenants: for the positive control of tests only.

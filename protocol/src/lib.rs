@@ -25,6 +25,7 @@ pub mod doorbell;
 pub mod field;
 pub mod gpu;
 pub mod handle;
+pub mod inventory;
 pub mod limits;
 pub mod park;
 pub mod record;

@@ -10,6 +10,7 @@ use sluice_protocol::{
     doorbell::{self, Capset, Doorbell},
     field::FieldError,
     gpu::{self, Command, GpuError, answer, command},
+    inventory::{Engines, Instance, Name, Place, Places, Profile, Recovery, Switch, Visible, WHOLE},
     limits,
 };
 
@@ -363,6 +364,8 @@ fn doorbells_are_these_bytes() {
     assert_eq!(Doorbell::decode(&wide), Err(FieldError::Range), "a resource id has 32 bits");
 }
 
+const UUID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
 macro_rules! golden {
     ($ty:ident: $($message:expr => $words:expr, fds $fds:literal;)+) => {
         $(
@@ -413,9 +416,12 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         ToDevice::NoWorker { session: 5, error: 46 } => [2, 5, 46], fds 0;
     }
     golden! { ToLauncher:
-        ToLauncher::StartWorker { vm: 1, session: 5 } => [1, 1, 5], fds 0;
+        ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Host } => [1, 1, 5, 0, 0, 0], fds 0;
+        ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Instance(UUID) }
+            => [1, 1, 5, 2, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
         ToLauncher::StartDevice { vm: 1 } => [2, 1], fds 0;
-        ToLauncher::StartArbiter { unit: 3 } => [3, 3], fds 0;
+        ToLauncher::StartArbiter { unit: 3, visible: Visible::Gpu(UUID) }
+            => [3, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
         ToLauncher::StartInventory {} => [4], fds 0;
     }
     golden! { FromLauncher:
@@ -465,17 +471,54 @@ fn control_messages_are_these_bytes_and_have_one_length() {
     }
     golden! { ToInventory:
         ToInventory::Units { serial: 7 } => [1, 7], fds 0;
-        ToInventory::Memory { serial: 7, unit: 1 } => [2, 7, 1], fds 0;
-        ToInventory::Process { serial: 7, unit: 1, process: 9 } => [3, 7, 1, 9], fds 0;
-        ToInventory::Nth { serial: 7, unit: 1, index: 2 } => [4, 7, 1, 2], fds 0;
+        ToInventory::Memory { serial: 7, unit: 1, instance: 4 } => [2, 7, 1, 4], fds 0;
+        ToInventory::Process { serial: 7, unit: 1, process: 9, instance: WHOLE } => [3, 7, 1, 9, 0xffff_ffff], fds 0;
+        ToInventory::Nth { serial: 7, unit: 1, index: 2, instance: 4 } => [4, 7, 1, 2, 4], fds 0;
         ToInventory::Client {} => [5], fds 1;
+        ToInventory::Device { serial: 7, unit: 1 } => [6, 7, 1], fds 0;
+        ToInventory::DeviceName { serial: 7, unit: 1, part: 2 } => [7, 7, 1, 2], fds 0;
+        ToInventory::Health { serial: 7, unit: 1 } => [8, 7, 1], fds 0;
+        ToInventory::Utilization { serial: 7, unit: 1, instance: 4 } => [9, 7, 1, 4], fds 0;
+        ToInventory::Profile { serial: 7, unit: 1, index: 2 } => [10, 7, 1, 2], fds 0;
+        ToInventory::ProfileName { serial: 7, unit: 1, profile: 19, part: 0 } => [11, 7, 1, 19, 0], fds 0;
+        ToInventory::Places { serial: 7, unit: 1, profile: 19 } => [12, 7, 1, 19], fds 0;
+        ToInventory::Capacity { serial: 7, unit: 1, profile: 19 } => [13, 7, 1, 19], fds 0;
+        ToInventory::Instance { serial: 7, unit: 1, index: 2 } => [14, 7, 1, 2], fds 0;
+        ToInventory::Create { serial: 7, unit: 1, profile: 19, start: 3, size: 2 } => [15, 7, 1, 19, 3, 2], fds 0;
+        ToInventory::Destroy { serial: 7, unit: 1, instance: 4, profile: 19, start: 3, size: 2 }
+            => [16, 7, 1, 4, 19, 3, 2], fds 0;
+        ToInventory::SetMig { serial: 7, unit: 1, on: true } => [17, 7, 1, 1], fds 0;
     }
     golden! { FromInventory:
         FromInventory::Units { serial: 7, count: 1 } => [1, 7, 1], fds 0;
         FromInventory::Memory { serial: 7, total: 6, used: 4, free: 2 } => [2, 7, 6, 4, 2], fds 0;
         FromInventory::Process { serial: 7, process: 9, present: true, bytes: 6 } => [3, 7, 9, 1, 6], fds 0;
         FromInventory::Failed { serial: 7, error: 15 } => [4, 7, 15], fds 0;
-        FromInventory::Xid { unit: 1, xid: 31, process: 9 } => [5, 1, 31, 9], fds 0;
+        FromInventory::Xid { unit: 1, xid: 31, process: 9, instance: 4 } => [5, 1, 31, 9, 4], fds 0;
+        FromInventory::Device { serial: 7, uuid: UUID, memory: 6, multiprocessors: 5, node: 1, pci: 0x1_0200 }
+            => [6, 7, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908, 6, 5, 1, 0x1_0200], fds 0;
+        FromInventory::Name { serial: 7, text: Name::part("GPU", 0) } => [7, 7, 0x0055_5047], fds 0;
+        FromInventory::Health {
+            serial: 7, mig: Switch::On, pending: Switch::Off, ecc: Switch::Absent, recovery: Recovery::Reset,
+            uncorrected: 6, repair: true
+        } => [8, 7, 1, 0, 2, 1, 6, 1], fds 0;
+        FromInventory::Utilization { serial: 7, gpu: 50, memory: 25 } => [9, 7, 50, 25], fds 0;
+        FromInventory::Profile {
+            serial: 7,
+            profile: Profile {
+                id: 19, slices: 1, instances: 7, multiprocessors: 16, memory: 6, capabilities: 1,
+                engines: Engines { copy: 1, decoder: 2, encoder: 3, jpeg: 4, ofa: 5 },
+            }
+        } => [10, 7, 1 << 32 | 19, 16 << 32 | 7, 6, 1, 0x05_0403_0201], fds 0;
+        FromInventory::Places {
+            serial: 7, places: Places::new(&[Place { start: 1, size: 2 }, Place { start: 4, size: 3 }]).unwrap()
+        } => [11, 7, 2, 0x0304_0201], fds 0;
+        FromInventory::Capacity { serial: 7, count: 5 } => [12, 7, 5], fds 0;
+        FromInventory::Instance {
+            serial: 7, instance: Instance { gpu: 4, compute: 1, profile: 19, start: 3, size: 2, uuid: UUID }
+        } => [13, 7, 1 << 32 | 4, 19, 2 << 32 | 3, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
+        FromInventory::Nothing { serial: 7 } => [14, 7], fds 0;
+        FromInventory::Done { serial: 7 } => [15, 7], fds 0;
     }
     // Fields have their own ranges.
     let mut wide = ToWorker::Begin { session: 5 }.encode();
@@ -491,15 +534,20 @@ fn setup() -> WorkerSetup {
         mapped_runs: 7,
         devices: 0,
         scrub_every_free: false,
+        identity: Some(UUID),
     }
 }
 
 // Promise: V6
 #[test]
 fn worker_setup_is_these_bytes_and_nothing_more() {
-    let golden =
-        [&[1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..], b"/d.so", &[7, 0, 0, 0, 0, 0, 0, 0, 0]]
-            .concat();
+    let golden = [
+        &[1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..],
+        b"/d.so",
+        &[7, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+        &UUID,
+    ]
+    .concat();
     assert_eq!(codec::encode(&setup()).unwrap(), golden);
     assert_eq!(codec::decode::<WorkerSetup>(&golden).unwrap(), setup());
     for cut in 0..golden.len() {

@@ -46,7 +46,8 @@ pub enum News {
 #[derive(Debug)]
 pub struct Inventory {
     socket: OwnedFd,
-    device: u32,
+    /// Device and instance.
+    place: (u32, u32),
     serial: u64,
     asked: HashMap<u64, (Question, Millis)>,
     /// Dead workers, and when they were asked about last.
@@ -56,12 +57,12 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// A client on a connected socket.
+    /// A client on a connected socket, that asks about an instance of a device, or all of it.
     #[must_use]
-    pub fn new(socket: OwnedFd, device: u32) -> Inventory {
+    pub fn new(socket: OwnedFd, place: (u32, u32)) -> Inventory {
         Inventory {
             socket,
-            device,
+            place,
             serial: 0,
             asked: HashMap::new(),
             confirming: HashMap::new(),
@@ -87,7 +88,7 @@ impl Inventory {
     /// Asks what is due. Returns when to call again.
     pub fn poll(&mut self, dead: impl Iterator<Item = (WorkerId, u32)>, now: Millis) -> Millis {
         self.asked.retain(|_, (_, when)| now.saturating_sub(*when) < PATIENCE);
-        let device = self.device;
+        let (unit, instance) = self.place;
         let mut confirming = HashMap::new();
         let mut next = now.saturating_add(ROUND);
         for (worker, process) in dead {
@@ -95,7 +96,7 @@ impl Inventory {
             let waits = self.asked.values().any(|(question, _)| *question == Question::Gone(worker));
             let due = last.is_none_or(|last| now.saturating_sub(last) >= CONFIRM);
             if due && !waits {
-                let message = |serial| ToInventory::Process { serial, unit: device, process };
+                let message = |serial| ToInventory::Process { serial, unit, process, instance };
                 self.ask(Question::Gone(worker), message, now);
             }
             confirming.insert(worker, if due { now } else { last.unwrap_or(now) });
@@ -106,8 +107,8 @@ impl Inventory {
         if self.round.is_none_or(|last| now.saturating_sub(last) >= ROUND) && !listing {
             self.round = Some(now);
             self.listed.clear();
-            self.ask(Question::Memory, |serial| ToInventory::Memory { serial, unit: device }, now);
-            self.ask(Question::Nth(0), |serial| ToInventory::Nth { serial, unit: device, index: 0 }, now);
+            self.ask(Question::Memory, |serial| ToInventory::Memory { serial, unit, instance }, now);
+            self.ask(Question::Nth(0), |serial| ToInventory::Nth { serial, unit, index: 0, instance }, now);
         }
         next
     }
@@ -140,11 +141,11 @@ impl Inventory {
             (Question::Nth(index), FromInventory::Process { process, bytes, .. }) if index < PROCESSES => {
                 // A process is listed for what it has, so nothing means that the driver does not say.
                 self.listed.push((process, Some(bytes).filter(|bytes| *bytes != 0)));
-                let device = self.device;
+                let (unit, instance) = self.place;
                 let index = index + 1;
                 self.ask(
                     Question::Nth(index),
-                    |serial| ToInventory::Nth { serial, unit: device, index },
+                    |serial| ToInventory::Nth { serial, unit, index, instance },
                     now,
                 );
                 None

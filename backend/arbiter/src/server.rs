@@ -132,7 +132,7 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     let span = tracing::info_span!("arbiter", unit = setup.unit);
     let _entered = span.enter();
     sluice_sandbox::enter(Role::Arbiter)?;
-    let unit = Unit::open(Path::new(&setup.driver), setup.device)?;
+    let unit = Unit::open(Path::new(&setup.driver), setup.device, setup.identity)?;
     unit.enter().map_err(RunError::Context)?;
     Server::new(control, unit, &setup, log)?.serve()
 }
@@ -152,7 +152,8 @@ struct Server {
     away: Vec<ChunkId>,
     links: HashMap<WorkerId, Link>,
     next_worker: u64,
-    device: u32,
+    /// Which device of the inventory's the unit is, and which instance of it.
+    listed: (u32, u32),
     inventory: Option<Inventory>,
     audit: Audit,
     changed: bool,
@@ -198,7 +199,7 @@ impl Server {
             away: Vec::new(),
             links: HashMap::new(),
             next_worker: 1,
-            device: setup.device,
+            listed: (setup.listed, setup.instance),
             inventory: None,
             audit: Audit::default(),
             changed: true,
@@ -347,7 +348,7 @@ impl Server {
                     epoll::add(&self.epoll, &socket, Token::Inventory.encode(), EventFlags::IN)
                 });
                 match watched {
-                    Ok(()) => self.inventory = Some(Inventory::new(socket, self.device)),
+                    Ok(()) => self.inventory = Some(Inventory::new(socket, self.listed)),
                     Err(error) => tracing::error!(%error, "the inventory cannot be asked"),
                 }
             }

@@ -81,15 +81,16 @@ fn failed(call: &'static str) -> impl Fn(Code) -> UnitError {
 }
 
 impl Unit {
-    /// Loads the driver and opens a device.
+    /// Loads the driver and opens a device; the one of this identity and no other, where one is given.
     ///
     /// # Errors
     /// [`UnitError`] when the device cannot be used.
-    pub fn open(path: &Path, ordinal: u32) -> Result<Unit, UnitError> {
+    pub fn open(path: &Path, ordinal: u32, identity: Option<[u8; 16]>) -> Result<Unit, UnitError> {
         const BLOCKING_SYNC: u32 = 4;
         const NON_BLOCKING: u32 = 1;
         let driver = Driver::load(path)?;
         driver.init().map_err(failed("cuInit"))?;
+        driver.confirm(identity)?;
         let device = driver.device(ordinal).map_err(failed("cuDeviceGet"))?;
         let granularity = driver.granularity(device).map_err(failed("cuMemGetAllocationGranularity"))?;
         if granularity == 0 || !UNIT.is_multiple_of(granularity) {

@@ -92,7 +92,7 @@ impl Custodian {
                 // Heard by nobody while everything ends.
                 _ = escrows.send(Want { unit, ancestor, bytes });
             }
-            Notice::Xid { unit, xid, process } => self.heed_xid(unit, xid, process),
+            Notice::Xid { unit, xid, process, instance } => self.heed_xid(unit, xid, process, instance),
             Notice::Hung { vm, process } => {
                 self.event("hung", vm, || format!("process {process} was killed and is still there"));
                 // Where it hangs is not known: none of the units it had memory of can be trusted to give it back.
@@ -126,11 +126,17 @@ impl Custodian {
         }
     }
 
-    fn heed_xid(&self, unit: u32, xid: u32, process: u32) {
+    fn heed_xid(&self, device: u32, xid: u32, process: u32, instance: u32) {
         let class = Class::of(xid);
-        self.event("xid", 0, || format!("unit {unit}: Xid {xid} ({class:?}), process {process}"));
+        let hit: Vec<_> = self.units.iter().filter(|unit| unit.place().is_hit(device, instance)).collect();
+        let numbers: Vec<_> = hit.iter().map(|unit| unit.number()).collect();
+        self.event("xid", 0, || {
+            format!("device {device}, units {numbers:?}: Xid {xid} ({class:?}), process {process}")
+        });
         if let Some(reason) = class.quarantine() {
-            self.quarantine(unit, &format!("Xid {xid}: {reason}"));
+            for unit in numbers {
+                self.quarantine(unit, &format!("Xid {xid}: {reason}"));
+            }
         } else if class == Class::Session && process != 0 {
             // One that is no worker is a stranger, whom the arbiter reports.
             _ = self.vms.iter().any(|vm| vm.end_worker(process));

@@ -31,7 +31,7 @@ use crate::{
     notice::Notices,
     process::{gone, kill},
     status,
-    unit::{Unit, UnitError},
+    unit::{Place, Unit, UnitError},
     vm::{Vm, VmError},
     watched::watch,
 };
@@ -261,7 +261,16 @@ async fn units(
         .map(|number| {
             let (configuration, launching) = (Rc::clone(configuration), Rc::clone(launching));
             let checkpoint = Rc::clone(checkpoint);
-            Unit::new(number, configuration, launching, inventory.cloned(), checkpoint, notices.clone())
+            let place = Place::device(number);
+            Unit::new(
+                number,
+                place,
+                configuration,
+                launching,
+                inventory.cloned(),
+                checkpoint,
+                notices.clone(),
+            )
         })
         .collect()
 }

@@ -2,6 +2,10 @@
 //!
 //! Nothing here waits for it without a limit: an inventory that does not answer is killed and started again, and whoever
 //! depends on it is given a socket of the new one. Until then what it would have said is unknown, and nobody guesses.
+//! That holds for changes above all: one whose answer did not come may have happened or not, and only the list of
+//! instances says which.
+
+#![allow(dead_code, reason = "what the management interface asks for is asked from there")]
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,11 +17,14 @@ use std::{
 };
 
 use rustix::fd::AsFd as _;
-use sluice_protocol::control::{FromInventory, ToInventory, ToLauncher};
+use sluice_protocol::{
+    control::{FromInventory, ToInventory, ToLauncher},
+    inventory::{Instance, NAME_PARTS, Name, Place, Profile, Recovery, Switch},
+};
 use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,
-    sync::{oneshot, watch},
+    sync::{Notify, oneshot, watch},
     time::{interval, sleep, timeout},
 };
 
@@ -37,6 +44,12 @@ const ANSWER: Duration = Duration::from_secs(2);
 const PULSE: Duration = Duration::from_secs(2);
 /// How long a new one may take for its first answer, for a driver is slow to start.
 const START: Duration = Duration::from_secs(10);
+/// How long a change of instances may take: the driver clears memory, and restarts engines.
+const CHANGE: Duration = Duration::from_secs(30);
+/// How long switching division into instances may take: the driver resets the device.
+const SWITCH: Duration = Duration::from_secs(60);
+/// Entries of any list that are asked for.
+const ENTRIES: u32 = 256;
 /// Restarts at once, and per second in the long run.
 const RESTARTS: (u32, f64) = (3, 0.2);
 
@@ -51,6 +64,70 @@ pub(crate) struct Inventory {
     next_serial: Cell<u64>,
     /// Counts the processes there were, and 0 while there is none that has answered.
     generation: watch::Sender<u64>,
+    /// Until when it may be silent, because it changes something.
+    busy: Cell<Option<Instant>>,
+    /// Told when it has not answered in time.
+    silent: Notify,
+}
+
+/// A question has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AskError {
+    /// None came in time, or there is no inventory now.
+    #[error("the inventory does not answer")]
+    Silent,
+    /// The driver refuses, with this code.
+    #[error("NVML says {0}")]
+    Refused(u32),
+    /// The answer is none to this question.
+    #[error("the inventory's answer makes no sense")]
+    Malformed,
+}
+
+impl AskError {
+    /// Somebody uses what is to be changed (`NVML_ERROR_IN_USE`).
+    pub(crate) const IN_USE: Self = Self::Refused(19);
+    /// There is no such thing (`NVML_ERROR_NOT_FOUND`).
+    pub(crate) const NOT_FOUND: Self = Self::Refused(6);
+}
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub(crate) uuid: [u8; 16],
+    pub(crate) name: String,
+    /// Bytes of its memory.
+    pub(crate) memory: u64,
+    /// 0 where the driver does not say.
+    pub(crate) multiprocessors: u32,
+    /// The NUMA node it is near, where that is known.
+    pub(crate) node: Option<u32>,
+    /// Domain, bus and device on the PCI bus.
+    pub(crate) pci: (u32, u8, u8),
+}
+
+/// How a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Health {
+    /// Whether it is divided into instances, now and from its next reset on.
+    pub(crate) mig: (Switch, Switch),
+    /// Whether its memory corrects errors.
+    pub(crate) ecc: Switch,
+    /// What the driver wants done about it.
+    pub(crate) recovery: Recovery,
+    /// Errors of its memory that were not corrected, where they are counted.
+    pub(crate) uncorrected: Option<u64>,
+    /// Whether memory waits for a reset to be taken out of use.
+    pub(crate) repair: bool,
+}
+
+/// A kind of instance that a device can be divided into, all as the driver says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    pub(crate) profile: Profile,
+    pub(crate) name: String,
+    /// Where instances of it can be. A driver may list none while there are as many as there can be.
+    pub(crate) places: Vec<Place>,
 }
 
 impl Inventory {
@@ -63,6 +140,8 @@ impl Inventory {
             asked: RefCell::new(BTreeMap::new()),
             next_serial: Cell::new(1),
             generation: watch::Sender::new(0),
+            busy: Cell::new(None),
+            silent: Notify::new(),
         })
     }
 
@@ -99,6 +178,169 @@ impl Inventory {
         outbox.post(ToInventory::Client {}.encode(), vec![theirs]).then_some(ours)
     }
 
+    /// What a device is.
+    pub(crate) async fn device(&self, device: u32) -> Result<Device, AskError> {
+        let name = self.name(|serial, part| ToInventory::DeviceName { serial, unit: device, part }).await?;
+        match self.question(|serial| ToInventory::Device { serial, unit: device }).await? {
+            FromInventory::Device { uuid, memory, multiprocessors, node, pci, .. } => {
+                let [_, _, domain @ .., bus, slot] = pci.to_be_bytes();
+                let node = Some(node).filter(|node| *node != u32::MAX);
+                let pci = (u32::from_be_bytes(domain), bus, slot);
+                Ok(Device { uuid, name, memory, multiprocessors, node, pci })
+            }
+            _ => Err(AskError::Malformed),
+        }
+    }
+
+    /// How a device is.
+    pub(crate) async fn health(&self, device: u32) -> Result<Health, AskError> {
+        match self.question(|serial| ToInventory::Health { serial, unit: device }).await? {
+            FromInventory::Health { mig, pending, ecc, recovery, uncorrected, repair, .. } => Ok(Health {
+                mig: (mig, pending),
+                ecc,
+                recovery,
+                uncorrected: Some(uncorrected).filter(|count| *count != u64::MAX),
+                repair,
+            }),
+            _ => Err(AskError::Malformed),
+        }
+    }
+
+    /// Total and used bytes of a device, or of an instance of it.
+    pub(crate) async fn memory(&self, device: u32, instance: u32) -> Result<(u64, u64), AskError> {
+        match self.question(|serial| ToInventory::Memory { serial, unit: device, instance }).await? {
+            FromInventory::Memory { total, used, .. } => Ok((total, used)),
+            _ => Err(AskError::Malformed),
+        }
+    }
+
+    /// How busy the kernels and the memory of a device, or of an instance of it, were since the last question, in percent.
+    pub(crate) async fn utilization(&self, device: u32, instance: u32) -> Result<(u32, u32), AskError> {
+        match self.question(|serial| ToInventory::Utilization { serial, unit: device, instance }).await? {
+            FromInventory::Utilization { gpu, memory, .. } => Ok((gpu, memory)),
+            _ => Err(AskError::Malformed),
+        }
+    }
+
+    /// What a device can be divided into; nothing where it cannot.
+    pub(crate) async fn kinds(&self, device: u32) -> Result<Vec<Kind>, AskError> {
+        let mut kinds = Vec::new();
+        for index in 0..ENTRIES {
+            let request = |serial| ToInventory::Profile { serial, unit: device, index };
+            let profile = match self.question(request).await? {
+                FromInventory::Profile { profile, .. } => profile,
+                FromInventory::Nothing { .. } => return Ok(kinds),
+                _ => return Err(AskError::Malformed),
+            };
+            let id = profile.id;
+            let name = self
+                .name(|serial, part| ToInventory::ProfileName { serial, unit: device, profile: id, part })
+                .await?;
+            let request = |serial| ToInventory::Places { serial, unit: device, profile: id };
+            let FromInventory::Places { places, .. } = self.question(request).await? else {
+                return Err(AskError::Malformed);
+            };
+            kinds.push(Kind { profile, name, places: places.as_slice().to_vec() });
+        }
+        Err(AskError::Malformed)
+    }
+
+    /// How many more instances of a profile the driver would make now.
+    pub(crate) async fn capacity(&self, device: u32, profile: u32) -> Result<u32, AskError> {
+        match self.question(|serial| ToInventory::Capacity { serial, unit: device, profile }).await? {
+            FromInventory::Capacity { count, .. } => Ok(count),
+            _ => Err(AskError::Malformed),
+        }
+    }
+
+    /// The instances there are, whoever made them.
+    pub(crate) async fn instances(&self, device: u32) -> Result<Vec<Instance>, AskError> {
+        let mut instances = Vec::new();
+        for index in 0..ENTRIES {
+            match self.question(|serial| ToInventory::Instance { serial, unit: device, index }).await? {
+                FromInventory::Instance { instance, .. } => instances.push(instance),
+                FromInventory::Nothing { .. } => return Ok(instances),
+                _ => return Err(AskError::Malformed),
+            }
+        }
+        Err(AskError::Malformed)
+    }
+
+    /// Makes an instance in this place, with one compute instance that is all of it.
+    pub(crate) async fn create(&self, device: u32, profile: u32, place: Place) -> Result<Instance, AskError> {
+        let (start, size) = (place.start.into(), place.size.into());
+        let request = |serial| ToInventory::Create { serial, unit: device, profile, start, size };
+        match self.change(CHANGE, request).await? {
+            FromInventory::Instance { instance, .. } => Ok(instance),
+            _ => Err(AskError::Malformed),
+        }
+    }
+
+    /// Unmakes exactly this instance. Says [`AskError::NOT_FOUND`] when there is none that is so.
+    pub(crate) async fn destroy(&self, device: u32, instance: &Instance) -> Result<(), AskError> {
+        let &Instance { gpu: instance, profile, start, size, .. } = instance;
+        let request = |serial| ToInventory::Destroy { serial, unit: device, instance, profile, start, size };
+        match self.change(CHANGE, request).await? {
+            FromInventory::Done { .. } => Ok(()),
+            _ => Err(AskError::Malformed),
+        }
+    }
+
+    /// Switches division into instances on or off; [`Inventory::health`] says whether it has become so already.
+    pub(crate) async fn set_mig(&self, device: u32, on: bool) -> Result<(), AskError> {
+        match self.change(SWITCH, |serial| ToInventory::SetMig { serial, unit: device, on }).await? {
+            FromInventory::Done { .. } => Ok(()),
+            _ => Err(AskError::Malformed),
+        }
+    }
+
+    async fn name(&self, request: impl Fn(u64, u32) -> ToInventory) -> Result<String, AskError> {
+        let mut parts = Vec::new();
+        for part in 0..NAME_PARTS {
+            match self.question(|serial| request(serial, part)).await? {
+                FromInventory::Name { text, .. } => parts.push(text),
+                _ => return Err(AskError::Malformed),
+            }
+        }
+        Ok(Name::join(&parts))
+    }
+
+    async fn question(&self, request: impl FnOnce(u64) -> ToInventory) -> Result<FromInventory, AskError> {
+        // Behind a change that takes its time an answer may, too.
+        let busy = self.busy.get().map(|until| until.saturating_duration_since(Instant::now()));
+        self.understand(ANSWER.max(busy.unwrap_or_default()), request).await
+    }
+
+    /// Asks for a change, during which it may be silent, and gives it up when it is for too long.
+    async fn change(
+        &self,
+        limit: Duration,
+        request: impl FnOnce(u64) -> ToInventory,
+    ) -> Result<FromInventory, AskError> {
+        let until = Instant::now() + limit;
+        self.busy.set(self.busy.get().max(Some(until)));
+        let answer = self.understand(limit, request).await;
+        if self.busy.get() == Some(until) {
+            self.busy.set(None);
+        }
+        if answer == Err(AskError::Silent) {
+            self.silent.notify_one();
+        }
+        answer
+    }
+
+    async fn understand(
+        &self,
+        limit: Duration,
+        request: impl FnOnce(u64) -> ToInventory,
+    ) -> Result<FromInventory, AskError> {
+        match self.ask(limit, request).await {
+            Some(FromInventory::Failed { error, .. }) => Err(AskError::Refused(error)),
+            Some(answer) => Ok(answer),
+            None => Err(AskError::Silent),
+        }
+    }
+
     async fn ask(&self, limit: Duration, request: impl FnOnce(u64) -> ToInventory) -> Option<FromInventory> {
         let serial = self.next_serial.get();
         self.next_serial.set(serial + 1);
@@ -131,6 +373,7 @@ impl Inventory {
             };
             *self.running.borrow_mut() = None;
             self.process.set(None);
+            self.busy.set(None);
             self.asked.borrow_mut().clear();
             if stopped {
                 return;
@@ -157,6 +400,7 @@ impl Inventory {
             result = self.hear(&channel) => { result?; "has closed its socket" }
             result = letters.send(&channel) => { result?; "has closed its socket" }
             () = self.watch_pulse(served) => "does not answer",
+            () = self.silent.notified() => "does not end what it was asked to change",
             () = gone(&process.0) => "has ended",
         })
     }
@@ -168,15 +412,25 @@ impl Inventory {
             }
             let message = FromInventory::decode(&bytes).map_err(io::Error::other)?;
             let serial = match message {
-                FromInventory::Xid { unit, xid, process } => {
+                FromInventory::Xid { unit, xid, process, instance } => {
                     // Nobody is there to hear it while everything ends.
-                    _ = self.notices.send(Notice::Xid { unit, xid, process });
+                    _ = self.notices.send(Notice::Xid { unit, xid, process, instance });
                     continue;
                 }
                 FromInventory::Units { serial, .. }
                 | FromInventory::Memory { serial, .. }
                 | FromInventory::Process { serial, .. }
-                | FromInventory::Failed { serial, .. } => serial,
+                | FromInventory::Failed { serial, .. }
+                | FromInventory::Device { serial, .. }
+                | FromInventory::Name { serial, .. }
+                | FromInventory::Health { serial, .. }
+                | FromInventory::Utilization { serial, .. }
+                | FromInventory::Profile { serial, .. }
+                | FromInventory::Places { serial, .. }
+                | FromInventory::Capacity { serial, .. }
+                | FromInventory::Instance { serial, .. }
+                | FromInventory::Nothing { serial }
+                | FromInventory::Done { serial } => serial,
             };
             if let Some(sender) = self.asked.borrow_mut().remove(&serial) {
                 // The one who asked may have given up.
@@ -196,7 +450,7 @@ impl Inventory {
         let mut pulse = interval(PULSE);
         loop {
             pulse.tick().await;
-            if self.ask(ANSWER, |serial| ToInventory::Units { serial }).await.is_none() {
+            if self.question(|serial| ToInventory::Units { serial }).await == Err(AskError::Silent) {
                 return;
             }
         }

@@ -32,6 +32,7 @@ use rustix::{
 };
 use sluice_protocol::{
     control::{self, FromLauncher, ToLauncher},
+    inventory::Visible,
     limits,
 };
 use sluice_shared_memory::socket;
@@ -281,10 +282,12 @@ impl Launcher {
             Err(error) => return Err(LauncherError::Receive(error)),
         };
         let started = match request {
-            Some(ToLauncher::StartDevice { vm }) => self.start(Role::Device(vm)),
-            Some(ToLauncher::StartWorker { vm, session: _ }) => self.start(Role::Worker(vm)),
-            Some(ToLauncher::StartArbiter { unit }) => self.start(Role::Arbiter(unit)),
-            Some(ToLauncher::StartInventory {}) => self.start(Role::Inventory),
+            Some(ToLauncher::StartDevice { vm }) => self.start(Role::Device(vm), Visible::Host),
+            Some(ToLauncher::StartWorker { vm, session: _, visible }) => {
+                self.start(Role::Worker(vm), visible)
+            }
+            Some(ToLauncher::StartArbiter { unit, visible }) => self.start(Role::Arbiter(unit), visible),
+            Some(ToLauncher::StartInventory {}) => self.start(Role::Inventory, Visible::Host),
             None => {
                 tracing::error!("sluiced sent a message that is none");
                 Err(Errno::BADMSG.into())
@@ -313,7 +316,7 @@ impl Launcher {
     }
 
     /// Starts a process and enters it among the children. Returns the other end of its control socket, and its key.
-    fn start(&mut self, role: Role) -> io::Result<(OwnedFd, u64)> {
+    fn start(&mut self, role: Role, visible: Visible) -> io::Result<(OwnedFd, u64)> {
         let running = self.children.values().filter(|child| child.role == role).count();
         let bound = match role {
             Role::Worker(_) => limits::SESSIONS,
@@ -343,6 +346,7 @@ impl Launcher {
                     // The driver prints there what kernels print: for a program of this host its user sees it, but what a
                     // VM's kernels print is neither for the host's log nor bounded.
                     silent: !spec.direct,
+                    visible,
                     uid,
                     cgroup: door.as_ref().map(AsFd::as_fd),
                     descriptors: &[theirs.as_fd()],
@@ -356,9 +360,11 @@ impl Launcher {
             }
             Role::Arbiter(unit) => {
                 let known = self.arbiter.as_ref().filter(|_| unit < self.units);
-                self.start_plain(known.ok_or(Errno::INVAL)?, theirs)
+                self.start_plain(known.ok_or(Errno::INVAL)?, visible, theirs)
             }
-            Role::Inventory => self.start_plain(self.inventory.as_ref().ok_or(Errno::INVAL)?, theirs),
+            Role::Inventory => {
+                self.start_plain(self.inventory.as_ref().ok_or(Errno::INVAL)?, visible, theirs)
+            }
         };
         let started = match started {
             Ok(started) => started,
@@ -400,8 +406,13 @@ impl Launcher {
     }
 
     /// Starts a program of the host's own, whose control socket is all it needs. What its driver prints is for nobody.
-    fn start_plain(&self, program: &Program, control: OwnedFd) -> io::Result<spawn::Started> {
-        let given = Given { silent: true, descriptors: &[control.as_fd()], ..Given::default() };
+    fn start_plain(
+        &self,
+        program: &Program,
+        visible: Visible,
+        control: OwnedFd,
+    ) -> io::Result<spawn::Started> {
+        let given = Given { silent: true, visible, descriptors: &[control.as_fd()], ..Given::default() };
         spawn::start(&self.reserved, program, &given)
     }
 

@@ -40,6 +40,8 @@ pub(crate) enum Notice {
         xid: u32,
         /// The process, or 0.
         process: u32,
+        /// The GPU instance, or [`WHOLE`](sluice_protocol::inventory::WHOLE).
+        instance: u32,
     },
     /// A worker was killed and is still there.
     Hung {

@@ -23,6 +23,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Resource, Rlimit, Signal},
     thread::{CapabilitySet, CapabilitySets},
 };
+use sluice_protocol::inventory::Visible;
 
 /// Number of the first descriptor a child is given: its control socket.
 pub(crate) const FIRST: RawFd = 3;
@@ -83,6 +84,8 @@ impl Reserved {
 pub(crate) struct Given<'a> {
     /// More arguments.
     pub(crate) arguments: &'a [OsString],
+    /// Which devices its driver shows it.
+    pub(crate) visible: Visible,
     /// Whether what it prints is thrown away. Its log goes to standard error in any case.
     pub(crate) silent: bool,
     /// The user it runs as, if not the launcher's.
@@ -111,6 +114,10 @@ pub(crate) fn start(_reserved: &Reserved, program: &Program, given: &Given<'_>) 
     let mut command = Command::new(&program.path);
     command.args(&program.arguments).args(given.arguments);
     command.env_clear().envs(program.environment.iter().map(|(name, value)| (name, value)));
+    if let Some(devices) = given.visible.variable() {
+        // Before the driver looks: it reads this once, and nothing that comes later can widen it.
+        command.env("CUDA_VISIBLE_DEVICES", devices);
+    }
     let output = if given.silent { Stdio::null() } else { Stdio::from(io::stderr()) };
     command.stdin(Stdio::null()).stdout(output).process_group(0);
     if let Some(uid) = given.uid {

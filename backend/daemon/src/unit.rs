@@ -19,7 +19,10 @@ use std::{
 };
 
 use rustix::process::Signal;
-use sluice_protocol::control::{ArbiterSetup, FromArbiter, ToArbiter, ToLauncher, codec};
+use sluice_protocol::{
+    control::{ArbiterSetup, FromArbiter, ToArbiter, ToLauncher, codec},
+    inventory::{Visible, WHOLE},
+};
 use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,
@@ -55,10 +58,42 @@ const KILLED: Duration = Duration::from_secs(5);
 /// Restarts at once, and per second in the long run.
 const RESTARTS: (u32, f64) = (3, 0.2);
 
+/// Where a unit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Ordinal of the device, as the inventory counts it.
+    pub(crate) device: u32,
+    /// The GPU instance that the unit is, or [`WHOLE`].
+    pub(crate) instance: u32,
+    /// What the drivers of the unit's arbiter and of its VMs' workers are shown.
+    pub(crate) visible: Visible,
+}
+
+impl Place {
+    /// All of a device, by its ordinal alone.
+    pub(crate) const fn device(device: u32) -> Self {
+        Self { device, instance: WHOLE, visible: Visible::Host }
+    }
+
+    /// Whether what happens to an instance of a device happens to the unit.
+    pub(crate) const fn is_hit(&self, device: u32, instance: u32) -> bool {
+        self.device == device && (self.instance == instance || self.instance == WHOLE || instance == WHOLE)
+    }
+
+    /// Ordinal of the device, as drivers count those that they are shown.
+    const fn ordinal(&self) -> u32 {
+        match self.visible {
+            Visible::Host => self.device,
+            Visible::Gpu(_) | Visible::Instance(_) => 0,
+        }
+    }
+}
+
 /// A unit.
 #[derive(Debug)]
 pub(crate) struct Unit {
     number: u32,
+    place: Place,
     configuration: Rc<Configuration>,
     launching: Rc<Launching>,
     inventory: Option<Rc<Inventory>>,
@@ -136,6 +171,7 @@ pub(crate) struct Borrower {
 impl Unit {
     pub(crate) fn new(
         number: u32,
+        place: Place,
         configuration: Rc<Configuration>,
         launching: Rc<Launching>,
         inventory: Option<Rc<Inventory>>,
@@ -144,6 +180,7 @@ impl Unit {
     ) -> Rc<Self> {
         Rc::new(Self {
             number,
+            place,
             configuration,
             launching,
             inventory,
@@ -162,6 +199,11 @@ impl Unit {
 
     pub(crate) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Where it is.
+    pub(crate) fn place(&self) -> Place {
+        self.place
     }
 
     /// How many messages were of an epoch that is over.
@@ -317,7 +359,7 @@ impl Unit {
         let log = self.open_log()?;
         let started = self
             .launching
-            .start(ToLauncher::StartArbiter { unit: self.number })
+            .start(ToLauncher::StartArbiter { unit: self.number, visible: self.place.visible })
             .await
             .map_err(io::Error::other)?;
         tracing::info!("unit {}: arbiter is process {}", self.number, started.process);
@@ -345,7 +387,10 @@ impl Unit {
         let setup = ArbiterSetup {
             unit: self.number,
             driver: self.configuration.driver.clone(),
-            device: self.number,
+            device: self.place.ordinal(),
+            identity: self.place.visible.uuid(),
+            listed: self.place.device,
+            instance: self.place.instance,
             verify: self.configuration.verify,
             scrub: self.configuration.scrub,
             reserve: self.configuration.reserve,

@@ -16,6 +16,7 @@ use std::{
 use rustix::process::Signal;
 use sluice_protocol::{
     control::{FromDevice, ToDevice, ToLauncher, ToWorker, WorkerSetup, codec},
+    inventory::Visible,
     limits,
 };
 use sluice_shared_memory::socket;
@@ -481,7 +482,7 @@ impl Vm {
             }
         };
         timeout(TURN, turn).await.map_err(|_| "sessions are started too often".to_owned())?;
-        let request = ToLauncher::StartWorker { vm: self.spec.id, session };
+        let request = ToLauncher::StartWorker { vm: self.spec.id, session, visible: self.visible() };
         self.launching.start(request).await.map_err(|error| error.to_string())
     }
 
@@ -509,6 +510,7 @@ impl Vm {
             mapped_runs: self.configuration.mapped_runs,
             devices: u32::try_from(custody.len()).unwrap_or(u32::MAX),
             scrub_every_free: self.configuration.scrub_every_free,
+            identity: self.visible().uuid(),
         };
         let setup = codec::encode(&setup).map_err(|error| error.to_string())?;
         // A few messages in an empty socket: they cannot block.
@@ -531,6 +533,14 @@ impl Vm {
             Err(error) => Err(error.to_string()),
         };
         self.units.iter().map(introduce).collect()
+    }
+
+    /// What its workers' drivers are shown: one unit by its identity; several only where each is a whole device.
+    fn visible(&self) -> Visible {
+        match &*self.units {
+            [unit] => unit.place().visible,
+            _ => Visible::Host,
+        }
     }
 
     async fn refuse(&self, life: &Life, session: u32) {

@@ -15,6 +15,7 @@ use common::{Place, children, descriptors, is_alive, pid_of, signal, until, wait
 use rustix::{io::Errno, process::Signal};
 use sluice_protocol::{
     control::{self, FromLauncher, ToLauncher, WorkerSetup, codec},
+    inventory::Visible,
     limits,
 };
 use sluice_shared_memory::socket;
@@ -81,7 +82,7 @@ impl Launcher {
     }
 
     fn worker(&self, session: u32) -> Result<Started, Errno> {
-        self.ask(ToLauncher::StartWorker { vm: 1, session })
+        self.ask(ToLauncher::StartWorker { vm: 1, session, visible: Visible::Host })
     }
 
     fn end(mut self) {
@@ -102,6 +103,7 @@ impl Started {
             mapped_runs: 9,
             devices: 0,
             scrub_every_free: false,
+            identity: None,
         };
         socket::send(&self.socket, &codec::encode(&setup).expect("coded"), &[]).expect("a worker");
         let mut bytes = vec![0; 4096];
@@ -114,7 +116,9 @@ impl Started {
 fn what_kernels_of_a_vm_print_goes_nowhere() {
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &[]);
-    let started = launcher.ask(ToLauncher::StartWorker { vm: 2, session: 1 }).expect("a worker");
+    let started = launcher
+        .ask(ToLauncher::StartWorker { vm: 2, session: 1, visible: Visible::Host })
+        .expect("a worker");
     assert_eq!(started.describe()["silent"], true);
     drop(started.socket);
     wait_gone(&started.pidfd);
@@ -176,7 +180,7 @@ fn a_device_is_reachable_as_soon_as_it_is_started_and_there_is_one() {
 fn what_is_no_request_is_refused_and_changes_nothing() {
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &[]);
-    let good = ToLauncher::StartWorker { vm: 1, session: 1 }.encode();
+    let good = ToLauncher::StartWorker { vm: 1, session: 1, visible: Visible::Host }.encode();
     let mut unknown = good;
     unknown[0] = 0x7f;
     let mut wide = good;
@@ -194,7 +198,10 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
     }
     assert_eq!(descriptors(launcher.pid()), before, "descriptors were kept");
     for vm in [0, 3, u32::MAX] {
-        assert_eq!(launcher.ask(ToLauncher::StartWorker { vm, session: 1 }).err(), Some(Errno::INVAL));
+        assert_eq!(
+            launcher.ask(ToLauncher::StartWorker { vm, session: 1, visible: Visible::Host }).err(),
+            Some(Errno::INVAL)
+        );
         assert_eq!(launcher.ask(ToLauncher::StartDevice { vm }).err(), Some(Errno::INVAL));
     }
     assert_eq!(children(launcher.pid()), [] as [u32; 0], "something was started");
@@ -225,7 +232,8 @@ fn a_thousand_starts_leave_no_descriptor_and_no_zombie() {
     // The first brings what is made once.
     wait_gone(&launcher.worker(0).map(|started| started.pidfd).expect("a worker"));
     let idle = || descriptors(launcher.pid());
-    let nothing = |session| launcher.ask(ToLauncher::StartWorker { vm: 99, session }).err();
+    let nothing =
+        |session| launcher.ask(ToLauncher::StartWorker { vm: 99, session, visible: Visible::Host }).err();
     assert_eq!(nothing(0), Some(Errno::INVAL));
     let before = idle();
     for session in 0..1000 {
@@ -257,7 +265,9 @@ fn workers_of_a_vm_are_bounded() {
     let mut workers: Vec<Started> =
         (0..bound).map(|session| launcher.worker(session).expect("a worker")).collect();
     assert_eq!(launcher.worker(bound).err(), Some(Errno::AGAIN));
-    let other = launcher.ask(ToLauncher::StartWorker { vm: 2, session: 0 }).expect("another VM's worker");
+    let other = launcher
+        .ask(ToLauncher::StartWorker { vm: 2, session: 0, visible: Visible::Host })
+        .expect("another VM's worker");
     let Started { socket, pidfd, .. } = workers.pop().expect("a worker");
     drop(socket);
     wait_gone(&pidfd);
@@ -433,14 +443,22 @@ fn a_cgroup_ends_what_a_worker_has_forked() {
 fn there_is_one_arbiter_per_unit_of_the_command_line() {
     let place = Place::new();
     let launcher = Launcher::start(&place, true, &[]);
-    let arbiter = launcher.ask(ToLauncher::StartArbiter { unit: 1 }).expect("an arbiter");
-    assert_eq!(launcher.ask(ToLauncher::StartArbiter { unit: 1 }).err(), Some(Errno::AGAIN));
-    assert_eq!(launcher.ask(ToLauncher::StartArbiter { unit: 2 }).err(), Some(Errno::INVAL));
-    drop(launcher.ask(ToLauncher::StartArbiter { unit: 0 }).expect("another unit's"));
+    let arbiter =
+        launcher.ask(ToLauncher::StartArbiter { unit: 1, visible: Visible::Host }).expect("an arbiter");
+    assert_eq!(
+        launcher.ask(ToLauncher::StartArbiter { unit: 1, visible: Visible::Host }).err(),
+        Some(Errno::AGAIN)
+    );
+    assert_eq!(
+        launcher.ask(ToLauncher::StartArbiter { unit: 2, visible: Visible::Host }).err(),
+        Some(Errno::INVAL)
+    );
+    drop(launcher.ask(ToLauncher::StartArbiter { unit: 0, visible: Visible::Host }).expect("another unit's"));
     signal(&arbiter.pidfd, Signal::KILL);
     wait_gone(&arbiter.pidfd);
     let again =
-        until(|| launcher.ask(ToLauncher::StartArbiter { unit: 1 }), Result::is_ok).expect("an arbiter");
+        until(|| launcher.ask(ToLauncher::StartArbiter { unit: 1, visible: Visible::Host }), Result::is_ok)
+            .expect("an arbiter");
     assert_ne!(again.pid, arbiter.pid);
     launcher.end();
     place.wait_empty();

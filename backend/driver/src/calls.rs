@@ -7,7 +7,7 @@
 #![expect(clippy::missing_errors_doc, reason = "every method fails with the driver's own code")]
 
 use crate::{
-    Code, Device, Driver, Handle, Host, LaunchAttribute, Rows,
+    Code, Device, Driver, DriverError, Handle, Host, LaunchAttribute, Rows,
     abi::{Access, AllocationProperties, Copy2D, LaunchConfig, POSIX_FILE_DESCRIPTOR, Side},
     code,
 };
@@ -103,6 +103,15 @@ impl Driver {
         let mut uuid = [0_u8; 16];
         call!(self.cuDeviceGetUuid_v2(out(&mut uuid), device))?;
         Ok(uuid)
+    }
+
+    /// Makes sure that the driver shows one device and that it is this one, where one is due. What a process is shown was
+    /// chosen before it began; should the driver have taken that for something else, nothing may be done with it.
+    pub fn confirm(&self, identity: Option<[u8; 16]>) -> core::result::Result<(), DriverError> {
+        let Some(identity) = identity else { return Ok(()) };
+        let count = self.device_count().map_err(DriverError::Init)?;
+        let first = self.device(0).and_then(|device| self.device_uuid(device)).map_err(DriverError::Init)?;
+        if count == 1 && first == identity { Ok(()) } else { Err(DriverError::Identity { count }) }
     }
 
     /// `cuDeviceTotalMem_v2`.

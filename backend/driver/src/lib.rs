@@ -97,6 +97,12 @@ pub enum DriverError {
     /// `cuInit` failed.
     #[error("the driver does not start: CUresult {0}")]
     Init(u32),
+    /// It shows other devices than it was told to.
+    #[error("the driver shows {count} devices, the first of which is not the one that is due")]
+    Identity {
+        /// How many.
+        count: u32,
+    },
 }
 
 impl Driver {

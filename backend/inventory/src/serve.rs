@@ -12,6 +12,7 @@ use rustix::{
 use sluice_cuda_abi::nvml::{Process, Result as Answered, Status};
 use sluice_protocol::{
     control::{BYTES, FromInventory, ToInventory},
+    inventory::WHOLE,
     limits,
 };
 use sluice_shared_memory::socket;
@@ -125,7 +126,7 @@ fn answer(nvml: &Nvml, peer: &mut Peer, clients: Option<&mut Vec<OwnedFd>>) -> R
         ToInventory::Units { serial } => {
             (serial, nvml.count().map(|count| FromInventory::Units { serial, count }))
         }
-        ToInventory::Memory { serial, unit } => {
+        ToInventory::Memory { serial, unit, instance: WHOLE } => {
             let answered = nvml.memory(unit).map(|memory| FromInventory::Memory {
                 serial,
                 total: memory.total,
@@ -134,7 +135,7 @@ fn answer(nvml: &Nvml, peer: &mut Peer, clients: Option<&mut Vec<OwnedFd>>) -> R
             });
             (serial, answered)
         }
-        ToInventory::Process { serial, unit, process } => {
+        ToInventory::Process { serial, unit, process, instance: WHOLE } => {
             // Never from a list that was there already: memory changes hands by this answer.
             let answered = nvml.processes(unit).map(|list| {
                 let found = list.iter().find(|listed| listed.pid == process);
@@ -147,7 +148,24 @@ fn answer(nvml: &Nvml, peer: &mut Peer, clients: Option<&mut Vec<OwnedFd>>) -> R
             });
             (serial, answered)
         }
-        ToInventory::Nth { serial, unit, index } => (serial, nth(nvml, peer, serial, unit, index)),
+        ToInventory::Nth { serial, unit, index, instance: WHOLE } => {
+            (serial, nth(nvml, peer, serial, unit, index))
+        }
+        ToInventory::Memory { serial, .. }
+        | ToInventory::Process { serial, .. }
+        | ToInventory::Nth { serial, .. }
+        | ToInventory::Device { serial, .. }
+        | ToInventory::DeviceName { serial, .. }
+        | ToInventory::Health { serial, .. }
+        | ToInventory::Utilization { serial, .. }
+        | ToInventory::Profile { serial, .. }
+        | ToInventory::ProfileName { serial, .. }
+        | ToInventory::Places { serial, .. }
+        | ToInventory::Capacity { serial, .. }
+        | ToInventory::Instance { serial, .. }
+        | ToInventory::Create { serial, .. }
+        | ToInventory::Destroy { serial, .. }
+        | ToInventory::SetMig { serial, .. } => (serial, Err(Status::FUNCTION_NOT_FOUND)),
         ToInventory::Client {} => {
             let clients = clients.ok_or(Gone::Malformed)?;
             clients.extend(descriptor);

@@ -3,7 +3,7 @@
 use crate::nvml::Nvml;
 use rustix::fd::OwnedFd;
 use sluice_cuda_abi::nvml::{EventSetHandle, Status};
-use sluice_protocol::control::FromInventory;
+use sluice_protocol::{control::FromInventory, inventory::WHOLE};
 use sluice_shared_memory::socket;
 use std::{sync::Arc, thread, time::Duration};
 
@@ -38,7 +38,7 @@ fn tell(nvml: &Nvml, set: EventSetHandle, control: &OwnedFd) {
                 failed = None;
                 tracing::warn!("device {unit} reports Xid {xid}");
                 // NVML does not say whose fault it was.
-                let message = FromInventory::Xid { unit, xid, process: 0 }.encode();
+                let message = FromInventory::Xid { unit, xid, process: 0, instance: WHOLE }.encode();
                 if let Err(error) = socket::send(control, &message, &[]) {
                     tracing::error!("cannot report Xid {xid} of device {unit}: {error}");
                 }

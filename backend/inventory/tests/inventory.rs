@@ -8,6 +8,7 @@ use rustix::{
 };
 // Has cargo build the libraries.
 use sluice_protocol::control::{BYTES, FromInventory, ToInventory};
+use sluice_protocol::inventory::WHOLE;
 use sluice_shared_memory::socket;
 use softgpu_cuda as _;
 use softgpu_nvml as _;
@@ -140,7 +141,7 @@ fn ask(socket: &OwnedFd, request: ToInventory) -> FromInventory {
 }
 
 fn used(socket: &OwnedFd, unit: u32) -> u64 {
-    match ask(socket, ToInventory::Memory { serial: 7, unit }) {
+    match ask(socket, ToInventory::Memory { serial: 7, unit, instance: WHOLE }) {
         FromInventory::Memory { serial: 7, total, used, free } => {
             assert_eq!(total, used + free);
             used
@@ -150,7 +151,7 @@ fn used(socket: &OwnedFd, unit: u32) -> u64 {
 }
 
 fn listed(socket: &OwnedFd, unit: u32, process: u32) -> (bool, u64) {
-    match ask(socket, ToInventory::Process { serial: 8, unit, process }) {
+    match ask(socket, ToInventory::Process { serial: 8, unit, process, instance: WHOLE }) {
         FromInventory::Process { serial: 8, process: same, present, bytes } if same == process => {
             (present, bytes)
         }
@@ -161,7 +162,7 @@ fn listed(socket: &OwnedFd, unit: u32, process: u32) -> (bool, u64) {
 fn all(socket: &OwnedFd, unit: u32) -> Vec<(u32, u64)> {
     let mut list = Vec::new();
     for index in 0.. {
-        match ask(socket, ToInventory::Nth { serial: 9, unit, index }) {
+        match ask(socket, ToInventory::Nth { serial: 9, unit, index, instance: WHOLE }) {
             FromInventory::Process { serial: 9, process, present: true, bytes } => {
                 list.push((process, bytes))
             }
@@ -202,7 +203,7 @@ fn the_inventory_says_who_holds_what_and_who_is_gone() {
     assert_eq!(all(&client, 1), [(other.0.id(), bytes)]);
     // The driver's own code, for a device that there is not.
     assert_eq!(
-        ask(&client, ToInventory::Memory { serial: 3, unit: 2 }),
+        ask(&client, ToInventory::Memory { serial: 3, unit: 2, instance: WHOLE }),
         FromInventory::Failed { serial: 3, error: 2 }
     );
     assert!(inventory.ends());
@@ -257,7 +258,10 @@ fn an_error_of_a_device_reaches_sluiced_alone() {
     }
     thread::sleep(Duration::from_millis(100));
     std::fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(b"48\n").unwrap();
-    assert_eq!(hear(&inventory.control), Some(FromInventory::Xid { unit: 1, xid: 48, process: 0 }));
+    assert_eq!(
+        hear(&inventory.control),
+        Some(FromInventory::Xid { unit: 1, xid: 48, process: 0, instance: WHOLE })
+    );
     let limit = Timespec { tv_sec: 0, tv_nsec: 0 };
     assert_eq!(poll(&mut [PollFd::new(&client, PollFlags::IN)], Some(&limit)).unwrap(), 0);
     assert!(inventory.ends());

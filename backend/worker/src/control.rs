@@ -125,6 +125,7 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
 fn start_driver(setup: &WorkerSetup) -> Result<Arc<Driver>, DriverError> {
     let driver = Driver::load(Path::new(&setup.driver))?;
     driver.init().map_err(DriverError::Init)?;
+    driver.confirm(setup.identity)?;
     Ok(Arc::new(driver))
 }
 

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 #[test]
 #[ignore = "the body of a process"]
 fn process() {
-    let mut unit = Unit::open(&driver(), 0).unwrap();
+    let mut unit = Unit::open(&driver(), 0, None).unwrap();
     unit.enter().unwrap();
     let (_, pieces) = unit.take_free(8 * MIB).unwrap();
     let bytes: u64 = pieces.iter().map(Piece::bytes).sum();

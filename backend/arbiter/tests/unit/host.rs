@@ -10,6 +10,7 @@ use rustix::{
 use sluice_protocol::control::{
     ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, FromInventory, ToArbiter, ToInventory, Verify, codec,
 };
+use sluice_protocol::inventory::WHOLE;
 use sluice_shared_memory::socket;
 use std::{
     collections::HashSet,
@@ -140,6 +141,9 @@ impl Host {
             unit: 0,
             driver: options.driver.display().to_string(),
             device: 0,
+            identity: None,
+            listed: 0,
+            instance: WHOLE,
             verify: options.verify,
             scrub: options.scrub,
             reserve: options.reserve,
@@ -316,6 +320,7 @@ fn inventory(socket: &OwnedFd, listed: &Mutex<Listed>) {
             }
             ToInventory::Units { serial } => FromInventory::Units { serial, count: 1 },
             ToInventory::Client {} => continue,
+            other => panic!("an arbiter asks {other:?}"),
         };
         drop(listed);
         if socket::send(socket, &answer.encode(), &[]).is_err() {

@@ -27,6 +27,7 @@ use sluice_protocol::control::{
     self, ArbiterSetup, FromArbiter, FromDevice, FromInventory, ToArbiter, ToDevice, ToInventory, ToWorker,
     WorkerSetup, codec,
 };
+use sluice_protocol::inventory::WHOLE;
 use sluice_shared_memory::socket;
 
 fn main() -> Result<()> {
@@ -240,7 +241,11 @@ fn inventory(arguments: &[String], program: &Path) -> Result<()> {
             obey(&listening, |line| {
                 let numbers = line.split(' ').skip(1).map(str::parse).collect::<Result<Vec<u32>, _>>()?;
                 let &[unit, xid, process] = numbers.as_slice() else { bail!("three numbers") };
-                socket::send(&*daemon, &FromInventory::Xid { unit, xid, process }.encode(), &[])?;
+                socket::send(
+                    &*daemon,
+                    &FromInventory::Xid { unit, xid, process, instance: WHOLE }.encode(),
+                    &[],
+                )?;
                 Ok("said".to_owned())
             })
         }
@@ -267,6 +272,21 @@ fn answer_questions(client: &OwnedFd, program: PathBuf) -> Result<()> {
             }
             ToInventory::Memory { serial, .. } => {
                 FromInventory::Memory { serial, total: 1 << 30, used: 0, free: 1 << 30 }
+            }
+            ToInventory::Device { serial, .. }
+            | ToInventory::DeviceName { serial, .. }
+            | ToInventory::Health { serial, .. }
+            | ToInventory::Utilization { serial, .. }
+            | ToInventory::Profile { serial, .. }
+            | ToInventory::ProfileName { serial, .. }
+            | ToInventory::Places { serial, .. }
+            | ToInventory::Capacity { serial, .. }
+            | ToInventory::Instance { serial, .. }
+            | ToInventory::Create { serial, .. }
+            | ToInventory::Destroy { serial, .. }
+            | ToInventory::SetMig { serial, .. } => {
+                const NOT_SUPPORTED: u32 = 3;
+                FromInventory::Failed { serial, error: NOT_SUPPORTED }
             }
             ToInventory::Client {} => {
                 let (client, program) = (descriptors.pop().context("a socket")?, program.clone());

@@ -171,6 +171,7 @@ impl Guest {
             mapped_runs,
             devices: u32::try_from(lenders.len()).expect("few"),
             scrub_every_free,
+            identity: None,
         };
         socket::send(&ours, &codec::encode(&setup).expect("encodes"), &[]).expect("setup");
         for (device, lender) in (0..).zip(lenders) {
