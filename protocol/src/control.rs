@@ -150,6 +150,16 @@ messages! {
         7 DescribeUnit {} fds 0,
         /// Who lists the driver's processes. Descriptor: a socket to the inventory; it replaces one that was there.
         8 Inventory {} fds 1,
+        /// What a VM may have of the unit's time. Until it is said, it has [`Shares::default`].
+        9 Shares {
+            /** The VM. */ vm: u32,
+            /** Its epoch. */ epoch: u64,
+            /** See [`Shares::weight`]. */ weight: u32,
+            /** A [`Priority`]. */ priority: u32,
+            /** See [`Shares::cap`]. */ cap: u32,
+            /** See [`Shares::guarantee`]. */ guarantee: u32,
+            /** See [`Shares::hang`]. */ hang: u32
+        } fds 0,
     }
     /// From an arbiter to `sluiced`.
     enum FromArbiter {
@@ -184,6 +194,15 @@ messages! {
             /** The VM it is about; 0 for none. */ vm: u32,
             /** The process it is about; 0 for none. */ process: u32,
             /** Bytes it is about. */ bytes: u64
+        } fds 0,
+        /// What a VM had of the unit's time: comes before `Vm`. Nanoseconds in this epoch, none of which ever decreases.
+        6 Time {
+            /** The VM. */ vm: u32,
+            /** Its epoch. */ epoch: u64,
+            /** GPU time it is charged. */ used: u64,
+            /** Of the time charged to it, what passed while others were admitted beside it. */ overlapped: u64,
+            /** Time in which it had work and had to wait for its turn. */ waited: u64,
+            /** How often its turn came. */ turns: u64
         } fds 0,
     }
     /// From `sluiced` or an arbiter to the inventory.
@@ -418,6 +437,53 @@ pub enum Verify {
     All,
 }
 
+/// What a VM may have of a unit's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares {
+    /// Its part relative to the weights of others that have work at the same time; 1 to [`crate::limits::WEIGHT`].
+    pub weight: u32,
+    /// Whose work goes first.
+    pub priority: Priority,
+    /// Thousandths of the unit's time that it never exceeds in the long run, also where nobody else wants them; 1000 for all.
+    pub cap: u32,
+    /// Thousandths of the unit's time that it has whenever it has work, whatever weights and priorities say.
+    pub guarantee: u32,
+    /// Milliseconds after which work of which nothing ends makes its worker be ended; 0 for never.
+    pub hang: u32,
+}
+
+impl Default for Shares {
+    fn default() -> Shares {
+        Shares { weight: 100, priority: Priority::Normal, cap: 1000, guarantee: 0, hang: 0 }
+    }
+}
+
+/// Whose work goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Priority {
+    /// What others leave.
+    Low = 0,
+    /// As most.
+    #[default]
+    Normal = 1,
+    /// Before all others.
+    High = 2,
+}
+
+impl Priority {
+    /// The priority with this number.
+    #[must_use]
+    pub const fn from_number(number: u32) -> Option<Priority> {
+        match number {
+            0 => Some(Priority::Low),
+            1 => Some(Priority::Normal),
+            2 => Some(Priority::High),
+            _ => None,
+        }
+    }
+}
+
 /// What an arbiter reports: kinds of [`FromArbiter::Event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -440,6 +506,8 @@ pub enum ArbiterEvent {
     Stuck = 8,
     /// A worker has taken memory again and again over a long time and given nothing back.
     Growing = 9,
+    /// Of a worker's work nothing ended for so long that it was ended.
+    Hung = 10,
 }
 
 impl ArbiterEvent {
@@ -456,6 +524,7 @@ impl ArbiterEvent {
             7 => ArbiterEvent::Headroom,
             8 => ArbiterEvent::Stuck,
             9 => ArbiterEvent::Growing,
+            10 => ArbiterEvent::Hung,
             _ => return None,
         })
     }

@@ -113,5 +113,7 @@ pub const GROW_WAIT_MILLISECONDS: u64 = GROW_MILLISECONDS + 10_000;
 pub const GROW_PATIENCE_MILLISECONDS: u64 = 1_000;
 /// Milliseconds after which a driver that still lists a dead worker is reported.
 pub const STUCK_MILLISECONDS: u64 = 10_000;
+/// The largest weight of a VM's share of a unit's time.
+pub const WEIGHT: u32 = 10_000;
 /// Milliseconds for which a worker may leave its arbiter's answers unread; then it is ended.
 pub const CUSTODY_UNREAD_MILLISECONDS: u64 = 5_000;

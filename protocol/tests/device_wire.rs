@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use sluice_protocol::{
     control::{
-        self, ArbiterEvent, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker, Run, ToArbiter,
-        ToDevice, ToInventory, ToLauncher, ToWorker, WorkerSetup, codec,
+        self, ArbiterEvent, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker, Priority, Run,
+        ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker, WorkerSetup, codec,
     },
     custody::{Answer, Growth, Request},
     doorbell::{self, Capset, Doorbell},
@@ -460,6 +460,8 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         ToArbiter::DescribeVm { vm: 1 } => [6, 1], fds 0;
         ToArbiter::DescribeUnit {} => [7], fds 0;
         ToArbiter::Inventory {} => [8], fds 1;
+        ToArbiter::Shares { vm: 1, epoch: 2, weight: 100, priority: Priority::High as u32, cap: 500, guarantee: 250, hang: 9 }
+            => [9, 1, 2, 100, 2, 500, 250, 9], fds 0;
     }
     golden! { FromArbiter:
         FromArbiter::Ready { bytes: 6, context: 5 } => [1, 6, 5], fds 0;
@@ -468,6 +470,8 @@ fn control_messages_are_these_bytes_and_have_one_length() {
             => [3, 6, 5, 4, 3, 2, 1], fds 0;
         FromArbiter::WantEscrow { ancestor: 1, bytes: 6 } => [4, 1, 6], fds 0;
         FromArbiter::Event { kind: ArbiterEvent::Leak as u32, vm: 1, process: 9, bytes: 6 } => [5, 4, 1, 9, 6], fds 0;
+        FromArbiter::Time { vm: 1, epoch: 2, used: 6, overlapped: 5, waited: 4, turns: 3 }
+            => [6, 1, 2, 6, 5, 4, 3], fds 0;
     }
     golden! { ToInventory:
         ToInventory::Units { serial: 7 } => [1, 7], fds 0;

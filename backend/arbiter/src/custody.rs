@@ -359,8 +359,8 @@ impl Custody {
                 let described = self.describe_unit();
                 self.effects.push_back(Effect::Tell(described));
             }
-            ToArbiter::Worker { .. } | ToArbiter::Inventory {} => {
-                tracing::error!("a message with descriptors came to where there are none");
+            ToArbiter::Worker { .. } | ToArbiter::Inventory {} | ToArbiter::Shares { .. } => {
+                tracing::error!("a message came to where it is not for");
             }
         }
     }

@@ -352,6 +352,8 @@ impl Server {
                     Err(error) => tracing::error!(%error, "the inventory cannot be asked"),
                 }
             }
+            // The unit's time is not shared out yet.
+            ToArbiter::Shares { .. } => {}
             other => self.custody.command(other, now),
         }
     }

@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
-use sluice_protocol::{control::Verify, limits};
+use sluice_protocol::{
+    control::{Priority, Shares, Verify},
+    limits,
+};
 
 /// Session starts per second and VM that are let through in the long run, unless configured.
 const STARTS_PER_SECOND: u32 = 200;
@@ -362,9 +365,68 @@ pub struct VmSpec {
     /// Seconds after which it is admitted again when it was fenced; 0 for when an operator says so.
     #[serde(default)]
     pub readmit_after: u32,
+    /// Its share of GPU time relative to the weights of others that have work at the same time; 0 for 100.
+    #[serde(default)]
+    pub weight: u32,
+    /// Whose work goes first.
+    #[serde(default)]
+    pub priority: PriorityWord,
+    /// Thousandths of a unit's time that it never exceeds in the long run; 0 for no cap.
+    #[serde(default)]
+    pub cap: u32,
+    /// Thousandths of a unit's time that it has whenever it has work, whatever weights and priorities say.
+    #[serde(default)]
+    pub guarantee: u32,
+    /// Seconds after which work of which nothing ends makes its worker be ended; 0 for never.
+    #[serde(default)]
+    pub hang_after: u32,
+}
+
+/// Whose work goes first, as it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PriorityWord {
+    /// What others leave.
+    Low,
+    /// As most.
+    #[default]
+    Normal,
+    /// Before all others.
+    High,
+}
+
+impl FromStr for PriorityWord {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "low" => Ok(Self::Low),
+            "normal" => Ok(Self::Normal),
+            "high" => Ok(Self::High),
+            _ => Err(()),
+        }
+    }
 }
 
 impl VmSpec {
+    /// What arbiters are told of its share of time.
+    #[must_use]
+    pub fn shares(&self) -> Shares {
+        let usual = Shares::default();
+        let or = |value: u32, usual: u32| if value == 0 { usual } else { value };
+        Shares {
+            weight: or(self.weight, usual.weight),
+            priority: match self.priority {
+                PriorityWord::Low => Priority::Low,
+                PriorityWord::Normal => Priority::Normal,
+                PriorityWord::High => Priority::High,
+            },
+            cap: or(self.cap, usual.cap),
+            guarantee: self.guarantee,
+            hang: self.hang_after.saturating_mul(1000),
+        }
+    }
+
     /// Fills in what it does not say itself, and checks the result.
     fn resolve(&mut self, memory: Size, organisations: &[Ancestor], projects: &[Ancestor]) -> Result<()> {
         let id = self.id;
@@ -375,6 +437,10 @@ impl VmSpec {
             self.memory.0 == 0 || self.guaranteed.0 <= self.memory.0,
             "VM {id} is guaranteed more memory than it may have"
         );
+        let Shares { weight, cap, guarantee, .. } = self.shares();
+        ensure!(weight <= limits::WEIGHT, "the weight of VM {id} can be {} at most", limits::WEIGHT);
+        ensure!(cap <= 1000, "the cap of VM {id} is in thousandths of a unit's time");
+        ensure!(guarantee <= cap, "VM {id} is guaranteed more of a unit's time than it may have");
         if self.project != 0 {
             let project = projects.iter().find(|project| project.id == self.project);
             let project = project
@@ -471,7 +537,8 @@ pub enum ValueError {
     /// Not a VM.
     #[error(
         "{0:?} is not a VM: its number, then any of `,direct`, `,scanouts=0|1`, `,memory=SIZE`, `,guaranteed=SIZE`, \
-         `,headroom=SIZE`, `,pinned=SIZE`, `,project=N`, `,organisation=N`, `,readmit-after=SECONDS`"
+         `,headroom=SIZE`, `,pinned=SIZE`, `,project=N`, `,organisation=N`, `,readmit-after=SECONDS`, \
+         `,weight=N`, `,priority=low|normal|high`, `,cap=THOUSANDTHS`, `,guarantee=THOUSANDTHS`, `,hang-after=SECONDS`"
     )]
     Vm(String),
     /// Not a number of bytes.
@@ -505,6 +572,11 @@ impl FromStr for VmSpec {
                 ("project", _) => spec.project = number()?,
                 ("organisation", _) => spec.organisation = number()?,
                 ("readmit-after", _) => spec.readmit_after = number()?,
+                ("weight", _) => spec.weight = number()?,
+                ("priority", word) => spec.priority = word.parse().map_err(|()| error())?,
+                ("cap", _) => spec.cap = number()?,
+                ("guarantee", _) => spec.guarantee = number()?,
+                ("hang-after", _) => spec.hang_after = number()?,
                 _ => return Err(error()),
             }
         }
@@ -529,9 +601,18 @@ impl fmt::Display for VmSpec {
             ("project", self.project),
             ("organisation", self.organisation),
             ("readmit-after", self.readmit_after),
+            ("weight", self.weight),
+            ("cap", self.cap),
+            ("guarantee", self.guarantee),
+            ("hang-after", self.hang_after),
         ];
         for (name, number) in numbers.into_iter().filter(|(_, number)| *number > 0) {
             write!(formatter, ",{name}={number}")?;
+        }
+        match self.priority {
+            PriorityWord::Low => formatter.write_str(",priority=low")?,
+            PriorityWord::Normal => {}
+            PriorityWord::High => formatter.write_str(",priority=high")?,
         }
         Ok(())
     }
@@ -592,7 +673,7 @@ mod tests {
     #[test]
     fn a_vm_is_read_and_written_alike() {
         let everything = "9,scanouts=0,memory=3GiB,guaranteed=1GiB,headroom=600MiB,pinned=5,project=2,organisation=3,\
-                          readmit-after=10";
+                          readmit-after=10,weight=7,cap=500,guarantee=250,hang-after=9,priority=high";
         for text in ["1,scanouts=0", "7,direct,scanouts=1", "4294967295,direct,scanouts=0", everything] {
             assert_eq!(text.parse::<VmSpec>().expect("a VM").to_string(), text);
         }
@@ -608,6 +689,8 @@ mod tests {
             "1,direct=",
             "1,memory=",
             "1,memory=x",
+            "1,priority=urgent",
+            "1,weight=",
         ] {
             assert!(text.parse::<VmSpec>().is_err(), "{text:?} was taken");
         }
@@ -695,6 +778,9 @@ mod tests {
             format!("{tree}[[project]]\nid = 3\nmemory = 0\n[[vm]]\nid = 7\n"),
             "units = 17\n[[vm]]\nid = 7\n".to_owned(),
             "[[vm]]\nid = 7\nmemory = 5\nguaranteed = 6\n".to_owned(),
+            "[[vm]]\nid = 7\nweight = 10001\n".to_owned(),
+            "[[vm]]\nid = 7\ncap = 1001\n".to_owned(),
+            "[[vm]]\nid = 7\ncap = 100\nguarantee = 101\n".to_owned(),
         ] {
             assert!(load(&bad).is_err(), "{bad:?} was taken");
         }

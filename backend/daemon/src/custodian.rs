@@ -122,7 +122,8 @@ impl Custodian {
             | ArbiterEvent::Leak
             | ArbiterEvent::ScrubFailed
             | ArbiterEvent::Stranger
-            | ArbiterEvent::Growing => {}
+            | ArbiterEvent::Growing
+            | ArbiterEvent::Hung => {}
         }
     }
 
@@ -221,5 +222,6 @@ fn name(event: ArbiterEvent) -> &'static str {
         ArbiterEvent::Headroom => "headroom",
         ArbiterEvent::Stuck => "stuck",
         ArbiterEvent::Growing => "growing",
+        ArbiterEvent::Hung => "hung",
     }
 }

@@ -20,7 +20,7 @@ use std::{
 
 use rustix::process::Signal;
 use sluice_protocol::{
-    control::{ArbiterSetup, FromArbiter, ToArbiter, ToLauncher, codec},
+    control::{ArbiterSetup, FromArbiter, Shares, ToArbiter, ToLauncher, codec},
     inventory::{Visible, WHOLE},
 };
 use sluice_shared_memory::socket;
@@ -128,6 +128,8 @@ pub(crate) struct Terms {
     pub(crate) pinned: u64,
     /// Its project and organisation, as in the message.
     pub(crate) ancestors: u64,
+    /// What it may have of the unit's time.
+    pub(crate) shares: Shares,
 }
 
 /// What an arbiter last said, with a count of how often it has.
@@ -136,6 +138,7 @@ struct Heard {
     count: u64,
     unit: Option<(u64, UnitReport)>,
     vms: BTreeMap<u32, (u64, VmReport)>,
+    times: BTreeMap<u32, TimeReport>,
 }
 
 /// What a unit has, in bytes.
@@ -157,6 +160,16 @@ pub(crate) struct VmReport {
     pub(crate) headroom: u64,
     pub(crate) dirty: u64,
     pub(crate) holders: u32,
+    pub(crate) time: TimeReport,
+}
+
+/// What a VM had of a unit's time in its epoch, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct TimeReport {
+    pub(crate) used: u64,
+    pub(crate) overlapped: u64,
+    pub(crate) waited: u64,
+    pub(crate) turns: u64,
 }
 
 /// A worker, as arbiters are told of it.
@@ -307,8 +320,11 @@ impl Unit {
     }
 
     fn tell_terms(&self, vm: u32, terms: &Terms) {
-        let &Terms { epoch, fenced, limit, guaranteed, headroom, pinned, ancestors } = terms;
+        let &Terms { epoch, fenced, limit, guaranteed, headroom, pinned, ancestors, shares } = terms;
         self.tell(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors });
+        let Shares { weight, priority, cap, guarantee, hang } = shares;
+        let priority = priority as u32;
+        self.tell(ToArbiter::Shares { vm, epoch, weight, priority, cap, guarantee, hang });
         if fenced {
             self.tell(ToArbiter::Fence { vm, epoch });
         }
@@ -479,10 +495,19 @@ impl Unit {
             FromArbiter::Vm { vm, epoch, lent, headroom, dirty, holders } => {
                 // Only of VMs that it was told of, and only of what they are now.
                 if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
-                    let report = VmReport { epoch, lent, headroom, dirty, holders };
-                    self.note(|heard, count| _ = heard.vms.insert(vm, (count, report)));
+                    self.note(|heard, count| {
+                        let time = heard.times.get(&vm).copied().unwrap_or_default();
+                        let report = VmReport { epoch, lent, headroom, dirty, holders, time };
+                        heard.vms.insert(vm, (count, report));
+                    });
                 } else {
                     self.stale.set(self.stale.get() + 1);
+                }
+            }
+            FromArbiter::Time { vm, epoch, used, overlapped, waited, turns } => {
+                if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
+                    let report = TimeReport { used, overlapped, waited, turns };
+                    self.heard.borrow_mut().times.insert(vm, report);
                 }
             }
             FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect } => {
@@ -515,6 +540,7 @@ impl Unit {
             let mut heard = self.heard.borrow_mut();
             heard.unit = None;
             heard.vms.clear();
+            heard.times.clear();
         }
         if !orderly {
             // Heard by nobody while everything ends.

@@ -230,6 +230,7 @@ impl Vm {
             headroom: spec.headroom.0,
             pinned: spec.pinned.0,
             ancestors: spec.ancestors(),
+            shares: spec.shares(),
         }
     }
 
