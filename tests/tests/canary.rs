@@ -315,3 +315,31 @@ fn without_scrubbing_the_same_search_finds_it() -> Result<()> {
     }
     Ok(())
 }
+
+/// Bytes that a process finds of its own in memory it has freed and allocated again, and of how many, for several sizes.
+fn found_again(arguments: &[&str]) -> Result<Vec<(u64, u64)>> {
+    let mut options = Options::with_limits(DEVICE_MIB, &[64]);
+    options.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    let tenants = Tenants::start(&Binaries::locate()?, &options)?;
+    let Finished { status, stdout, stderr, .. } = tenants.run(1, &programs::hostile("again")?, &[])?;
+    ensure!(status.success(), "{status}\n{stdout}\n{stderr}");
+    let found = stdout
+        .lines()
+        .filter_map(|line| line.strip_prefix("found ")?.split_once(" of "))
+        .map(|(found, all)| Ok((found.parse()?, all.parse()?)))
+        .collect::<Result<Vec<_>>>()?;
+    ensure!(!found.is_empty(), "{stdout}");
+    tenants.stop()?;
+    Ok(found)
+}
+
+// Promise: S6
+#[test]
+fn a_process_finds_none_of_what_it_freed_where_every_free_is_scrubbed() -> Result<()> {
+    let found = found_again(&["--scrub-every-free"])?;
+    ensure!(found.iter().all(|(found, _)| *found == 0), "{found:?}");
+    // Without the option it finds its own bytes again, or the search would prove nothing.
+    let found = found_again(&[])?;
+    ensure!(found.iter().all(|(found, all)| found == all), "{found:?}");
+    Ok(())
+}
