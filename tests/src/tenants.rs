@@ -138,6 +138,7 @@ impl Tenants {
         let libraries = folder.path().join("lib");
         fs::create_dir(&libraries)?;
         symlink(binaries.get("libsluice_guest.so")?, libraries.join("libcuda.so.1"))?;
+        symlink(binaries.get("libsluice_guest_nvml.so")?, libraries.join("libnvidia-ml.so.1"))?;
         let scale = MODEL_MIB / options.device_mib.max(1);
         let (daemon, lifeline) = launch(binaries, options, folder.path(), state.path(), scale)?;
         let mut tenants =
@@ -237,8 +238,16 @@ impl Tenants {
     /// # Errors
     /// When `sluiced` does not answer.
     pub fn unit(&self) -> Result<Option<Unit>> {
+        self.unit_of(0)
+    }
+
+    /// A unit by its number, if its arbiter lends.
+    ///
+    /// # Errors
+    /// When `sluiced` does not answer.
+    pub fn unit_of(&self, number: usize) -> Result<Option<Unit>> {
         let status = self.status()?;
-        let unit = &status["units"][0]["memory"];
+        let unit = &status["units"][number]["memory"];
         let number = |key: &str| unit[key].as_u64();
         Ok((|| {
             Some(Unit {
@@ -257,11 +266,19 @@ impl Tenants {
     /// # Errors
     /// When `sluiced` does not answer, or knows no such VM.
     pub fn charge(&self, vm: u32) -> Result<Charge> {
+        self.charge_on(vm, 0)
+    }
+
+    /// What a VM has of a unit.
+    ///
+    /// # Errors
+    /// When `sluiced` does not answer, or knows no such VM or unit.
+    pub fn charge_on(&self, vm: u32, unit: usize) -> Result<Charge> {
         let status = self.status()?;
         let all = status["vms"].as_array().context("VMs")?;
         let vm =
             all.iter().find(|entry| entry["id"] == vm).with_context(|| format!("no VM {vm} in {status}"))?;
-        let memory = &vm["memory"][0]["has"];
+        let memory = &vm["memory"][unit]["has"];
         let number = |key: &str| memory[key].as_u64().with_context(|| format!("no {key} in {memory}"));
         Ok(Charge {
             epoch: number("epoch")?,

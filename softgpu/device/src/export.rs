@@ -16,6 +16,9 @@ use crate::sys;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"sgexport");
 
+/// What the file of an export holds: that it is one, the device's UUID, record and generation of the allocation.
+const BYTES: usize = 32;
+
 /// A descriptor cannot be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
@@ -47,10 +50,11 @@ impl Allocation {
         if !sys::try_lock_byte(&file, 0, false)? {
             return Err(io::Error::from(io::ErrorKind::WouldBlock));
         }
-        let mut content = [0; 16];
+        let mut content = [0; BYTES];
         content[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        content[8..12].copy_from_slice(&self.record.to_le_bytes());
-        content[12..].copy_from_slice(&self.generation.to_le_bytes());
+        content[8..24].copy_from_slice(&device.identity().uuid);
+        content[24..28].copy_from_slice(&self.record.to_le_bytes());
+        content[28..].copy_from_slice(&self.generation.to_le_bytes());
         file.write_all_at(&content, 0)?;
         Ok(file.into())
     }
@@ -63,19 +67,20 @@ impl Owner {
     /// When it names none, or one that is gone.
     pub fn import(self: &Arc<Self>, descriptor: impl AsFd) -> Result<Arc<Allocation>, ImportError> {
         let file: File = descriptor.as_fd().try_clone_to_owned().map_err(|_| ImportError::Foreign)?.into();
-        let mut content = [0; 16];
+        let mut content = [0; BYTES];
         file.read_exact_at(&mut content, 0).map_err(|_| ImportError::Foreign)?;
-        let [a, b, c, d, e, f, g, h, r0, r1, r2, r3, g0, g1, g2, g3] = content;
-        if u64::from_le_bytes([a, b, c, d, e, f, g, h]) != MAGIC {
+        let (words, _) = content.as_chunks::<4>();
+        let [m0, m1, uuid @ .., record, generation] = words else { return Err(ImportError::Foreign) };
+        // Devices number their allocations alike, so the number means nothing without the device.
+        if [*m0, *m1].as_flattened() != MAGIC.to_le_bytes()
+            || uuid.as_flattened() != self.device.identity().uuid
+        {
             return Err(ImportError::Foreign);
         }
-        // Another device's export lives in another directory, but on the same file system.
         if sys::file_system(&file).map_err(|_| ImportError::Foreign)? != self.device.file_system {
             return Err(ImportError::Foreign);
         }
-        let (record, generation) =
-            (u32::from_le_bytes([r0, r1, r2, r3]), u32::from_le_bytes([g0, g1, g2, g3]));
-        self.hold(record, generation).ok_or(ImportError::Gone)
+        self.hold(u32::from_le_bytes(*record), u32::from_le_bytes(*generation)).ok_or(ImportError::Gone)
     }
 }
 

@@ -6,9 +6,13 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use softgpu_device::{Client, Config, Device, Held, Owner, PAGE_BYTES, Run, Use};
+use softgpu_device::{Client, Config, Device, Held, ImportError, Owner, PAGE_BYTES, Run, Use};
 
 fn open(state: &Path) -> Arc<Device> {
+    open_nth(state, 0)
+}
+
+fn open_nth(state: &Path, index: u32) -> Arc<Device> {
     let state = state.to_owned();
     let config = Config::from_variables(&|name| match name {
         "SLUICE_SOFTGPU_STATE" => Some(state.clone().into()),
@@ -16,7 +20,7 @@ fn open(state: &Path) -> Arc<Device> {
         _ => None,
     })
     .unwrap();
-    Arc::new(Device::open(&config, 0).unwrap())
+    Arc::new(Device::open(&config, index).unwrap())
 }
 
 fn attach(state: &Path) -> Arc<Owner> {
@@ -65,6 +69,18 @@ fn memory_in_pieces_is_still_memory() {
     let scattered = owner.allocate(count / 2 * PAGE_BYTES, Use::Chunk).unwrap();
     assert_eq!(pages(scattered.runs()).len() as u64, count / 2);
     assert!(scattered.runs().len() as u64 >= count / 2);
+}
+
+#[test]
+fn an_export_is_imported_on_its_own_device_only() {
+    let state = state();
+    let [first, second] = [0, 1].map(|index| open_nth(state.path(), index).attach(Client::Cuda).unwrap());
+    // The first of each, so that all that could tell them apart by number is the same.
+    let [one, other] = [&first, &second].map(|owner| owner.allocate(PAGE_BYTES, Use::Chunk).unwrap());
+    let [one, other] = [&one, &other].map(|allocation| allocation.export().unwrap());
+    assert!(first.import(&one).is_ok() && second.import(&other).is_ok());
+    assert!(matches!(first.import(&other), Err(ImportError::Foreign)));
+    assert!(matches!(second.import(&one), Err(ImportError::Foreign)));
 }
 
 #[test]

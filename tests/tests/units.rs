@@ -1,0 +1,155 @@
+//! Several units: one device of each VM for every GPU of the host, each with an arbiter and limits of its own.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use sluice_tests::direct::PATIENCE;
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::{run, tail};
+use sluice_tests::programs;
+use sluice_tests::tenants::{Options, Tenants, Unit};
+
+const MIB: u64 = 1 << 20;
+const UNITS: usize = 2;
+/// What the first VM may have of each unit.
+const QUOTA: u64 = 32 * MIB;
+const DEVICE_MIB: u64 = 192;
+
+struct Stage {
+    tenants: Tenants,
+    program: PathBuf,
+    /// The units when nobody uses them.
+    before: Vec<Unit>,
+}
+
+impl Stage {
+    fn set() -> Result<Self> {
+        let mut options = Options::with_limits(DEVICE_MIB, &[QUOTA / MIB, 0]);
+        options.environment = vec![("SLUICE_SOFTGPU_DEVICES".to_owned(), UNITS.to_string())];
+        let tenants = Tenants::start(&Binaries::locate()?, &options)?;
+        let stage = Self { tenants, program: programs::hostile("units")?, before: Vec::new() };
+        let before = stage.settled()?;
+        Ok(Self { before, ..stage })
+    }
+
+    /// Waits until every unit is as wanted.
+    fn wait_for(&self, wanted: impl Fn(usize, Unit) -> bool) -> Result<Vec<Unit>> {
+        let start = Instant::now();
+        loop {
+            let units = (0..UNITS)
+                .map(|number| Ok(self.tenants.unit_of(number)?.filter(|unit| wanted(number, *unit))))
+                .collect::<Result<Option<Vec<_>>>>()?;
+            if let Some(units) = units {
+                return Ok(units);
+            }
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "{}\n{}",
+                self.tenants.status()?,
+                tail(&self.tenants.printed(), 40)
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until nobody has anything of a unit.
+    fn settled(&self) -> Result<Vec<Unit>> {
+        self.wait_for(|_, unit| unit.clean > 0 && unit.lent + unit.dirty + unit.headroom == 0)
+    }
+
+    /// A program of the first VM that takes so much of each unit.
+    fn holder(&self, bytes: [u64; UNITS]) -> Result<Holder> {
+        let numbers = [&[QUOTA], bytes.as_slice()].concat().iter().map(u64::to_string).collect::<Vec<_>>();
+        let words: Vec<&str> = numbers.iter().map(String::as_str).collect();
+        let mut command = self.tenants.command(1, &self.program, &words);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().context("piped")?);
+        let mut holder = Holder { child, input, output };
+        holder.says("holding").with_context(|| tail(&self.tenants.printed(), 40))?;
+        Ok(holder)
+    }
+
+    fn lent(&self, vm: u32) -> Result<Vec<u64>> {
+        (0..UNITS).map(|unit| Ok(self.tenants.charge_on(vm, unit)?.lent)).collect()
+    }
+
+    /// Runs a program of a VM that may see one unit only.
+    fn on(&self, unit: usize, vm: u32, program: &Path, arguments: &[&str]) -> Result<String> {
+        let mut command = self.tenants.command(vm, program, arguments);
+        command.env("CUDA_VISIBLE_DEVICES", unit.to_string());
+        let finished = run(&mut command, PATIENCE)?;
+        ensure!(finished.status.success(), "{}\n{}\n{}", finished.status, finished.stdout, finished.stderr);
+        Ok(finished.stdout)
+    }
+}
+
+struct Holder {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Holder {
+    fn says(&mut self, expected: &str) -> Result<()> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        ensure!(line.trim_end() == expected, "{expected:?} expected, {line:?}");
+        Ok(())
+    }
+
+    /// Has it look at its memory, at what driver and management library say of it, and at its place in the list.
+    fn looks(&mut self) -> Result<()> {
+        self.input.as_mut().context("not ended")?.write_all(b"\n")?;
+        self.says("as it should be")
+    }
+
+    /// Has it give everything back and end.
+    fn ends(mut self) -> Result<()> {
+        drop(self.input.take());
+        self.says("PASS")?;
+        ensure!(self.child.wait()?.success(), "it fails at its end");
+        Ok(())
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Driver, management library and ledger say the same of each, to the byte.
+// Promise: Q62
+#[test]
+fn a_vm_has_its_quota_of_each_unit() -> Result<()> {
+    let stage = Stage::set()?;
+    let mut both = stage.holder([QUOTA, QUOTA])?;
+    both.looks()?;
+    ensure!(stage.lent(1)? == [QUOTA, QUOTA], "{:?}", stage.lent(1)?);
+    ensure!(stage.lent(2)? == [0, 0], "{:?}", stage.lent(2)?);
+    both.ends()?;
+    let mut second = stage.holder([0, QUOTA / 2])?;
+    second.looks()?;
+    ensure!(stage.tenants.charge_on(1, 0)?.lent == 0, "{:?}", stage.lent(1)?);
+    ensure!((QUOTA / 2..=QUOTA).contains(&stage.lent(1)?[1]), "{:?}", stage.lent(1)?);
+    second.ends()?;
+    ensure!(stage.settled()? == stage.before, "{:?}", stage.before);
+    stage.tenants.stop()
+}
+
+// Promise: S60
+#[test]
+fn nothing_of_one_vm_is_found_by_another_on_the_second_unit() -> Result<()> {
+    let stage = Stage::set()?;
+    let [write, read] = ["canary_write", "canary_read"].map(programs::hostile);
+    stage.on(1, 1, &write?, &["large", "exit", "1"])?;
+    let found = stage.on(1, 2, &read?, &[])?;
+    ensure!(found.ends_with("\nhits 0\n"), "{found}");
+    stage.settled()?;
+    stage.tenants.stop()
+}
