@@ -1,0 +1,278 @@
+//! Many instances at once: where all of them fit, whenever they do.
+//!
+//! Deciding one after the other can end in a corner: 1g, 1g, 2g, 3g fit on one GPU, but not in every order. Here all wishes are
+//! known, so a search settles it. It always works on the wish with the fewest positions left, tries positions in
+//! the order of [`Geometry::best`], never tries two GPUs that are alike, and remembers the states from which it failed. On one
+//! GPU that makes it exact at once; over many GPUs its work is bounded, and it says so when the bound is reached.
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+
+use crate::geometry::{Geometry, Need, Placement, State};
+
+/// Most instances in one question.
+pub const MAX_ITEMS: usize = 1024;
+/// Steps of the search before it gives up. A few hundredths of a second.
+pub const MAX_STEPS: u32 = 100_000;
+/// Memory for states that are known to fail.
+const MEMORY_BYTES: usize = 16 << 20;
+
+/// One GPU that may be used.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot<'a> {
+    /// What it can be divided into.
+    pub geometry: &'a Geometry,
+    /// What is on it.
+    pub state: State,
+}
+
+/// One instance that is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// What it must be.
+    pub need: Need,
+    /// On which of the slots it may be, as bits; all by default.
+    pub slots: u64,
+}
+
+impl From<Need> for Item {
+    fn from(need: Need) -> Self {
+        Self { need, slots: u64::MAX }
+    }
+}
+
+/// Where an instance goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Index of the slot.
+    pub slot: usize,
+    /// Index of the profile in the slot's geometry.
+    pub profile: usize,
+    /// Position on the axis.
+    pub placement: Placement,
+}
+
+/// What is known about a set of wishes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// They fit like this, in the order of the wishes.
+    Fits(Vec<Position>),
+    /// They do not fit, in any way.
+    Impossible,
+    /// The search reached its bound without finding out.
+    Unknown,
+}
+
+/// Finds places for all wishes together. Slots beyond the 64th are not used.
+pub fn pack(slots: &[Slot<'_>], items: &[Item]) -> Answer {
+    pack_within(slots, items, MAX_STEPS)
+}
+
+/// [`pack`] with a bound of its own.
+pub fn pack_within(slots: &[Slot<'_>], items: &[Item], steps: u32) -> Answer {
+    if items.len() > MAX_ITEMS {
+        return Answer::Unknown;
+    }
+    // Equal wishes are interchangeable: search over how many of each kind remain.
+    let mut kinds: Vec<Kind> = Vec::new();
+    let mut kind_of = Vec::with_capacity(items.len());
+    for item in items {
+        let at = kinds.iter().position(|kind| kind.item == *item).unwrap_or_else(|| {
+            kinds.push(Kind::new(item.clone(), slots));
+            kinds.len() - 1
+        });
+        kinds[at].count += 1;
+        kind_of.push(at);
+    }
+    let mut search = Search {
+        slots,
+        alike: alike(slots),
+        states: slots.iter().map(|slot| slot.state).collect(),
+        left: kinds.iter().map(|kind| kind.count).collect(),
+        kinds,
+        found: Vec::new(),
+        failed: HashSet::new(),
+        failed_bytes: 0,
+        steps,
+    };
+    match search.solve() {
+        Some(true) => {
+            let mut places: Vec<Vec<Position>> = vec![Vec::new(); search.kinds.len()];
+            for (kind, position) in search.found.into_iter().rev() {
+                places[kind].push(position);
+            }
+            Answer::Fits(kind_of.into_iter().filter_map(|kind| places[kind].pop()).collect())
+        }
+        Some(false) => Answer::Impossible,
+        None => Answer::Unknown,
+    }
+}
+
+/// Wishes that are equal.
+struct Kind {
+    item: Item,
+    count: u16,
+    /// Per slot, the profiles that will do.
+    profiles: Vec<Vec<usize>>,
+    /// The least that one of them takes anywhere.
+    least_slices: u32,
+    least_compute: u32,
+}
+
+impl Kind {
+    fn new(item: Item, slots: &[Slot<'_>]) -> Self {
+        let profiles: Vec<Vec<usize>> = slots
+            .iter()
+            .enumerate()
+            .map(|(at, slot)| {
+                let allowed = at < 64 && item.slots >> at & 1 == 1;
+                if allowed { slot.geometry.suitable(item.need) } else { Vec::new() }
+            })
+            .collect();
+        let least = |of: fn(&crate::Profile) -> u8| {
+            let all = profiles.iter().zip(slots).flat_map(|(profiles, slot)| {
+                profiles.iter().map(move |&index| u32::from(of(&slot.geometry.profiles()[index])))
+            });
+            all.min().unwrap_or(0)
+        };
+        let (least_slices, least_compute) =
+            (least(|profile| profile.memory_slices), least(|profile| profile.compute_slices));
+        Self { item, count: 0, profiles, least_slices, least_compute }
+    }
+}
+
+/// Per slot, the first slot with the same geometry.
+fn alike(slots: &[Slot<'_>]) -> Vec<usize> {
+    let first = |slot: &Slot<'_>| {
+        slots
+            .iter()
+            .position(|other| std::ptr::eq(other.geometry, slot.geometry) || other.geometry == slot.geometry)
+    };
+    slots.iter().enumerate().map(|(at, slot)| first(slot).unwrap_or(at)).collect()
+}
+
+/// A situation up to the order of GPUs that are alike: states with their geometry, and wishes left.
+type Situation = (Vec<(usize, State)>, Vec<u16>);
+
+struct Search<'a> {
+    slots: &'a [Slot<'a>],
+    alike: Vec<usize>,
+    states: Vec<State>,
+    left: Vec<u16>,
+    kinds: Vec<Kind>,
+    found: Vec<(usize, Position)>,
+    failed: HashSet<Situation>,
+    failed_bytes: usize,
+    steps: u32,
+}
+
+impl Search<'_> {
+    /// Whether what is left fits; nothing if the bound was reached.
+    fn solve(&mut self) -> Option<bool> {
+        if self.left.iter().all(|&left| left == 0) {
+            return Some(true);
+        }
+        self.steps = self.steps.checked_sub(1)?;
+        if !self.enough_slices() {
+            return Some(false);
+        }
+        let Some(kind) = self.scarcest() else { return Some(false) };
+        // Which GPU is which depends on the item when it names GPUs; only then they must be kept apart.
+        let situation = self.situation();
+        if self.failed.contains(&situation) {
+            return Some(false);
+        }
+        for position in self.positions(kind, true) {
+            let before = self.states[position.slot];
+            self.states[position.slot] =
+                self.slots[position.slot].geometry.with(&before, position.profile, position.placement);
+            self.left[kind] -= 1;
+            self.found.push((kind, position));
+            if self.solve()? {
+                return Some(true);
+            }
+            self.found.pop();
+            self.left[kind] += 1;
+            self.states[position.slot] = before;
+        }
+        self.remember(situation);
+        Some(false)
+    }
+
+    /// Whether the slices in sum could suffice.
+    fn enough_slices(&self) -> bool {
+        let (mut slices, mut compute) = (0_u32, 0_u32);
+        for (state, slot) in self.states.iter().zip(self.slots) {
+            slices += u32::from(slot.geometry.slices()) - state.occupied.count_ones();
+            compute += u32::from(slot.geometry.compute() - state.compute);
+        }
+        let wanted = |of: fn(&Kind) -> u32| -> u32 {
+            self.kinds.iter().zip(&self.left).map(|(kind, &left)| of(kind) * u32::from(left)).sum()
+        };
+        wanted(|kind| kind.least_slices) <= slices && wanted(|kind| kind.least_compute) <= compute
+    }
+
+    /// The kind with fewest positions per wish that is left; nothing if one has too few.
+    fn scarcest(&self) -> Option<usize> {
+        let mut best: Option<(usize, usize)> = None;
+        for kind in (0..self.kinds.len()).filter(|&kind| self.left[kind] > 0) {
+            let positions = self.positions(kind, false).len();
+            if positions < usize::from(self.left[kind]) {
+                return None;
+            }
+            let scarcity = positions / usize::from(self.left[kind]);
+            if best.is_none_or(|(least, _)| scarcity < least) {
+                best = Some((scarcity, kind));
+            }
+        }
+        best.map(|(_, kind)| kind)
+    }
+
+    /// Where an item of a kind could go; sorted, and without GPUs that are in the same state as an earlier one, if so wished.
+    fn positions(&self, kind: usize, to_try: bool) -> Vec<Position> {
+        let mut positions = Vec::new();
+        for (slot, profiles) in self.kinds[kind].profiles.iter().enumerate() {
+            let state = &self.states[slot];
+            let same = |other: usize| {
+                self.alike[other] == self.alike[slot]
+                    && self.states[other] == *state
+                    && self.kinds.iter().all(|kind| kind.profiles[other] == kind.profiles[slot])
+            };
+            if to_try && (0..slot).any(same) {
+                continue;
+            }
+            let geometry = self.slots[slot].geometry;
+            let before = if to_try { geometry.remaining(state) } else { 0 };
+            for (rank, &profile) in profiles.iter().enumerate() {
+                for placement in geometry.free(state, profile) {
+                    let loss = if to_try {
+                        before - geometry.remaining(&geometry.with(state, profile, placement))
+                    } else {
+                        0
+                    };
+                    let order = (rank, loss, Reverse(placement.start), slot);
+                    positions.push((order, Position { slot, profile, placement }));
+                }
+            }
+        }
+        positions.sort_unstable_by_key(|(order, _)| *order);
+        positions.into_iter().map(|(_, position)| position).collect()
+    }
+
+    fn situation(&self) -> Situation {
+        let mut states: Vec<(usize, State)> =
+            self.alike.iter().copied().zip(self.states.iter().copied()).collect();
+        if self.kinds.iter().all(|kind| kind.item.slots == u64::MAX) {
+            states.sort_unstable();
+        }
+        (states, self.left.clone())
+    }
+
+    fn remember(&mut self, situation: Situation) {
+        let bytes = situation.0.len() * size_of::<(usize, State)>() + situation.1.len() * 2 + 64;
+        if self.failed_bytes + bytes <= MEMORY_BYTES {
+            self.failed_bytes += bytes;
+            self.failed.insert(situation);
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Where a VM goes: one request at a time, never moving what is there.
+//!
+//! A request is turned into a short list of **ways** to serve it, in the order of its policy, and the first way that offers
+//! a place is taken, at the place of least cost:
+//!
+//! | way | candidates | cost, compared from left to right |
+//! |---|---|---|
+//! | join | shared units with room | unwanted neighbours, far NUMA node, what the unit has left |
+//! | instance | free positions of the smallest suitable profile | unwanted neighbours, far NUMA node, memory of the profile, **remaining configurations lost**, lower start, GPU |
+//! | whole | GPUs without MIG and without VMs | unwanted neighbours, far NUMA node, memory, GPU |
+//!
+//! The loss does most of the work: it keeps the positions that larger profiles need, and as a GPU that is nearly full has few
+//! configurations to lose, it packs GPUs instead of spreading over them.
+
+use std::cmp::Reverse;
+
+use crate::fleet::{Decision, Division, Fleet, Phase, PlanError, Room, Rules, Spot, Standing, Unit};
+use crate::geometry::State;
+use crate::request::{Class, Distance, MAX_APART, Policy, Request, Strictness};
+
+/// Why there is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It has one.
+    #[error("the VM has a unit already")]
+    AlreadyPlaced,
+    /// The request names more neighbours than [`MAX_APART`].
+    #[error("more than {MAX_APART} neighbours are named")]
+    TooManyApart,
+    /// No GPU takes anything new, or the one that was asked for does not.
+    #[error("no GPU takes new VMs: all are draining or quarantined, or the one asked for is")]
+    Unavailable,
+    /// No GPU is divided in the way that the policy asks for.
+    #[error("no GPU is in the mode that the policy asks for")]
+    Mode,
+    /// No unit of that size exists even on an empty GPU.
+    #[error("no unit is large enough; the largest could have {largest_bytes} bytes")]
+    TooLarge {
+        /// Memory of the largest possible unit that suits the policy.
+        largest_bytes: u64,
+    },
+    /// There is room, but beside VMs that it must be kept apart from.
+    #[error("there is room only beside VMs that this one must be kept apart from")]
+    Apart,
+    /// Everything suitable is in use.
+    #[error("all suitable units are in use")]
+    NoRoom,
+}
+
+/// A way to serve a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Join,
+    Instance { shared: bool },
+    Whole { shared: bool },
+}
+
+/// The ways to serve a request, best first.
+fn ways(request: &Request) -> &'static [Way] {
+    use Way::{Instance, Join, Whole};
+    const OWN: Way = Instance { shared: false };
+    let guaranteed = matches!(request.class, Class::Guaranteed { .. });
+    match (request.strictness, request.policy) {
+        // What shares nothing in time is not asked for by "time-slice"; the unit is then a whole GPU before an instance.
+        (Strictness::Unit | Strictness::Gpu, Policy::TimeSlice) => &[Whole { shared: false }, OWN],
+        (Strictness::Unit | Strictness::Gpu, Policy::Any) => &[OWN, Whole { shared: false }],
+        (_, Policy::Mig) => &[OWN],
+        (Strictness::Shared, Policy::TimeSlice) => &[Join, Whole { shared: true }, Instance { shared: true }],
+        // An instance of its own is the best guarantee; what takes only what is free is put where others are.
+        (Strictness::Shared, Policy::Any) if guaranteed => &[OWN, Join, Whole { shared: true }],
+        (Strictness::Shared, Policy::Any) => &[Join, OWN, Whole { shared: true }],
+    }
+}
+
+/// What matters before any other cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Wishes {
+    unwanted: usize,
+    far: bool,
+}
+
+impl Fleet {
+    /// The best place for a VM now. Nothing is changed; [`Self::reserve`] carries it out.
+    pub fn decide(&self, request: &Request) -> Result<Decision, Refusal> {
+        if self.home(request.vm).is_some() {
+            return Err(Refusal::AlreadyPlaced);
+        }
+        if request.apart.len() > MAX_APART {
+            return Err(Refusal::TooManyApart);
+        }
+        // Once per GPU: what is wrong with it for this VM, or nothing if it is out of the question.
+        let wishes: Vec<Option<Wishes>> =
+            (0..self.gpus().len()).map(|gpu| self.wishes(request, gpu)).collect();
+        match self.first_way(request, &wishes) {
+            Some(decision) => Ok(decision),
+            None => Err(self.refusal(request)),
+        }
+    }
+
+    /// Decides and reserves in one step.
+    pub fn place(&mut self, request: &Request) -> Result<(crate::UnitId, Decision), PlaceError> {
+        let decision = self.decide(request)?;
+        Ok((self.reserve(request, decision)?, decision))
+    }
+
+    fn first_way(&self, request: &Request, wishes: &[Option<Wishes>]) -> Option<Decision> {
+        ways(request).iter().find_map(|way| match *way {
+            Way::Join => self.join(request, wishes),
+            Way::Instance { shared } => self.instance(request, wishes, shared),
+            Way::Whole { shared } => self.whole(request, wishes, shared),
+        })
+    }
+
+    /// How a GPU suits the VM's wishes, or nothing if it must not be used for it.
+    fn wishes(&self, request: &Request, gpu: usize) -> Option<Wishes> {
+        let pinned_elsewhere = request.pin.is_some_and(|pin| pin.gpu != gpu);
+        if self.gpus()[gpu].standing != Standing::Open || pinned_elsewhere {
+            return None;
+        }
+        let mut unwanted = 0;
+        for unit in self.units().filter(|unit| unit.gpu == gpu) {
+            for member in unit.members() {
+                // Who has the GPU to itself has it to itself, whatever the slices say.
+                if member.request.strictness == Strictness::Gpu {
+                    return None;
+                }
+                match request.distance(&member.request) {
+                    Distance::Never => return None,
+                    Distance::Prefer => unwanted += 1,
+                    Distance::Any => {}
+                }
+            }
+        }
+        let node = self.gpus()[gpu].numa;
+        let far = request.numa.is_some_and(|wanted| node.is_some_and(|node| node != wanted));
+        Some(Wishes { unwanted, far })
+    }
+
+    fn join(&self, request: &Request, wishes: &[Option<Wishes>]) -> Option<Decision> {
+        let pinned = request.pin.and_then(|pin| pin.start);
+        self.units()
+            .filter(|unit| unit.shared && unit.standing == Standing::Open && !unit.members().is_empty())
+            .filter(|unit| !matches!(unit.phase, Phase::Closing(_)))
+            .filter(|unit| match unit.spot {
+                Spot::Whole => pinned.is_none() && request.profile.is_none(),
+                Spot::Instance { profile, placement } => {
+                    pinned.is_none_or(|start| start == placement.start)
+                        && request.profile.is_none_or(|wanted| wanted == profile)
+                }
+            })
+            .filter_map(|unit| {
+                let wishes = wishes[unit.gpu]?;
+                let room = unit.room(request, self.rules())?;
+                Some((wishes, fit(request, unit, &room, self.rules()), unit.id))
+            })
+            .min()
+            .map(|(_, _, unit)| Decision::Join(unit))
+    }
+
+    fn instance(&self, request: &Request, wishes: &[Option<Wishes>], shared: bool) -> Option<Decision> {
+        let mut best = None;
+        for (at, gpu) in self.gpus().iter().enumerate() {
+            let (Some(wishes), Some(geometry)) = (wishes[at], gpu.geometry()) else { continue };
+            let state = gpu.state();
+            let alone = request.strictness == Strictness::Gpu;
+            if alone && *state != State::default() {
+                continue;
+            }
+            let before = geometry.remaining(state);
+            for profile in geometry.suitable(request.need()) {
+                let of = &geometry.profiles()[profile];
+                if of.memory_bytes < request.memory_bytes()
+                    || (alone && of.memory_slices != geometry.slices())
+                {
+                    continue;
+                }
+                let pinned = request.pin.and_then(|pin| pin.start);
+                let places = geometry
+                    .free(state, profile)
+                    .filter(|placement| pinned.is_none_or(|start| start == placement.start))
+                    .map(|placement| {
+                        let loss = before - geometry.remaining(&geometry.with(state, profile, placement));
+                        let cost = (wishes, of.memory_bytes, loss, Reverse(placement.start), at);
+                        (cost, Spot::Instance { profile: of.id, placement })
+                    })
+                    .min_by_key(|(cost, _)| *cost);
+                let found = places.is_some();
+                best = best.into_iter().chain(places).min_by_key(|(cost, _)| *cost);
+                // The next profile is larger, and takes no position that this one does not find.
+                if found || !(request.allow_larger || alone) {
+                    break;
+                }
+            }
+        }
+        best.map(|((_, _, _, _, gpu), spot)| Decision::Open { gpu, spot, shared })
+    }
+
+    fn whole(&self, request: &Request, wishes: &[Option<Wishes>], shared: bool) -> Option<Decision> {
+        if request.profile.is_some() || request.pin.is_some_and(|pin| pin.start.is_some()) {
+            return None;
+        }
+        let used: std::collections::BTreeSet<usize> = self.units().map(|unit| unit.gpu).collect();
+        (0..self.gpus().len())
+            .filter(|gpu| !used.contains(gpu))
+            .filter_map(|gpu| {
+                let wishes = wishes[gpu]?;
+                let (memory, multiprocessors) = self.size(gpu, Spot::Whole).ok()?;
+                (memory >= request.memory_bytes() && multiprocessors >= request.multiprocessors)
+                    .then_some((wishes, memory, gpu))
+            })
+            .min()
+            .map(|(_, _, gpu)| Decision::Open { gpu, spot: Spot::Whole, shared })
+    }
+
+    /// Why nothing was found: the first reason that a person can act on.
+    fn refusal(&self, request: &Request) -> Refusal {
+        let candidates: Vec<_> = self
+            .gpus()
+            .iter()
+            .enumerate()
+            .filter(|(at, gpu)| {
+                gpu.standing == Standing::Open && request.pin.is_none_or(|pin| pin.gpu == *at)
+            })
+            .map(|(_, gpu)| &gpu.division)
+            .collect();
+        if candidates.is_empty() {
+            return Refusal::Unavailable;
+        }
+        let whole_serves = ways(request).iter().any(|way| matches!(way, Way::Whole { .. }));
+        let suitable: Vec<_> = candidates
+            .into_iter()
+            .filter(|division| {
+                matches!(division, Division::Mig(_)) || (whole_serves && request.profile.is_none())
+            })
+            .collect();
+        if suitable.is_empty() {
+            return Refusal::Mode;
+        }
+        let largest = |division: &&Division| match division {
+            Division::Whole { memory_bytes, multiprocessors } => {
+                (*multiprocessors >= request.multiprocessors).then_some(*memory_bytes)
+            }
+            Division::Mig(geometry) => geometry
+                .profiles()
+                .iter()
+                .filter(|profile| request.profile.is_none_or(|id| id == profile.id))
+                .filter(|profile| profile.multiprocessors >= request.multiprocessors)
+                .map(|profile| profile.memory_bytes)
+                .max(),
+        };
+        let largest_bytes = suitable.iter().filter_map(largest).max().unwrap_or(0);
+        if largest_bytes < request.memory_bytes() || largest_bytes == 0 {
+            return Refusal::TooLarge { largest_bytes };
+        }
+        // Would there be room if nobody minded?
+        let open = |gpu: usize| {
+            let open = self.gpus()[gpu].standing == Standing::Open;
+            (open && request.pin.is_none_or(|pin| pin.gpu == gpu))
+                .then_some(Wishes { unwanted: 0, far: false })
+        };
+        let wishes: Vec<_> = (0..self.gpus().len()).map(open).collect();
+        if self.first_way(request, &wishes).is_some() { Refusal::Apart } else { Refusal::NoRoom }
+    }
+}
+
+/// Why a VM was not placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlaceError {
+    /// There is no place.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The plan did not take the decision.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// How well a VM fits into a shared unit; less is better. Guaranteed VMs are packed: the least is left of memory and of time
+/// together (the norm of the remainder, as in vector packing). Burstable ones go where most time is left for bursts, and
+/// by best fit of memory among equals.
+fn fit(request: &Request, unit: &Unit, room: &Room, rules: &Rules) -> (u64, u64) {
+    let memory_permille =
+        u64::try_from(u128::from(room.memory_left) * 1000 / u128::from(room.memory_bytes.max(1)))
+            .unwrap_or(1000);
+    match request.class {
+        Class::Guaranteed { .. } => (memory_permille.pow(2) + room.permille_left.pow(2), 0),
+        Class::Burstable { .. } => {
+            // Weight per multiprocessor, so that larger units take more VMs.
+            let capacity = if rules.weight_limit > 0 { u64::from(rules.weight_limit) } else { 1 };
+            let load =
+                room.weight.saturating_mul(1_000_000) / capacity / u64::from(unit.multiprocessors.max(1));
+            (load, memory_permille)
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The batch solver against exhaustive search.
+
+use std::collections::BTreeSet;
+
+use sluice_placement::batch::{Answer, Item, Position, Slot, pack, pack_within};
+use sluice_placement::{Geometry, Need, State};
+
+use crate::axis::{reachable, state_of};
+use crate::geometries::{geometry, plain};
+
+/// All multisets of profiles whose sizes sum up to at most so many slices: those that fit, and many that do not.
+fn multisets(geometry: &Geometry, profiles: &[usize], slices: u8) -> Vec<Vec<usize>> {
+    let mut all = vec![Vec::new()];
+    for &profile in profiles {
+        let size = geometry.profiles()[profile].memory_slices;
+        let mut longer = Vec::new();
+        for set in &all {
+            let used: u8 = set.iter().map(|&index: &usize| geometry.profiles()[index].memory_slices).sum();
+            for count in 0..=(slices - used) / size {
+                let mut set = set.clone();
+                set.extend((0..count).map(|_| profile));
+                longer.push(set);
+            }
+        }
+        all = longer;
+    }
+    all
+}
+
+/// Whether positions are legal, one after the other.
+fn legal(slots: &[Slot<'_>], wanted: &[usize], positions: &[Position]) -> bool {
+    let mut states: Vec<State> = slots.iter().map(|slot| slot.state).collect();
+    wanted.len() == positions.len()
+        && wanted.iter().zip(positions).all(|(&profile, position)| {
+            let geometry = slots[position.slot].geometry;
+            let state = &mut states[position.slot];
+            let free = geometry.free(state, position.profile).any(|free| free == position.placement);
+            let fits = free && position.profile == profile;
+            if fits {
+                *state = geometry.with(state, position.profile, position.placement);
+            }
+            fits
+        })
+}
+
+fn items(geometry: &Geometry, profiles: &[usize]) -> Vec<Item> {
+    profiles.iter().map(|&index| Need::Profile(geometry.profiles()[index].id).into()).collect()
+}
+
+// Promise: P3
+#[test]
+fn the_solver_equals_exhaustive_search_on_all_states() {
+    for key in ["h200-141", "a30-24"] {
+        let geometry = geometry(key);
+        let profiles: Vec<usize> = plain(key, &geometry).into_iter().map(|(_, index)| index).collect();
+        let wanted = multisets(&geometry, &profiles, geometry.slices() + 1);
+        let (mut fit, mut refused) = (0, 0);
+        for placed in reachable(&geometry, &profiles, &State::default()) {
+            let state = state_of(&geometry, &placed);
+            let possible: BTreeSet<Vec<usize>> = reachable(&geometry, &profiles, &state)
+                .into_iter()
+                .map(|set| {
+                    let mut profiles: Vec<usize> = set.into_iter().map(|(profile, _)| profile).collect();
+                    profiles.sort_unstable();
+                    profiles
+                })
+                .collect();
+            let slots = [Slot { geometry: &geometry, state }];
+            for set in &wanted {
+                let mut sorted = set.clone();
+                sorted.sort_unstable();
+                match pack(&slots, &items(&geometry, set)) {
+                    Answer::Fits(positions) => {
+                        assert!(possible.contains(&sorted), "{key} {placed:?} {set:?}");
+                        assert!(legal(&slots, set, &positions), "{key} {placed:?} {set:?} {positions:?}");
+                        fit += 1;
+                    }
+                    Answer::Impossible => {
+                        assert!(!possible.contains(&sorted), "{key} {placed:?} {set:?}");
+                        refused += 1;
+                    }
+                    Answer::Unknown => panic!("gave up on {key} {placed:?} {set:?}"),
+                }
+            }
+        }
+        println!("{key}: {fit} fit, {refused} do not");
+        assert!(fit > 0 && refused > 0);
+    }
+}
+
+// Promise: P3
+#[test]
+fn an_order_that_defeats_one_by_one_does_not_defeat_the_solver() {
+    let geometry = geometry("h200-141");
+    let slots = [Slot { geometry: &geometry, state: State::default() }];
+    let kinds: std::collections::BTreeMap<String, usize> = plain("h200-141", &geometry).into_iter().collect();
+    let wanted: Vec<usize> = ["1g", "1g", "2g", "3g"].iter().map(|&kind| kinds[kind]).collect();
+    assert!(matches!(pack(&slots, &items(&geometry, &wanted)), Answer::Fits(_)));
+}
+
+// Promise: P3
+#[test]
+fn over_many_gpus_the_work_is_bounded_and_the_end_is_said() {
+    let hopper = geometry("h200-141");
+    let small = geometry("a30-24");
+    let slots: Vec<Slot<'_>> = (0..16)
+        .map(|at| Slot { geometry: if at % 4 == 0 { &small } else { &hopper }, state: State::default() })
+        .collect();
+    let of = |id: u32, count: usize| vec![Item::from(Need::Profile(id)); count];
+    // Twelve GPUs hold 12 whole ones, or 24 halves; the small GPUs have no profile 9.
+    assert!(matches!(pack(&slots, &of(9, 24)), Answer::Fits(_)));
+    assert_eq!(pack(&slots, &of(9, 25)), Answer::Impossible);
+    // 14 is 2g there and 1g here: 36 and 16.
+    assert!(matches!(pack(&slots, &of(14, 52)), Answer::Fits(_)));
+    assert_eq!(pack(&slots, &of(14, 53)), Answer::Impossible);
+    let mixed: Vec<Item> = [of(5, 8), of(9, 12), of(19, 12), of(15, 4)].concat();
+    assert!(matches!(pack(&slots, &mixed), Answer::Fits(_)));
+    assert_eq!(pack_within(&slots, &mixed, 3), Answer::Unknown);
+    assert_eq!(pack(&slots, &of(19, 1025)), Answer::Unknown);
+    // A wish that is bound to one GPU.
+    let bound = Item { need: Need::Profile(0), slots: 1 << 1 };
+    assert!(matches!(pack(&slots, std::slice::from_ref(&bound)), Answer::Fits(found) if found[0].slot == 1));
+    assert_eq!(pack(&slots, &[bound.clone(), bound]), Answer::Impossible);
+}

@@ -1,0 +1,268 @@
+//! Acceptance of requests that arrive by chance, stay for a while and are never moved.
+//!
+//! Arrivals are a Poisson process, lives are exponential of mean 1, a request that finds no place is lost. Load is the
+//! slices asked for per time, over those there are. All rules see the same arrivals. The plan under test is the real one: each
+//! request goes through the whole life of a unit.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sluice_placement::batch::{self, Item, Slot, pack};
+use sluice_placement::{
+    Answer, Division, Fleet, Geometry, Gpu, Identity, Need, Policy, Request, Rules, State, Step, VmId,
+};
+
+use crate::geometries::{geometry, plain};
+
+const MODEL: &str = "h200-141";
+/// Weights of the kinds of instances that are asked for.
+const MIXES: [(&str, &[(&str, f64)]); 3] = [
+    ("uniform", &[("1g", 1.0), ("1g2", 1.0), ("2g", 1.0), ("3g", 1.0), ("4g", 1.0), ("7g", 1.0)]),
+    ("small", &[("1g", 6.0), ("1g2", 2.0), ("2g", 3.0), ("3g", 2.0), ("4g", 0.5), ("7g", 0.2)]),
+    ("no7", &[("1g", 3.0), ("1g2", 1.0), ("2g", 2.0), ("3g", 2.0), ("4g", 1.0)]),
+];
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// In (0, 1].
+    fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn exponential(&mut self) -> f64 {
+        -self.unit().ln()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Arrival {
+    at: f64,
+    until: f64,
+    profile: usize,
+}
+
+/// The arrivals of one case.
+fn arrivals(geometry: &Geometry, mix: &[(&str, f64)], gpus: usize, load: f64, count: usize) -> Vec<Arrival> {
+    let kinds: BTreeMap<String, usize> = plain(MODEL, geometry).into_iter().collect();
+    let total: f64 = mix.iter().map(|(_, weight)| weight).sum();
+    let size = |kind: &str| f64::from(geometry.profiles()[kinds[kind]].memory_slices);
+    let mean = mix.iter().map(|(kind, weight)| size(kind) * weight).sum::<f64>() / total;
+    let rate = load * gpus as f64 * f64::from(geometry.slices()) / mean;
+    let (mut random, mut at) = (Random(1), 0.0);
+    (0..count)
+        .map(|_| {
+            at += random.exponential() / rate;
+            let mut left = random.unit() * total;
+            let chosen = mix.iter().find(|(_, weight)| {
+                left -= weight;
+                left <= 0.0
+            });
+            let profile = kinds[chosen.unwrap_or(&mix[0]).0];
+            Arrival { at, until: at + random.exponential(), profile }
+        })
+        .collect()
+}
+
+/// Something that ends.
+struct End<T>(f64, T);
+
+impl<T> PartialEq for End<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl<T> Eq for End<T> {}
+impl<T> PartialOrd for End<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<T> Ord for End<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.0.total_cmp(&self.0)
+    }
+}
+
+/// Accepted requests and slices, in per cent.
+#[derive(Clone, Copy)]
+struct Accepted {
+    requests: f64,
+    slices: f64,
+}
+
+/// Runs the arrivals through a rule: `enter` says whether there is a place and gives it, `leave` takes it back.
+fn run<C, T>(
+    geometry: &Geometry,
+    arrivals: &[Arrival],
+    rule: &mut C,
+    enter: impl Fn(&mut C, &Arrival) -> Option<T>,
+    leave: impl Fn(&mut C, T),
+) -> Accepted {
+    let mut ends: BinaryHeap<End<T>> = BinaryHeap::new();
+    let (mut requests, mut slices, mut asked) = (0, 0_u64, 0_u64);
+    for arrival in arrivals {
+        while ends.peek().is_some_and(|end| end.0 <= arrival.at) {
+            if let Some(End(_, place)) = ends.pop() {
+                leave(rule, place);
+            }
+        }
+        let size = u64::from(geometry.profiles()[arrival.profile].memory_slices);
+        asked += size;
+        if let Some(place) = enter(rule, arrival) {
+            ends.push(End(arrival.until, place));
+            requests += 1;
+            slices += size;
+        }
+    }
+    Accepted {
+        requests: 100.0 * f64::from(requests) / arrivals.len() as f64,
+        slices: 100.0 * slices as f64 / asked as f64,
+    }
+}
+
+/// The rule under test: the plan itself, from the decision to the end of the instance.
+fn ours(geometry: &Arc<Geometry>, gpus: usize, arrivals: &[Arrival]) -> Accepted {
+    let gpu = |at| Gpu::new([u8::try_from(at).unwrap_or(0); 16], None, Division::Mig(geometry.clone()));
+    let mut plan = (Fleet::new(Rules::default(), (0..gpus).map(gpu).collect()), 0_u64);
+    run(
+        geometry,
+        arrivals,
+        &mut plan,
+        |(fleet, vms), arrival| {
+            *vms += 1;
+            let mut request = Request::new(VmId(*vms), 1);
+            request.policy = Policy::Mig;
+            request.profile = Some(geometry.profiles()[arrival.profile].id);
+            let (unit, _) = fleet.place(&request).ok()?;
+            let instance = u32::try_from(unit.0).unwrap_or(0);
+            fleet
+                .created(unit, Some(Identity { instance, compute_instance: 0, uuid: [0; 16] }))
+                .expect("created");
+            fleet.proven_clean(unit).expect("proven");
+            Some(request.vm)
+        },
+        |(fleet, _), vm| {
+            let unit = fleet.leave(vm).expect("left").expect("an empty unit");
+            assert!(!fleet.close(unit, Duration::ZERO).expect("closed"));
+            let now = Duration::ZERO;
+            assert_eq!(fleet.closing_answer(unit, now, Answer::Gone), Ok(Step::DestroyInstance));
+            assert_eq!(fleet.closing_answer(unit, now, Answer::Gone), Ok(Step::Gone));
+        },
+    )
+}
+
+/// The lowest start on the first GPU where it fits.
+fn first_fit(geometry: &Geometry, gpus: usize, arrivals: &[Arrival]) -> Accepted {
+    run(
+        geometry,
+        arrivals,
+        &mut vec![BTreeMap::<u8, usize>::new(); gpus],
+        |gpus, arrival| {
+            gpus.iter_mut().enumerate().find_map(|(at, placed)| {
+                let state = placed.iter().fold(State::default(), |state, (&start, &profile)| {
+                    let size = geometry.profiles()[profile].memory_slices;
+                    geometry.with(&state, profile, sluice_placement::Placement { start, size })
+                });
+                let start = geometry.free(&state, arrival.profile).next()?.start;
+                placed.insert(start, arrival.profile);
+                Some((at, start))
+            })
+        },
+        |gpus, (at, start)| {
+            gpus[at].remove(&start);
+        },
+    )
+}
+
+/// One GPU whose instances may all be moved for free at each arrival: no rule can do better at any arrival.
+fn free_migration(geometry: &Geometry, arrivals: &[Arrival]) -> Accepted {
+    let slots = [Slot { geometry, state: State::default() }];
+    let mut packable: BTreeMap<Vec<usize>, bool> = BTreeMap::new();
+    let mut fits = |set: &[usize]| {
+        *packable.entry(set.to_vec()).or_insert_with(|| {
+            let items: Vec<Item> =
+                set.iter().map(|&index| Need::Profile(geometry.profiles()[index].id).into()).collect();
+            matches!(pack(&slots, &items), batch::Answer::Fits(_))
+        })
+    };
+    // A cell, as the closures of the run share nothing but the rule's own state.
+    let fits = std::cell::RefCell::new(&mut fits);
+    run(
+        geometry,
+        arrivals,
+        &mut Vec::<usize>::new(),
+        |live, arrival| {
+            let at = live.partition_point(|&profile| profile < arrival.profile);
+            live.insert(at, arrival.profile);
+            if (fits.borrow_mut())(live) {
+                return Some(arrival.profile);
+            }
+            live.remove(at);
+            None
+        },
+        |live, profile| {
+            let at = live.binary_search(&profile).expect("a live one");
+            live.remove(at);
+        },
+    )
+}
+
+/// What the rules accept in one case.
+struct Case {
+    name: String,
+    first: Accepted,
+    ours: Accepted,
+    /// For one GPU.
+    bound: Option<Accepted>,
+}
+
+/// Runs all cases, and prints the table of accepted requests % / accepted slices %.
+fn acceptance(gpus: &[usize], count: usize) -> Vec<Case> {
+    let geometry = Arc::new(geometry(MODEL));
+    println!("{:24}{:14}{:14}free migration", "case", "first fit", "ours");
+    let mut cases = Vec::new();
+    for (mix_name, mix) in MIXES {
+        for &gpus in gpus {
+            for load in [0.6, 0.9, 1.3] {
+                let arrivals = arrivals(&geometry, mix, gpus, load, count);
+                let case = Case {
+                    name: format!("{mix_name}, {gpus} GPU, load {load}"),
+                    first: first_fit(&geometry, gpus, &arrivals),
+                    ours: ours(&geometry, gpus, &arrivals),
+                    bound: (gpus == 1).then(|| free_migration(&geometry, &arrivals)),
+                };
+                let cell = |of: Accepted| format!("{:5.2}/{:5.2}", of.requests, of.slices);
+                println!(
+                    "{:24}{:14}{:14}{}",
+                    case.name,
+                    cell(case.first),
+                    cell(case.ours),
+                    case.bound.map(cell).unwrap_or_default()
+                );
+                cases.push(case);
+            }
+        }
+    }
+    cases
+}
+
+// Promise: P4
+#[test]
+fn more_is_accepted_than_by_first_fit_everywhere() {
+    for case in acceptance(&[1, 8], 30_000) {
+        assert!(case.ours.requests >= case.first.requests, "{}", case.name);
+        assert!(case.ours.slices >= case.first.slices, "{}", case.name);
+    }
+}
