@@ -118,7 +118,7 @@ fn a_geometry_that_contradicts_itself_is_refused() {
     let mut rich: Vec<Profile> =
         (1..32).map(|id| profile(id, 1, 1 + u8::try_from(id).unwrap_or(0) % 2, 32, &starts)).collect();
     rich.push(profile(0, 64, 64, 1, &[0]));
-    for (id, profile) in rich.iter_mut().enumerate() {
+    for (id, profile) in rich.iter_mut().enumerate().take(31) {
         // A different set of starts each, so that no two are of one shape.
         profile.placements.rotate_left(id);
         profile.placements.truncate(64 - id);
