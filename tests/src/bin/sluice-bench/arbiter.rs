@@ -89,7 +89,7 @@ pub(crate) fn scrub_rate(binaries: &Binaries, me: &Path) -> Result<Row> {
 /// The measured process of [`scrub_rate`].
 pub(crate) fn print_scrub_rates() -> Result<()> {
     let driver = std::env::var_os("SLUICE_DRIVER").context("SLUICE_DRIVER")?;
-    let mut unit = Unit::open(Path::new(&driver), 0)?;
+    let mut unit = Unit::open(Path::new(&driver), 0, None)?;
     let failed = |code| anyhow::anyhow!("the driver answers {code}");
     unit.enter().map_err(failed)?;
     let (_, pieces) = unit.take_free(8 << 20).map_err(failed)?;
