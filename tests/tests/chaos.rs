@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
+use sluice_tests::cgroups::Delegated;
 use sluice_tests::direct::{PATIENCE, descriptors, mappings};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, kill, signal};
@@ -56,8 +57,9 @@ struct Chaos {
 }
 
 impl Chaos {
-    fn start(seed: u64) -> Result<Self> {
-        let options = Options::with_limits(DEVICE_MIB, &[64, 32]);
+    fn start(seed: u64, arguments: &[&str]) -> Result<Self> {
+        let mut options = Options::with_limits(DEVICE_MIB, &[64, 32]);
+        options.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         let tenants = Tenants::start(&Binaries::locate()?, &options)?;
         let (unit, _) = tenants.wait_settled()?;
         let neighbour = programs::compile_all()?.into_iter().find(|program| program.name == "neighbour");
@@ -209,7 +211,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn chaos(seed: u64, count: u32) -> Result<()> {
-    let mut chaos = Chaos::start(seed)?;
+    let mut chaos = Chaos::start(seed, &[])?;
     // Warm, so that what a first use leaves behind is there before.
     chaos.kill_one(Victim::Guest)?;
     chaos.kill_one(Victim::Worker)?;
@@ -252,6 +254,38 @@ fn chaos(seed: u64, count: u32) -> Result<()> {
         files(&state)?
     );
     chaos.tenants.stop()
+}
+
+/// Each worker has a group of its own, which ends with it, also when whoever made it was killed.
+// Promise: F61
+#[test]
+fn kills_at_random_leave_no_cgroup() -> Result<()> {
+    let delegated = match Delegated::make()? {
+        Ok(delegated) => delegated,
+        Err(reason) => {
+            println!("SKIP: {reason}");
+            return Ok(());
+        }
+    };
+    let directory = delegated.directory().to_str().context("UTF-8")?.to_owned();
+    let mut chaos = Chaos::start(7, &["--cgroup", &directory])?;
+    let neighbour = chaos.start_neighbour()?;
+    ensure!(
+        delegated.groups()?.iter().any(|group| group.starts_with("vm-2-worker-")),
+        "no worker has a group"
+    );
+    Chaos::end_neighbour(neighbour)?;
+    chaos.kill_all(40)?;
+    for victim in [Victim::Device, Victim::Arbiter, Victim::Daemon] {
+        chaos.kill_one(victim).with_context(|| format!("{victim:?}"))?;
+    }
+    // One whose last process was still dying is removed with the next, so there are never many.
+    let groups = delegated.groups()?;
+    ensure!(groups.len() <= 4, "of no worker: {groups:?}");
+    chaos.tenants.stop()?;
+    let groups = delegated.groups()?;
+    ensure!(groups.is_empty(), "left behind: {groups:?}");
+    Ok(())
 }
 
 // Promise: F61

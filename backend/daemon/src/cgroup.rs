@@ -13,6 +13,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// How long killed processes may take to leave their group.
 const DYING: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
+/// What names of groups are made of, before the number of the VM and that of the worker.
+const VM: &str = "vm-";
+const WORKER: &str = "-worker-";
+
 /// The delegated directory.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
@@ -29,15 +33,33 @@ impl Cgroups {
         let kill = fs::write(probe.join("cgroup.kill"), "1");
         fs::remove_dir(&probe)?;
         kill?;
-        Ok(Self { directory: directory.to_owned(), leftover: Vec::new() })
+        let mut cgroups = Self { directory: directory.to_owned(), leftover: Vec::new() };
+        cgroups.sweep()?;
+        Ok(cgroups)
+    }
+
+    /// Ends what a launcher before this one has left: workers that nobody knows any more, and groups of those that are gone.
+    fn sweep(&mut self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.directory)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() && is_ours(&entry.file_name().to_string_lossy()) {
+                self.end(entry.path());
+            }
+        }
+        Ok(())
+    }
+
+    /// The group of a worker, by the number of its VM and one that no other worker has.
+    pub(crate) fn make_for_worker(&mut self, vm: u32, key: u64) -> io::Result<(PathBuf, fs::File)> {
+        self.make(&format!("{VM}{vm}{WORKER}{key}"))
     }
 
     /// Makes a group. The process that writes `0` to its `cgroup.procs`, which is returned open, joins it: a child does
     /// so before exec, and so is never outside, nor anything it forks.
-    pub(crate) fn make(&mut self, name: &str) -> io::Result<(PathBuf, fs::File)> {
+    fn make(&mut self, name: &str) -> io::Result<(PathBuf, fs::File)> {
         let group = self.directory.join(name);
         match fs::create_dir(&group) {
-            // Left by a launcher that was killed: whatever is in there is nobody's any more.
+            // Swept at the start, and still there: whatever is in there is nobody's any more.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 fs::write(group.join("cgroup.kill"), "1")?;
             }
@@ -76,6 +98,11 @@ impl Cgroups {
             }
         }
     }
+}
+
+fn is_ours(name: &str) -> bool {
+    let numbers = name.strip_prefix(VM).and_then(|rest| rest.split_once(WORKER));
+    numbers.is_some_and(|(vm, worker)| vm.parse::<u32>().is_ok() && worker.parse::<u64>().is_ok())
 }
 
 fn remove_when_empty(group: &Path) -> io::Result<()> {

@@ -336,7 +336,7 @@ impl Launcher {
                 let spec = self.spec(vm)?;
                 let mut door = None;
                 if let Some(cgroups) = &mut self.cgroups {
-                    let (group, procs) = cgroups.make(&format!("vm-{vm}-worker-{key}"))?;
+                    let (group, procs) = cgroups.make_for_worker(vm, key)?;
                     (cgroup, door) = (Some(group), Some(procs));
                 }
                 if let Some(free) = &mut self.free_uids {

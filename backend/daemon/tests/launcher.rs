@@ -389,7 +389,7 @@ impl Drop for Cgroup {
 #[test]
 fn a_cgroup_ends_what_a_worker_has_forked() {
     let Some(directory) = cgroup_directory() else {
-        eprintln!("skipped: no cgroup v2 directory can be made");
+        println!("SKIP: no cgroup v2 directory can be made");
         return;
     };
     let place = Place::new();
@@ -436,6 +436,31 @@ fn a_cgroup_ends_what_a_worker_has_forked() {
     // The last one may have a child that is still dying, and is waited for at the end.
     assert!(until(groups, |&count| count <= 1) <= 1, "groups were left");
     launcher.end();
+    std::fs::remove_dir(&directory.0).expect("no group was left");
+}
+
+// Promise: F61
+#[test]
+fn what_a_launcher_before_left_in_its_cgroups_is_ended() {
+    let Some(directory) = cgroup_directory() else {
+        println!("SKIP: no cgroup v2 directory can be made");
+        return;
+    };
+    let directory = Cgroup(directory);
+    let [left, empty, other] = ["vm-9-worker-3", "vm-9-worker-4", "another"].map(|name| {
+        let group = directory.0.join(name);
+        std::fs::create_dir(&group).expect("a group");
+        group
+    });
+    let mut sleeper = Command::new("sleep").arg("1000").spawn().expect("a process");
+    std::fs::write(left.join("cgroup.procs"), sleeper.id().to_string()).expect("moved");
+    let place = Place::new();
+    let launcher = Launcher::start(&place, false, &["--cgroup", directory.0.to_str().expect("UTF-8")]);
+    let status = sleeper.wait().expect("a status");
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    launcher.end();
+    assert!(!left.exists() && !empty.exists() && other.exists());
+    std::fs::remove_dir(other).expect("as it was");
     std::fs::remove_dir(&directory.0).expect("no group was left");
 }
 
