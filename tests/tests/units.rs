@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use sluice_tests::direct::PATIENCE;
 use sluice_tests::paths::Binaries;
-use sluice_tests::process::{run, tail};
+use sluice_tests::process::{kill, run, tail};
 use sluice_tests::programs;
 use sluice_tests::tenants::{Options, Tenants, Unit};
 
@@ -77,6 +77,12 @@ impl Stage {
         (0..UNITS).map(|unit| Ok(self.tenants.charge_on(vm, unit)?.lent)).collect()
     }
 
+    fn arbiter(&self, unit: usize) -> Result<u32> {
+        let status = self.tenants.status()?;
+        let arbiter = status["units"][unit]["arbiter"].as_u64().context("an arbiter")?;
+        Ok(u32::try_from(arbiter)?)
+    }
+
     /// Runs a program of a VM that may see one unit only.
     fn on(&self, unit: usize, vm: u32, program: &Path, arguments: &[&str]) -> Result<String> {
         let mut command = self.tenants.command(vm, program, arguments);
@@ -138,6 +144,27 @@ fn a_vm_has_its_quota_of_each_unit() -> Result<()> {
     ensure!(stage.tenants.charge_on(1, 0)?.lent == 0, "{:?}", stage.lent(1)?);
     ensure!((QUOTA / 2..=QUOTA).contains(&stage.lent(1)?[1]), "{:?}", stage.lent(1)?);
     second.ends()?;
+    ensure!(stage.settled()? == stage.before, "{:?}", stage.before);
+    stage.tenants.stop()
+}
+
+/// It ends the sessions that have a device of its unit; of the other unit nothing is lost, and nobody has to take it anew.
+// Promise: Q62
+#[test]
+fn an_arbiter_that_dies_leaves_the_other_unit_as_it_was() -> Result<()> {
+    let stage = Stage::set()?;
+    let mut both = stage.holder([QUOTA, QUOTA])?;
+    both.looks()?;
+    let (dying, other) = (stage.arbiter(0)?, stage.arbiter(1)?);
+    kill(dying);
+    // The program is told at its next call, and ends.
+    ensure!(both.looks().is_err(), "it goes on without a lender");
+    ensure!(stage.settled()? == stage.before, "{:?}", stage.before);
+    ensure!(stage.arbiter(0)? != dying && stage.arbiter(1)? == other, "{other}");
+    let mut next = stage.holder([QUOTA, QUOTA])?;
+    next.looks()?;
+    ensure!(stage.lent(1)? == [QUOTA, QUOTA], "{:?}", stage.lent(1)?);
+    next.ends()?;
     ensure!(stage.settled()? == stage.before, "{:?}", stage.before);
     stage.tenants.stop()
 }
