@@ -1,5 +1,6 @@
 //! Several units: one device of each VM for every GPU of the host, each with an arbiter and limits of its own.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -27,8 +28,13 @@ struct Stage {
 
 impl Stage {
     fn set() -> Result<Self> {
+        Self::set_with(|_| Ok(()))
+    }
+
+    fn set_with(configure: impl FnOnce(&mut Options) -> Result<()>) -> Result<Self> {
         let mut options = Options::with_limits(DEVICE_MIB, &[QUOTA / MIB, 0]);
         options.environment = vec![("SLUICE_SOFTGPU_DEVICES".to_owned(), UNITS.to_string())];
+        configure(&mut options)?;
         let tenants = Tenants::start(&Binaries::locate()?, &options)?;
         let stage = Self { tenants, program: programs::hostile("units")?, before: Vec::new() };
         let before = stage.settled()?;
@@ -145,6 +151,55 @@ fn a_vm_has_its_quota_of_each_unit() -> Result<()> {
     ensure!((QUOTA / 2..=QUOTA).contains(&stage.lent(1)?[1]), "{:?}", stage.lent(1)?);
     second.ends()?;
     ensure!(stage.settled()? == stage.before, "{:?}", stage.before);
+    stage.tenants.stop()
+}
+
+// Promise: F40, Q26
+#[test]
+fn a_fence_and_a_death_take_what_a_vm_has_of_each_unit() -> Result<()> {
+    let stage = Stage::set()?;
+    for fence in [true, false] {
+        let mut both = stage.holder([QUOTA, QUOTA])?;
+        both.looks()?;
+        if fence {
+            stage.tenants.fence(1)?;
+            ensure!(stage.lent(1)? == [0, 0], "{:?}", stage.lent(1)?);
+        } else {
+            stage.tenants.workers(1)?.into_iter().for_each(kill);
+        }
+        ensure!(both.looks().is_err(), "it goes on without a worker");
+        ensure!(stage.settled()? == stage.before, "{:?}", stage.before);
+        ensure!(stage.lent(1)? == [0, 0], "{:?}", stage.lent(1)?);
+        if fence {
+            stage.tenants.readmit(1)?;
+        }
+    }
+    stage.tenants.stop()
+}
+
+/// However it divides it among the units, and also when it divides it otherwise later.
+// Promise: Q25, Q40
+#[test]
+fn a_project_has_its_limit_of_all_units_together() -> Result<()> {
+    const LIMIT: u64 = QUOTA + QUOTA / 2;
+    let configuration = tempfile::NamedTempFile::new()?;
+    fs::write(configuration.path(), format!("[[project]]\nid = 7\nmemory = {LIMIT}\n"))?;
+    let stage = Stage::set_with(|options| {
+        options.vms[0].push_str(",project=7");
+        options.arguments =
+            vec!["--config".to_owned(), configuration.path().to_str().context("UTF-8")?.to_owned()];
+        Ok(())
+    })?;
+    for division in [[QUOTA, QUOTA / 2], [QUOTA / 2, QUOTA]] {
+        let mut within = stage.holder(division)?;
+        within.looks()?;
+        ensure!(stage.lent(1)? == division, "{:?}", stage.lent(1)?);
+        within.ends()?;
+        let beyond = stage.holder(division.map(|bytes| bytes.max(QUOTA / 2 + 2 * MIB)));
+        let refused = beyond.err().context("more than the limit was got")?;
+        ensure!(format!("{refused:#}").contains("cuMemAlloc_v2: 2"), "{refused:#}");
+        stage.settled()?;
+    }
     stage.tenants.stop()
 }
 
