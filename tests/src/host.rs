@@ -27,28 +27,27 @@ impl Host {
     /// # Errors
     /// When it does not become ready; the message holds what it said.
     pub fn start(binaries: &Binaries, series: Series, driver: Option<&Path>) -> Result<Self> {
-        Self::start_with(binaries, series, driver, &[])
+        let driver = driver.map(|driver| driver.display().to_string());
+        let options: Vec<&str> = driver.iter().flat_map(|driver| ["--driver", driver]).collect();
+        Self::start_with(binaries, series, &options, &[])
     }
 
-    /// The same with further options of `sluice host`.
+    /// The same on the software GPU, with further options of `sluice host` and variables of its environment.
     ///
     /// # Errors
     /// As there.
     pub fn start_with(
         binaries: &Binaries,
         series: Series,
-        driver: Option<&Path>,
         options: &[&str],
+        environment: &[(&str, &str)],
     ) -> Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("sluice-host-").tempdir().context("creating a folder")?;
         let mut command = Command::new(binaries.get("sluice")?);
         command.arg("host").arg("--dir").arg(folder.path());
         command.arg("--scanouts").arg(series.max_outputs().to_string());
-        if let Some(driver) = driver {
-            command.arg("--driver").arg(driver);
-        }
-        command.args(options);
+        command.args(options).envs(environment.iter().copied());
         let mut process = Background::start("sluice host", &mut command, &folder.path().join("test.log"))?;
         let socket = process.wait_for_line("vhost-user socket:", START)?.into();
         Ok(Self { process, socket, folder })

@@ -42,14 +42,14 @@ impl Stage {
     }
 
     fn boot_machine(machine: Machine, series: Series) -> Result<Self> {
-        Self::boot_with(machine, series, &[], |_| Ok(()))
+        Self::boot_with(machine, series, (&[], &[]), |_| Ok(()))
     }
 
-    /// With options of the host's side, and with what is not in every image.
+    /// With options and variables of the host's side, and with what is not in every image.
     fn boot_with(
         machine: Machine,
         series: Series,
-        options: &[&str],
+        (options, environment): (&[&str], &[(&str, &str)]),
         add: impl FnOnce(&mut Image) -> Result<()>,
     ) -> Result<Self> {
         let binaries = Binaries::locate()?;
@@ -60,7 +60,7 @@ impl Stage {
             .program(Path::new(env!("CARGO_BIN_EXE_sluice-hostile-guest")), &format!("usr/bin/{HOSTILE}"))?;
         add(&mut image)?;
         let started = Instant::now();
-        let host = Host::start_with(&binaries, series, None, options)?;
+        let host = Host::start_with(&binaries, series, options, environment)?;
         let gpu = Gpu::VhostUser(host.socket().to_path_buf());
         let machine = Machine { gpu, ..machine };
         let guest = Guest::boot(&machine, &kernel, &image)
@@ -239,27 +239,38 @@ fn a_guest_on_huge_pages_computes() -> Result<()> {
     stage.power_off()
 }
 
-/// Unmodified monitors on a stock kernel, as an ordinary user's programs, beside another process that uses the GPU.
-// Promise: G10, G11
+/// Unmodified monitors on a stock kernel, as an ordinary user's programs, beside another process that uses the GPU. The machine
+/// has two of them.
+// Promise: G10, G11, Q62
 #[test]
 fn monitors_show_the_quota_and_the_processes_of_the_vm() -> Result<()> {
-    const QUOTA_MIB: u64 = 768;
+    const QUOTA_MIB: u64 = 192;
+    const GPUS: usize = 2;
     let python = clients::guest_monitors()?;
+    let units = programs::hostile("units")?;
     let script = fs::read(paths::workspace().join("tests/clients/monitors.py"))?;
     let machine = Machine { cpus: 2, ..Machine::new("monitors") };
-    let quota = format!("{QUOTA_MIB}MiB");
-    let stage = Stage::boot_with(machine, Series::V6_12, &["--memory", &quota], |image| {
+    let (quota, gpus) = (format!("{QUOTA_MIB}MiB"), GPUS.to_string());
+    let host: (&[&str], &[(&str, &str)]) = (&["--memory", &quota], &[("SLUICE_SOFTGPU_DEVICES", &gpus)]);
+    let stage = Stage::boot_with(machine, Series::V6_12, host, |image| {
         image.python(&python)?;
         image.file("usr/local/lib/monitors.py", 0o644, script);
+        image.program(&units, "usr/local/bin/units")
+    })?;
+    let bytes = (QUOTA_MIB << 20).to_string();
+    stage.part("all of the quota of each", |stage| {
+        let taken = vec![bytes.as_str(); GPUS].join(" ");
+        let held = stage.guest.run(&format!("echo | units {bytes} {taken}"))?;
+        ensure!(held.stdout == "holding\nas it should be\nPASS\n", "{held:?}");
         Ok(())
     })?;
     let neighbour = stage.spawn(&["hold", "1000"])?;
     neighbour.wait_for_output("holding", PATIENCE)?;
     stage.part("monitors beside another process", |stage| {
-        let bytes = (QUOTA_MIB << 20).to_string();
         let neighbour = neighbour.id().to_string();
         let monitored = stage.run(&["python3", "/usr/local/lib/monitors.py", &bytes, &neighbour])?;
         println!("{}", monitored.stdout);
+        ensure!(monitored.stdout.starts_with(&format!("{GPUS} device(s)")), "{monitored:?}");
         passed(&monitored)
     })?;
     neighbour.signal(Signal::KILL)?;

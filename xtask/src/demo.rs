@@ -188,7 +188,7 @@ fn show(stage: &Stage) -> Result<bool> {
     println!("\n3. Booting Debian's kernel {} with a vhost-user GPU", stage.kernel.version);
     let options = custody::options();
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    let host = Host::start_with(&stage.binaries, stage.kernel.series, None, &options)?;
+    let host = Host::start_with(&stage.binaries, stage.kernel.series, &options, &[])?;
     step(format!("host side is ready, socket {}", host.socket().display()));
     let good = in_guest(stage, &host, natives)
         .with_context(|| format!("the host side said:\n{}\n", process::tail(&host.printed(), 30)))?;
