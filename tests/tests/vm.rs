@@ -259,7 +259,7 @@ fn monitors_show_the_quota_and_the_processes_of_the_vm() -> Result<()> {
     })?;
     let bytes = (QUOTA_MIB << 20).to_string();
     stage.part("all of the quota of each", |stage| {
-        let taken = vec![bytes.as_str(); GPUS].join(" ");
+        let taken = [bytes.as_str(); GPUS].join(" ");
         let held = stage.guest.run(&format!("echo | units {bytes} {taken}"))?;
         ensure!(held.stdout == "holding\nas it should be\nPASS\n", "{held:?}");
         Ok(())
