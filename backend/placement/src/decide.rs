@@ -49,14 +49,14 @@ pub enum Refusal {
 
 /// A way to serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(crate) enum Way {
     Join,
     Instance { shared: bool },
     Whole { shared: bool },
 }
 
 /// The ways to serve a request, best first.
-fn ways(request: &Request) -> &'static [Way] {
+pub(crate) fn ways(request: &Request) -> &'static [Way] {
     use Way::{Instance, Join, Whole};
     const OWN: Way = Instance { shared: false };
     let guaranteed = matches!(request.class, Class::Guaranteed { .. });
@@ -74,7 +74,7 @@ fn ways(request: &Request) -> &'static [Way] {
 
 /// What matters before any other cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Wishes {
+pub(crate) struct Wishes {
     unwanted: usize,
     far: bool,
 }
@@ -112,14 +112,14 @@ impl Fleet {
     }
 
     /// How a GPU suits the VM's wishes, or nothing if it must not be used for it.
-    fn wishes(&self, request: &Request, gpu: usize) -> Option<Wishes> {
+    pub(crate) fn wishes(&self, request: &Request, gpu: usize) -> Option<Wishes> {
         let pinned_elsewhere = request.pin.is_some_and(|pin| pin.gpu != gpu);
         if self.gpus()[gpu].standing != Standing::Open || pinned_elsewhere {
             return None;
         }
         let mut unwanted = 0;
         for unit in self.units().filter(|unit| unit.gpu == gpu) {
-            for member in unit.members() {
+            for member in unit.members().iter().filter(|member| member.request.vm != request.vm) {
                 // Who has the GPU to itself has it to itself, whatever the slices say.
                 if member.request.strictness == Strictness::Gpu {
                     return None;

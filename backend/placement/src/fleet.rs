@@ -276,6 +276,17 @@ pub enum Decision {
     },
 }
 
+/// A VM has moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Relocation {
+    /// The unit it left.
+    pub from: UnitId,
+    /// The unit it is in.
+    pub to: UnitId,
+    /// Whether nobody is left in the old one: time to close it.
+    pub emptied: bool,
+}
+
 /// What is remembered of a unit over a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -338,6 +349,9 @@ pub enum PlanError {
     /// VMs are in it.
     #[error("VMs are in the unit")]
     InUse,
+    /// The VM has sessions.
+    #[error("the VM has sessions")]
+    Busy,
     /// The GPU's instances contradict its geometry.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
@@ -398,6 +412,17 @@ impl Fleet {
     /// Lets VMs come to a unit or keeps them away.
     pub fn set_unit_standing(&mut self, unit: UnitId, standing: Standing) -> Result<(), PlanError> {
         self.unit_mut(unit)?.standing = standing;
+        Ok(())
+    }
+
+    /// A GPU is used in another way from now on: MIG was switched, or its driver reports another geometry. Only while
+    /// nothing of ours is on it; what was foreign is to be listed anew.
+    pub fn set_division(&mut self, gpu: usize, division: Division) -> Result<(), PlanError> {
+        if self.units.values().any(|unit| unit.gpu == gpu) {
+            return Err(PlanError::InUse);
+        }
+        let of = self.gpus.get_mut(gpu).ok_or(PlanError::UnknownGpu)?;
+        (of.division, of.foreign, of.state) = (division, Vec::new(), State::default());
         Ok(())
     }
 
@@ -491,6 +516,33 @@ impl Fleet {
         let unit = self.unit_mut(id)?;
         unit.members.retain(|member| member.request.vm != vm);
         Ok(unit.members.is_empty().then_some(id))
+    }
+
+    /// Moves an idle VM to another place. Its new unit is held before the old one is left, so a refusal changes nothing.
+    pub fn relocate(&mut self, vm: VmId, decision: Decision) -> Result<Relocation, PlanError> {
+        let from = self.home(vm).ok_or(PlanError::UnknownVm)?;
+        if decision == Decision::Join(from) {
+            return Err(PlanError::Taken);
+        }
+        let unit = self.unit_mut(from)?;
+        let at =
+            unit.members.iter().position(|member| member.request.vm == vm).ok_or(PlanError::UnknownVm)?;
+        if !unit.members[at].idle {
+            return Err(PlanError::Busy);
+        }
+        let member = unit.members.remove(at);
+        self.homes.remove(&vm);
+        match self.reserve(&member.request, decision) {
+            Ok(to) => {
+                let emptied = self.unit(from).is_some_and(|unit| unit.members.is_empty());
+                Ok(Relocation { from, to, emptied })
+            }
+            Err(error) => {
+                self.unit_mut(from)?.members.insert(at, member);
+                self.homes.insert(vm, from);
+                Err(error)
+            }
+        }
     }
 
     /// Ends an empty unit. A whole GPU, and a unit that never existed, are free at once, and true is returned; an instance

@@ -35,6 +35,8 @@
 //! - [`batch`]: many at once, by search; finds a solution whenever there is one.
 //! - [`capacity`]: how many more would fit; fragmentation.
 //! - [`adoption`], [`destruction`]: after a restart; the end of an instance.
+//! - [`moves`]: emptying a GPU, and making room by moving idle VMs.
+//! - [`forecast`], [`rebalance`]: what load suggests.
 
 pub mod adoption;
 pub mod batch;
@@ -42,7 +44,10 @@ pub mod capacity;
 pub mod decide;
 pub mod destruction;
 pub mod fleet;
+pub mod forecast;
 pub mod geometry;
+pub mod moves;
+pub mod rebalance;
 pub mod request;
 
 mod configurations;
@@ -55,5 +60,8 @@ pub use fleet::{
     Decision, Division, Fleet, Foreign, Gpu, GpuUuid, Highest, Identity, Member, Phase, PlanError, Record,
     RecordPhase, Rules, Spot, Standing, Unit, UnitId,
 };
+pub use forecast::{Forecast, Smoothing};
 pub use geometry::{Attributes, Geometry, GeometryError, Need, Placement, Profile, State};
+pub use moves::{Destination, DrainPlan, Move, Target};
+pub use rebalance::{Rebalancer, Suggestion};
 pub use request::{Apart, Class, Pin, Policy, Request, Strictness, VmId, Whom};

@@ -2,5 +2,10 @@
 
 mod axis;
 mod batch;
+mod capacity;
+mod choice;
 mod geometries;
+mod histories;
+mod life;
+mod moving;
 mod simulation;

@@ -1,0 +1,194 @@
+//! Suggestions from measured load: which VM should move away from a shared unit that is, or will soon be, overloaded.
+//!
+//! Whoever measures gives each VM's demand for GPU time at equal distances: 1 is all of a unit. What is suggested is a move after which
+//! the worse of the two units is clearly better off. So that nothing moves to and fro: a unit must stay above the upper
+//! mark for a while before it counts as hot, stays hot until it is below the lower mark, and neither unit nor VM is
+//! suggested again before some samples have passed.
+
+use std::collections::BTreeMap;
+
+use crate::decide::Way;
+use crate::fleet::{Decision, Fleet, Phase, Spot, Standing, Unit, UnitId};
+use crate::forecast::{Forecast, Smoothing};
+use crate::request::VmId;
+
+/// The policy knob.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RebalancePolicy {
+    /// Whether anything is suggested.
+    pub enabled: bool,
+    /// How load is smoothed and extended.
+    pub smoothing: Smoothing,
+    /// How many samples ahead is looked.
+    pub horizon: u32,
+    /// A unit gets hot above this forecast.
+    pub high: f64,
+    /// And is no longer below this one.
+    pub low: f64,
+    /// Samples above the upper mark before a unit is hot.
+    pub hold: u32,
+    /// Least improvement of the worse of both units.
+    pub gain: f64,
+    /// Samples between two suggestions for the same unit or VM.
+    pub cooldown: u64,
+}
+
+impl Default for RebalancePolicy {
+    /// Off. Once switched on: for samples of 500 ms, ten seconds of overload, and five minutes between moves.
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            smoothing: Smoothing::default(),
+            horizon: 20,
+            high: 0.95,
+            low: 0.8,
+            hold: 20,
+            gain: 0.15,
+            cooldown: 600,
+        }
+    }
+}
+
+/// A move that load suggests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Suggestion {
+    /// Which VM.
+    pub vm: VmId,
+    /// From the hot unit.
+    pub from: UnitId,
+    /// Where it would be better.
+    pub to: Decision,
+    /// Whether it is idle and can move now; otherwise when it is idle next.
+    pub now: bool,
+    /// Forecast load of the hot unit.
+    pub before: f64,
+    /// Forecast load of the worse of both units after the move.
+    pub after: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Heat {
+    above: u32,
+    hot: bool,
+    quiet_until: u64,
+}
+
+/// The load's recent history, and what was suggested. It holds entries of the plan's VMs and units only.
+#[derive(Clone, Debug, Default)]
+pub struct Rebalancer {
+    loads: BTreeMap<VmId, Forecast>,
+    heat: BTreeMap<UnitId, Heat>,
+    quiet: BTreeMap<VmId, u64>,
+    samples: u64,
+}
+
+impl Rebalancer {
+    /// Takes one sample of every VM's demand, and says what it suggests. A VM that is not named demands nothing.
+    pub fn observe(
+        &mut self,
+        policy: &RebalancePolicy,
+        fleet: &Fleet,
+        demands: &BTreeMap<VmId, f64>,
+    ) -> Vec<Suggestion> {
+        self.samples += 1;
+        self.loads.retain(|vm, _| fleet.home(*vm).is_some());
+        self.quiet.retain(|vm, until| *until > self.samples && fleet.home(*vm).is_some());
+        self.heat.retain(|unit, _| fleet.unit(*unit).is_some());
+        for member in fleet.units().flat_map(Unit::members) {
+            let vm = member.request.vm;
+            let demand = demands.get(&vm).copied().unwrap_or(0.0);
+            self.loads.entry(vm).or_default().observe(&policy.smoothing, demand);
+        }
+        let mut suggestions = Vec::new();
+        for unit in fleet.units() {
+            let load = self.load(policy, unit);
+            let heat = self.heat.entry(unit.id).or_default();
+            heat.above = if load > policy.high { heat.above.saturating_add(1) } else { 0 };
+            heat.hot = (heat.hot && load >= policy.low) || (heat.above > 0 && heat.above >= policy.hold);
+            // One VM alone has what there is.
+            let due = heat.hot && heat.quiet_until <= self.samples && unit.members().len() > 1;
+            if !policy.enabled || !due {
+                continue;
+            }
+            if let Some(suggestion) = self.suggest(policy, fleet, unit, load) {
+                let until = self.samples.saturating_add(policy.cooldown);
+                self.quiet.insert(suggestion.vm, until);
+                self.heat.entry(unit.id).or_default().quiet_until = until;
+                suggestions.push(suggestion);
+            }
+        }
+        suggestions
+    }
+
+    /// Forecast load of a unit: the sum of its VMs'.
+    pub fn load(&self, policy: &RebalancePolicy, unit: &Unit) -> f64 {
+        unit.members().iter().map(|member| self.vm_load(policy, member.request.vm)).sum()
+    }
+
+    fn vm_load(&self, policy: &RebalancePolicy, vm: VmId) -> f64 {
+        self.loads.get(&vm).map_or(0.0, |load| load.ahead(&policy.smoothing, policy.horizon))
+    }
+
+    /// The move that leaves the worse of both units best off; of equals one that can be made now.
+    fn suggest(
+        &self,
+        policy: &RebalancePolicy,
+        fleet: &Fleet,
+        hot: &Unit,
+        before: f64,
+    ) -> Option<Suggestion> {
+        let mut best: Option<Suggestion> = None;
+        let candidates = hot
+            .members()
+            .iter()
+            .filter(|member| member.request.pin.is_none() && !self.quiet.contains_key(&member.request.vm));
+        for member in candidates {
+            let load = self.vm_load(policy, member.request.vm);
+            for (to, there) in self.places(policy, fleet, hot, member.request.vm) {
+                let after = (before - load).max(there + load);
+                let suggestion =
+                    Suggestion { vm: member.request.vm, from: hot.id, to, now: member.idle, before, after };
+                let better = best.is_none_or(|best| {
+                    suggestion.after < best.after
+                        || (suggestion.after.total_cmp(&best.after).is_eq() && suggestion.now && !best.now)
+                });
+                if before - after >= policy.gain && better {
+                    best = Some(suggestion);
+                }
+            }
+        }
+        best
+    }
+
+    /// Places for a VM of the hot unit, each with the load that it has.
+    fn places(&self, policy: &RebalancePolicy, fleet: &Fleet, hot: &Unit, vm: VmId) -> Vec<(Decision, f64)> {
+        let Some(member) = hot.members().iter().find(|member| member.request.vm == vm) else {
+            return Vec::new();
+        };
+        let request = &member.request;
+        let ways = crate::decide::ways(request);
+        let mut places = Vec::new();
+        if ways.contains(&Way::Join) {
+            for unit in fleet.units().filter(|unit| unit.id != hot.id && unit.shared) {
+                let open = unit.standing == Standing::Open && !matches!(unit.phase, Phase::Closing(_));
+                let kind = request
+                    .profile
+                    .is_none_or(|id| matches!(unit.spot, Spot::Instance { profile, .. } if profile == id));
+                if open
+                    && kind
+                    && fleet.wishes(request, unit.gpu).is_some()
+                    && unit.room(request, fleet.rules()).is_some()
+                {
+                    places.push((Decision::Join(unit.id), self.load(policy, unit)));
+                }
+            }
+        }
+        // A unit of its own, if there is a free one: nobody else's load is there.
+        if let Ok(open @ Decision::Open { gpu, .. }) = fleet.decide_move(request)
+            && gpu != hot.gpu
+        {
+            places.push((open, 0.0));
+        }
+        places
+    }
+}

@@ -1,0 +1,276 @@
+//! Which place a VM gets: policies, classes, wishes, and what is said when there is none.
+
+use std::sync::Arc;
+
+use sluice_placement::{
+    Apart, Class, Decision, Division, Fleet, Gpu, Pin, PlanError, Policy, Refusal, Request, Rules, Spot,
+    Standing, Strictness, UnitId, VmId, Whom,
+};
+
+use crate::geometries::geometry;
+use crate::life::{of_profile, uuid};
+
+const GIB: u64 = 1 << 30;
+
+fn whole(number: u8, numa: u32, memory: u64) -> Gpu {
+    Gpu::new(uuid(number), Some(numa), Division::Whole { memory_bytes: memory * GIB, multiprocessors: 132 })
+}
+
+fn mig(number: u8, numa: u32) -> Gpu {
+    Gpu::new(uuid(number), Some(numa), Division::Mig(Arc::new(geometry("h200-141"))))
+}
+
+fn request(vm: u64, gib: u64) -> Request {
+    Request::new(VmId(vm), gib * GIB)
+}
+
+fn time_slice(vm: u64, gib: u64) -> Request {
+    Request { policy: Policy::TimeSlice, ..request(vm, gib) }
+}
+
+fn apart(from: Whom, never: bool) -> Vec<Apart> {
+    vec![Apart { from, never }]
+}
+
+/// Profile and start of a decision for an instance.
+fn instance(decision: Result<Decision, Refusal>) -> (usize, u32, u8) {
+    match decision {
+        Ok(Decision::Open { gpu, spot: Spot::Instance { profile, placement }, .. }) => {
+            (gpu, profile, placement.start)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+// Promise: P9
+#[test]
+fn a_quota_gets_the_smallest_profile_that_holds_it_with_its_overhead() {
+    let fleet = Fleet::new(Rules::default(), vec![mig(0, 0)]);
+    let profile = |request: &Request| instance(fleet.decide(request)).1;
+    let own = |gib| Request { policy: Policy::Mig, ..request(1, gib) };
+    // Of the H200's: 16, 32.5, 69.75 and 140 GiB.
+    assert_eq!(profile(&own(16)), 19);
+    assert_eq!(profile(&Request { overhead_bytes: 1, ..own(16) }), 15);
+    assert_eq!(profile(&own(32)), 15);
+    assert_eq!(profile(&Request { multiprocessors: 27, ..own(32) }), 14);
+    assert_eq!(profile(&Request { multiprocessors: 61, ..own(32) }), 5);
+    assert_eq!(profile(&own(33)), 9);
+    assert_eq!(profile(&own(70)), 0);
+    assert_eq!(fleet.decide(&own(141)), Err(Refusal::TooLarge { largest_bytes: 140 * GIB }));
+    assert_eq!(
+        fleet.decide(&Request { multiprocessors: 133, ..own(1) }),
+        Err(Refusal::TooLarge { largest_bytes: 0 })
+    );
+    // A profile that was asked for is not made to hold more than it does.
+    let small = Request { profile: Some(19), ..own(17) };
+    assert_eq!(fleet.decide(&small), Err(Refusal::TooLarge { largest_bytes: 16 * GIB }));
+}
+
+// Promise: P9
+#[test]
+fn a_larger_instance_is_given_only_to_who_wants_one_rather_than_none() {
+    let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0)]);
+    // All positions of small instances with 32 GiB but the last are taken; 7g would need all.
+    for vm in 0..2 {
+        fleet.place(&of_profile(vm, 9)).expect("a half");
+    }
+    let wish = Request { policy: Policy::Mig, ..request(9, 10) };
+    assert_eq!(fleet.decide(&wish), Err(Refusal::NoRoom));
+    // One slice of compute and none of memory is left.
+    assert_eq!(fleet.decide(&Request { allow_larger: true, ..wish }), Err(Refusal::NoRoom));
+
+    // On slice 7 no 1g can start, but one of two slices can on 6 and 7.
+    let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0)]);
+    fleet.place(&Request { pin: Some(Pin { gpu: 0, start: Some(0) }), ..of_profile(1, 9) }).expect("3g at 0");
+    fleet.place(&of_profile(2, 19)).expect("1g");
+    fleet.place(&of_profile(3, 19)).expect("1g");
+    assert!(fleet.decide(&Request { policy: Policy::Mig, ..request(9, 10) }).is_ok());
+}
+
+// Promise: P9
+#[test]
+fn strict_vms_share_with_nobody() {
+    for strictness in [Strictness::Unit, Strictness::Gpu] {
+        let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 140), mig(1, 0)]);
+        let strict = Request { strictness, ..time_slice(1, 4) };
+        let (unit, decision) = fleet.place(&strict).expect("a place");
+        assert_eq!(decision, Decision::Open { gpu: 0, spot: Spot::Whole, shared: false });
+        // Neither by choice nor by force.
+        let (other, _) = fleet.place(&time_slice(2, 4)).expect("another place");
+        assert_ne!(other, unit);
+        assert_eq!(fleet.reserve(&time_slice(3, 4), Decision::Join(unit)), Err(PlanError::Taken));
+        // Nor does it join others.
+        assert_eq!(
+            fleet.reserve(&Request { vm: VmId(4), ..strict }, Decision::Join(other)),
+            Err(PlanError::Taken)
+        );
+    }
+}
+
+// Promise: P9
+#[test]
+fn who_wants_a_gpu_alone_has_no_neighbour_on_any_instance() {
+    let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0), mig(1, 0)]);
+    fleet.place(&of_profile(1, 19)).expect("a small one");
+    let alone = Request { strictness: Strictness::Gpu, policy: Policy::Mig, ..request(2, 4) };
+    // All of the other GPU, although a slice would hold it.
+    assert_eq!(instance(fleet.decide(&alone)), (1, 0, 0));
+    fleet.place(&alone).expect("a GPU");
+    assert_eq!(fleet.decide(&Request { vm: VmId(3), ..alone.clone() }), Err(Refusal::NoRoom));
+    fleet.leave(VmId(1)).expect("left");
+    // The instance of the one that left is still there.
+    assert_eq!(fleet.decide(&Request { vm: VmId(3), ..alone }), Err(Refusal::NoRoom));
+}
+
+// Promise: P10
+#[test]
+fn vms_that_must_be_apart_are_on_different_gpus_whoever_said_so() {
+    let gpus = || vec![mig(0, 0), mig(1, 0), mig(2, 0)];
+    // By group, by naming the other, and by having been named.
+    let group = apart(Whom::Group(7), true);
+    let cases = [
+        (group.clone(), group),
+        (vec![], apart(Whom::Vm(VmId(1)), true)),
+        (apart(Whom::Vm(VmId(2)), true), vec![]),
+    ];
+    for (first, second) in cases {
+        let mut fleet = Fleet::new(Rules::default(), gpus());
+        fleet.place(&Request { apart: first, ..of_profile(1, 19) }).expect("a place");
+        let wish = Request { apart: second, ..of_profile(2, 19) };
+        assert_eq!(instance(fleet.decide(&wish)).0, 1, "{wish:?}");
+        // Anybody else is packed beside the first.
+        assert_eq!(instance(fleet.decide(&of_profile(3, 19))).0, 0);
+    }
+    // Refused rather than placed beside them; preferred, if that is all it is.
+    let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0)]);
+    fleet.place(&Request { apart: apart(Whom::Group(7), false), ..of_profile(1, 19) }).expect("a place");
+    let never = Request { apart: apart(Whom::Group(7), true), ..of_profile(2, 19) };
+    assert_eq!(fleet.decide(&never), Err(Refusal::Apart));
+    let prefer = Request { apart: apart(Whom::Group(7), false), ..never.clone() };
+    assert_eq!(instance(fleet.decide(&prefer)).0, 0);
+    let mut fleet = Fleet::new(Rules::default(), gpus());
+    fleet.place(&Request { vm: VmId(1), ..prefer.clone() }).expect("a place");
+    assert_eq!(instance(fleet.decide(&prefer)).0, 1);
+    let crowd = Request { apart: vec![prefer.apart[0]; 65], ..prefer };
+    assert_eq!(fleet.decide(&crowd), Err(Refusal::TooManyApart));
+}
+
+// Promise: P10
+#[test]
+fn near_gpus_are_preferred_and_closed_ones_are_not_used() {
+    let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0), mig(1, 1), mig(2, 1)]);
+    let near = Request { numa: Some(1), ..of_profile(1, 19) };
+    assert_eq!(instance(fleet.decide(&near)).0, 1);
+    assert_eq!(instance(fleet.decide(&Request { numa: Some(5), ..near.clone() })).0, 0);
+    fleet.set_gpu_standing(1, Standing::Quarantined).expect("a GPU");
+    assert_eq!(instance(fleet.decide(&near)).0, 2);
+    fleet.set_gpu_standing(2, Standing::Draining).expect("a GPU");
+    // Far is better than none.
+    assert_eq!(instance(fleet.decide(&near)).0, 0);
+    fleet.set_gpu_standing(0, Standing::Draining).expect("a GPU");
+    assert_eq!(fleet.decide(&near), Err(Refusal::Unavailable));
+}
+
+// Promise: P10
+#[test]
+fn an_operator_may_choose_the_position() {
+    let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0), mig(1, 0)]);
+    let pinned = |vm, start| Request { pin: Some(Pin { gpu: 1, start }), ..of_profile(vm, 19) };
+    assert_eq!(instance(fleet.decide(&pinned(1, Some(2)))), (1, 19, 2));
+    assert_eq!(instance(fleet.decide(&pinned(1, None))).0, 1);
+    fleet.place(&pinned(1, Some(2))).expect("slice 2");
+    assert_eq!(fleet.decide(&pinned(2, Some(2))), Err(Refusal::NoRoom));
+    assert_eq!(fleet.decide(&pinned(2, Some(7))), Err(Refusal::NoRoom));
+    assert_eq!(
+        fleet.decide(&Request { pin: Some(Pin { gpu: 9, start: None }), ..of_profile(2, 19) }),
+        Err(Refusal::Unavailable)
+    );
+    assert_eq!(fleet.decide(&of_profile(1, 19)), Err(Refusal::AlreadyPlaced));
+}
+
+// Promise: P11
+#[test]
+fn shared_units_hold_what_they_promise_and_no_more() {
+    let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 100)]);
+    let guaranteed =
+        |vm, gib, permille| Request { class: Class::Guaranteed { permille }, ..time_slice(vm, gib) };
+    let (unit, _) = fleet.place(&guaranteed(1, 40, 600)).expect("the first");
+    // Memory would do, time would not.
+    assert_eq!(fleet.decide(&guaranteed(2, 40, 401)), Err(Refusal::NoRoom));
+    assert_eq!(fleet.decide(&guaranteed(2, 61, 100)), Err(Refusal::NoRoom));
+    assert_eq!(fleet.place(&guaranteed(2, 40, 400)), Ok((unit, Decision::Join(unit))));
+    assert_eq!(fleet.decide(&time_slice(3, 21)), Err(Refusal::NoRoom));
+    assert_eq!(fleet.decide(&time_slice(3, 20)), Ok(Decision::Join(unit)));
+    assert_eq!(fleet.decide(&time_slice(3, 101)), Err(Refusal::TooLarge { largest_bytes: 100 * GIB }));
+
+    // Overcommitted by a half: burstable VMs beyond the memory, guaranteed ones not.
+    let rules = Rules { overcommit_permille: 1500, weight_limit: 3 };
+    let mut fleet = Fleet::new(rules, vec![whole(0, 0, 100)]);
+    for vm in 1..=2 {
+        fleet.place(&time_slice(vm, 60)).expect("burstable");
+    }
+    assert_eq!(fleet.decide(&guaranteed(3, 31, 0)), Err(Refusal::NoRoom));
+    let floor = Request { class: Class::Burstable { floor_bytes: 101 * GIB }, ..time_slice(3, 30) };
+    fleet.place(&floor).expect("its floor is within its quota");
+    assert_eq!(fleet.decide(&time_slice(4, 0)), Err(Refusal::NoRoom), "no weight is left");
+    assert!(fleet.consistent());
+}
+
+// Promise: P11
+#[test]
+fn guaranteed_vms_are_packed_and_burstable_ones_get_room_to_burst() {
+    let gpus = vec![whole(0, 0, 100), whole(1, 0, 100), whole(2, 0, 100)];
+    let mut fleet = Fleet::new(Rules::default(), gpus);
+    let guaranteed =
+        |vm, gib, permille| Request { class: Class::Guaranteed { permille }, ..time_slice(vm, gib) };
+    let place = |fleet: &mut Fleet, request: &Request| -> UnitId { fleet.place(request).expect("a place").0 };
+    let full = place(&mut fleet, &guaranteed(1, 60, 500));
+    let light = place(&mut fleet, &Request { weight: 1, ..guaranteed(2, 50, 500) });
+    assert_ne!(full, light);
+    // The fuller unit that still has room; a third GPU is not opened.
+    assert_eq!(fleet.decide(&guaranteed(3, 30, 300)), Ok(Decision::Join(full)));
+    // The heavier unit is avoided by who wants to burst.
+    place(&mut fleet, &Request { weight: 9, ..guaranteed(4, 5, 0) });
+    assert_eq!(fleet.home(VmId(4)), Some(full));
+    assert_eq!(fleet.decide(&time_slice(5, 10)), Ok(Decision::Join(light)));
+}
+
+// Promise: P11
+#[test]
+fn a_policy_chooses_the_kind_of_unit() {
+    let guaranteed = Class::Guaranteed { permille: 100 };
+    let open = |decision: Result<Decision, Refusal>| match decision {
+        Ok(Decision::Open { gpu, shared, .. }) => (gpu, shared),
+        other => panic!("{other:?}"),
+    };
+    let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 140), mig(1, 0)]);
+    assert_eq!(open(fleet.decide(&Request { policy: Policy::Mig, ..request(1, 4) })), (1, false));
+    assert_eq!(open(fleet.decide(&time_slice(1, 4))), (0, true));
+    assert_eq!(open(fleet.decide(&Request { class: guaranteed, ..request(1, 4) })), (1, false));
+    // One that bursts joins whoever is there.
+    let (unit, _) = fleet.place(&time_slice(1, 4)).expect("a place");
+    assert_eq!(fleet.decide(&request(2, 4)), Ok(Decision::Join(unit)));
+    // Time-slice inside of an instance, when no whole GPU is there.
+    let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0)]);
+    let (unit, decision) = fleet.place(&time_slice(1, 4)).expect("a place");
+    assert!(matches!(
+        decision,
+        Decision::Open { shared: true, spot: Spot::Instance { profile: 19, .. }, .. }
+    ));
+    assert_eq!(fleet.decide(&time_slice(2, 4)), Ok(Decision::Join(unit)));
+    // Nothing is in the mode that it takes.
+    let fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 140)]);
+    assert_eq!(fleet.decide(&Request { policy: Policy::Mig, ..request(1, 4) }), Err(Refusal::Mode));
+    assert_eq!(fleet.decide(&of_profile(1, 19)), Err(Refusal::Mode));
+}
+
+// Promise: P4
+#[test]
+fn gpus_are_filled_before_others_are_opened() {
+    let mut fleet = Fleet::new(Rules::default(), (0..4).map(|number| mig(number, 0)).collect());
+    for vm in 0..7 {
+        fleet.place(&of_profile(vm, 19)).expect("a place");
+        assert!(fleet.gpus()[1..].iter().all(|gpu| gpu.state().occupied() == 0), "VM {vm}");
+    }
+    assert_eq!(instance(fleet.decide(&of_profile(7, 19))).0, 1);
+}
