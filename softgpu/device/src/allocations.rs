@@ -15,6 +15,7 @@
 //! The last holder sets CLOSING *before* it looks for holders a second time; an importer sets its bit *before* it looks
 //! at the state. So either the one sees the bit or the other sees CLOSING, and takes it back.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 
@@ -246,8 +247,9 @@ impl Owner {
         }
         let device = &self.device;
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let (record, generation) = device.claim(self.slot, pages, purpose).ok_or(AllocationError::Records)?;
-        let taken = device.take_pages(record, generation, pages).and_then(|runs| {
+        let claimed = device.claim(self.slot, self.epoch(), pages, purpose);
+        let (record, generation) = claimed.ok_or(AllocationError::Records)?;
+        let taken = device.take_pages(record, generation, pages, &self.pages).and_then(|runs| {
             for run in &runs {
                 device.back(*run)?;
             }
@@ -267,6 +269,11 @@ impl Owner {
         }
     }
 
+    /// The epoch of the instance it is confined to; 0 for none.
+    fn epoch(&self) -> u32 {
+        self.confinement.map_or(0, |confinement| confinement.epoch)
+    }
+
     /// Holds a living allocation by its name; `None` when there is none.
     #[must_use]
     pub fn open(self: &Arc<Self>, record: u32, generation: u32) -> Option<Arc<Allocation>> {
@@ -282,7 +289,7 @@ impl Owner {
         if let Some(allocation) = held.get(&(record, generation)).and_then(std::sync::Weak::upgrade) {
             return Some(allocation);
         }
-        let runs = self.device.join(record, generation, self.slot)?;
+        let runs = self.device.join(record, generation, self.slot, self.epoch())?;
         let pages = runs.iter().map(|run| run.count).sum();
         let allocation = Arc::new(Allocation { owner: Arc::clone(self), record, generation, runs, pages });
         held.insert((record, generation), Arc::downgrade(&allocation));
@@ -302,7 +309,7 @@ impl Device {
     }
 
     /// Takes an empty record for an owner, which is its first holder.
-    fn claim(&self, owner: usize, pages: u64, purpose: Use) -> Option<(u32, u32)> {
+    fn claim(&self, owner: usize, epoch: u32, pages: u64, purpose: Use) -> Option<(u32, u32)> {
         let water = &self.header.identity().high_water;
         let hint = self.record_hint.load(Relaxed);
         let (before, behind) = self.header.records().split_at(hint.min(RECORDS));
@@ -321,7 +328,7 @@ impl Device {
             }
             record.pages.store(pages, Relaxed);
             record.flags.store(purpose.to_flags(), Relaxed);
-            record.instance.store(0, Relaxed);
+            record.instance.store(epoch, Relaxed);
             record.maker.store(maker(owner), Relaxed);
             record.holders[owner / 64].fetch_or(1 << (owner % 64), SeqCst);
             // Only this process may leave CLAIMING while it lives.
@@ -344,8 +351,13 @@ impl Device {
     /// Bytes that an allocation could have now, as far as is known: see [`Device::collect`].
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
-        let pages = self.header.pages().iter();
-        pages.filter(|entry| self.is_free(PageEntry(entry.load(Acquire)))).count() as u64 * PAGE_BYTES
+        self.free_bytes_in(0..self.identity().pages)
+    }
+
+    pub(crate) fn free_bytes_in(&self, pages: Range<u64>) -> u64 {
+        let pages = &self.header.pages()[indices(&pages)];
+        let free = pages.iter().filter(|entry| self.is_free(PageEntry(entry.load(Acquire))));
+        free.count() as u64 * PAGE_BYTES
     }
 
     /// Bytes that somebody holds.
@@ -360,13 +372,19 @@ impl Device {
         self.reap(Files::Keep);
     }
 
-    /// The smallest run of free pages that suffices, else the largest ones.
-    fn take_pages(&self, record: u32, generation: u32, pages: u64) -> Result<Vec<Run>, AllocationError> {
+    /// The smallest run of free pages in a range that suffices, else the largest ones.
+    fn take_pages(
+        &self,
+        record: u32,
+        generation: u32,
+        pages: u64,
+        among: &Range<u64>,
+    ) -> Result<Vec<Run>, AllocationError> {
         let mut taken: Vec<Run> = Vec::new();
         let mut ordinal = 0;
         while ordinal < pages {
             let wanted = pages - ordinal;
-            let Some(run) = self.free_run(wanted) else { return Err(AllocationError::Pages(pages)) };
+            let Some(run) = self.free_run(wanted, among) else { return Err(AllocationError::Pages(pages)) };
             for page in run.first..run.first + run.count.min(wanted) {
                 let entry = &self.header.pages()[usize::try_from(page).unwrap_or(usize::MAX)];
                 let old = entry.load(Acquire);
@@ -396,15 +414,16 @@ impl Device {
         Ok(())
     }
 
-    fn free_run(&self, wanted: u64) -> Option<Run> {
+    fn free_run(&self, wanted: u64, among: &Range<u64>) -> Option<Run> {
         if wanted == 1 {
-            return self.free_page();
+            return self.free_page(among);
         }
         let mut fitting: Option<Run> = None;
         let mut largest: Option<Run> = None;
         let mut run = Run { first: 0, count: 0 };
-        let entries = self.header.pages();
-        for page in 0..=entries.len() {
+        let Range { start, end } = indices(among);
+        let entries = &self.header.pages()[..end];
+        for page in start..=end {
             if entries.get(page).is_some_and(|entry| self.is_free(PageEntry(entry.load(Acquire)))) {
                 if run.count == 0 {
                     run.first = page as u64;
@@ -423,20 +442,21 @@ impl Device {
         fitting.or(largest)
     }
 
-    /// The lowest free page: from the lowest that may be free on, and what others gave back below it last.
-    fn free_page(&self) -> Option<Run> {
+    /// The lowest free page of a range: from the lowest that may be free on, and what others gave back below it last.
+    fn free_page(&self, among: &Range<u64>) -> Option<Run> {
         let entries = self.header.pages();
-        let hint = self.page_hint.load(Relaxed).min(entries.len());
-        let free = |range: std::ops::Range<usize>| {
+        let Range { start, end } = indices(among);
+        let hint = self.page_hint.load(Relaxed).clamp(start, end);
+        let free = |range: Range<usize>| {
             range.into_iter().find(|page| self.is_free(PageEntry(entries[*page].load(Acquire))))
         };
-        let page = free(hint..entries.len()).or_else(|| free(0..hint))?;
+        let page = free(hint..end).or_else(|| free(start..hint))?;
         self.page_hint.store(page, Relaxed);
         Some(Run { first: page as u64, count: 1 })
     }
 
-    /// Becomes a holder of a live allocation and finds its pages.
-    fn join(&self, record: u32, generation: u32, owner: usize) -> Option<Vec<Run>> {
+    /// Becomes a holder of a live allocation of an instance and finds its pages.
+    fn join(&self, record: u32, generation: u32, owner: usize, epoch: u32) -> Option<Vec<Run>> {
         let words = self.record(record);
         let (word, bit) = (&words.holders[owner / 64], 1 << (owner % 64));
         word.fetch_or(bit, SeqCst);
@@ -458,6 +478,11 @@ impl Device {
                     return None;
                 }
             }
+        }
+        // What an instance has is for those in it alone.
+        if words.instance.load(Relaxed) != epoch {
+            self.release(record, generation, owner);
+            return None;
         }
         let mut pages: Vec<(u64, u64)> = Vec::new();
         for (page, entry) in self.header.pages().iter().enumerate() {
@@ -590,6 +615,12 @@ impl Device {
         }
         held
     }
+}
+
+/// Page numbers as indices.
+fn indices(pages: &Range<u64>) -> Range<usize> {
+    let index = |page| usize::try_from(page).unwrap_or(usize::MAX);
+    index(pages.start)..index(pages.end)
 }
 
 /// How a record names the owner that made it.

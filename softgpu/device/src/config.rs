@@ -37,6 +37,14 @@ pub struct Config {
     pub fill: Option<u8>,
     /// How exact accesses are checked.
     pub memory: MemoryPolicy,
+    /// Whether a new device is divided into instances, of which there are none yet.
+    pub mig: bool,
+    /// Whether the UUID of an instance is that of the last one of its number, or a new one each time.
+    pub same_uuids: bool,
+    /// Whether devices say that their memory corrects errors.
+    pub ecc: bool,
+    /// The NUMA nodes that the devices are near, in their order; none is known of those behind the last.
+    pub nodes: Vec<u32>,
     /// Device memory that each context takes for itself, exactly; `None` for what a real driver takes, scaled.
     pub context_bytes: Option<u64>,
 }
@@ -81,6 +89,7 @@ pub enum ConfigError {
 struct File {
     state: Option<PathBuf>,
     devices: Option<u32>,
+    nodes: Option<Vec<u32>>,
     device: FileDevice,
 }
 
@@ -94,6 +103,8 @@ struct FileDevice {
     memory: Option<String>,
     context_bytes: Option<u64>,
     mig: Option<bool>,
+    mig_uuids: Option<String>,
+    ecc: Option<bool>,
 }
 
 /// The scale of a device that is created without one: an H200 of 2.2 GiB.
@@ -146,14 +157,28 @@ impl Config {
             Some(text) if text == "none" => None,
             Some(text) => Some(byte(&text).ok_or_else(|| invalid("fill", &text, "none or a byte"))?),
         };
-        let mig = match text("SLUICE_SOFTGPU_MIG").as_deref() {
-            None => file.device.mig.unwrap_or(false),
+        let switch = |name: &str, file: Option<bool>| match text(name).as_deref() {
+            None => file.unwrap_or(false),
             Some("0" | "false") => false,
             Some(_) => true,
         };
-        if mig {
-            return Err(invalid("mig", "true", "false: this device offers no instances"));
+        let mig = switch("SLUICE_SOFTGPU_MIG", file.device.mig);
+        if let Some(model) = model.filter(|model| mig && !model.mig) {
+            return Err(invalid("mig", "true", &format!("false: {} cannot be divided", model.key)));
         }
+        let ecc = switch("SLUICE_SOFTGPU_ECC", file.device.ecc);
+        let same_uuids = match text("SLUICE_SOFTGPU_MIG_UUIDS").or(file.device.mig_uuids).as_deref() {
+            None | Some("new") => false,
+            Some("same") => true,
+            Some(other) => return Err(invalid("mig_uuids", other, "new or same")),
+        };
+        let nodes = match text("SLUICE_SOFTGPU_NODES") {
+            None => file.nodes.unwrap_or_default(),
+            Some(list) => list
+                .split(',')
+                .map(|node| node.trim().parse().map_err(|_| invalid("nodes", &list, "numbers")))
+                .collect::<Result<_, _>>()?,
+        };
         let scale = number("scale", text("SLUICE_SOFTGPU_SCALE"), file.device.scale)?;
         if scale == Some(0) {
             return Err(invalid("scale", "0", "at least 1"));
@@ -165,7 +190,21 @@ impl Config {
         let threads = number("threads", text("SLUICE_SOFTGPU_THREADS"), file.device.threads)?.unwrap_or(0);
         let context_bytes =
             number("context_bytes", text("SLUICE_SOFTGPU_CONTEXT_BYTES"), file.device.context_bytes)?;
-        Ok(Config { state, private, devices, model, scale, threads, fill, memory, context_bytes })
+        Ok(Config {
+            state,
+            private,
+            devices,
+            model,
+            scale,
+            threads,
+            fill,
+            memory,
+            mig,
+            same_uuids,
+            ecc,
+            nodes,
+            context_bytes,
+        })
     }
 }
 
@@ -245,5 +284,8 @@ mod tests {
         assert!(with(&[("SLUICE_SOFTGPU_MEMORY", "loose")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_FILL", "256")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_DEVICES", "17")]).is_err());
+        assert!(with(&[("SLUICE_SOFTGPU_MODEL", "A10-24"), ("SLUICE_SOFTGPU_MIG", "1")]).is_err());
+        assert!(with(&[("SLUICE_SOFTGPU_MIG_UUIDS", "old")]).is_err());
+        assert!(with(&[("SLUICE_SOFTGPU_NODES", "0,x")]).is_err());
     }
 }

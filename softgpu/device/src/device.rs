@@ -64,6 +64,12 @@ pub struct Device {
     pub(crate) header: Header,
     pub(crate) header_file: File,
     pub(crate) hbm: File,
+    /// Its directory, whose lock whoever changes instances has.
+    pub(crate) directory: File,
+    /// The same among the threads of this process, which are one to that lock.
+    pub(crate) changing: Mutex<()>,
+    /// Whether the UUID of an instance is that of the last one of its number.
+    pub(crate) same_uuids: bool,
     /// Where exported allocations have their files.
     pub(crate) exports: PathBuf,
     pub(crate) mode: u32,
@@ -155,9 +161,12 @@ impl Device {
         let pages = usize::try_from(identity.pages).unwrap_or(usize::MAX);
         let header = Header::map(&header_file, pages).map_err(failed(&directory))?;
         let file_system = hbm.metadata().map_err(failed(&directory))?.dev();
-        drop(guard);
+        sys::unlock_file(&guard).map_err(failed(&directory))?;
         Ok(Device {
             identity,
+            directory: guard,
+            changing: Mutex::default(),
+            same_uuids: config.same_uuids,
             header,
             header_file,
             hbm,
@@ -248,6 +257,9 @@ fn create(config: &Config, index: u32, header_file: &File, hbm: &File) -> io::Re
     }
     for (word, bytes) in words.uuid.iter().zip(uuid.as_chunks::<8>().0) {
         word.store(u64::from_le_bytes(*bytes), Relaxed);
+    }
+    if config.mig && model.mig {
+        mapped.instances().copies[0][0].store(1, Relaxed);
     }
     words.magic.store(header::MAGIC, Release);
     Ok(Identity { model, scale, pages, uuid, index })

@@ -33,11 +33,14 @@ pub(crate) struct Identity {
     pub(crate) high_water: AtomicU64,
 }
 
-/// Room for the state of instances: two copies and the index of the valid one.
+/// Words of a copy of the state of instances.
+pub(crate) const INSTANCE_WORDS: usize = 3583;
+
+/// The state of instances, twice, and how often it was changed: the copy of that number counts. See `instances`.
 #[repr(C, align(4096))]
 pub(crate) struct Instances {
     pub(crate) valid: AtomicU64,
-    pub(crate) copies: [[AtomicU64; 3583]; 2],
+    pub(crate) copies: [[AtomicU64; INSTANCE_WORDS]; 2],
 }
 
 /// One process that uses the device. Who it is is witnessed by a lock on the file, see [`owner_byte`].
@@ -50,7 +53,7 @@ pub(crate) struct OwnerSlot {
     /// The PID namespace in which `pid` means something.
     pub(crate) namespace: AtomicU64,
     pub(crate) client: AtomicU64,
-    /// The instance it is confined to; 0 is the whole device.
+    /// The instance it is confined to, as `instances` writes it; 0 is the whole device.
     pub(crate) instance: AtomicU64,
     pub(crate) busy_nanoseconds: AtomicU64,
     pub(crate) launches: AtomicU64,
@@ -73,6 +76,7 @@ pub(crate) struct Record {
     pub(crate) pages: AtomicU64,
     /// What it is for, and whether it was ever exported.
     pub(crate) flags: AtomicU32,
+    /// The epoch of the instance whose pages these are; 0 for those of the whole device.
     pub(crate) instance: AtomicU32,
     /// One more than the owner that made it; 0 once that one is gone.
     pub(crate) maker: AtomicU32,
@@ -148,6 +152,10 @@ impl Header {
 
     pub(crate) fn identity(&self) -> &Identity {
         &self.at::<Identity>(IDENTITY, 1)[0]
+    }
+
+    pub(crate) fn instances(&self) -> &Instances {
+        &self.at::<Instances>(INSTANCES, 1)[0]
     }
 
     pub(crate) fn owners(&self) -> &[OwnerSlot] {

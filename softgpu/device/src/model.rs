@@ -70,6 +70,17 @@ pub const MODELS: &[Model] = &[
         mig: true,
     },
     Model {
+        key: "A30-24",
+        name: "NVIDIA A30",
+        memory_mib: 24_576,
+        multiprocessors: 56,
+        l2_bytes: 24 << 20,
+        bus_bits: 3072,
+        clock_khz: 1_440_000,
+        memory_clock_khz: 1_215_000,
+        mig: true,
+    },
+    Model {
         key: "A10-24",
         name: "NVIDIA A10",
         memory_mib: 23_028,

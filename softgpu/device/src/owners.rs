@@ -4,14 +4,17 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use crate::PAGE_BYTES;
 use crate::allocations::{Allocation, Held};
 use crate::device::Device;
 use crate::header::{OWNERS, owner_byte};
+use crate::instances::Confinement;
 use crate::sys;
 
 /// Which interface an owner uses.
@@ -32,6 +35,8 @@ pub struct Process {
     pub same_namespace: bool,
     /// The interface it uses. A process that uses both is there twice.
     pub client: Client,
+    /// The instance it is confined to, if it is.
+    pub confinement: Option<Confinement>,
     /// Its living contexts.
     pub contexts: u64,
     /// What it holds.
@@ -58,12 +63,21 @@ pub enum AttachError {
     /// The kernel refused.
     #[error("cannot lock an owner slot: {0}")]
     Lock(#[from] io::Error),
+    /// It is divided, and nobody can use it as a whole.
+    #[error("the device is divided into instances")]
+    Divided,
+    /// The instance is gone.
+    #[error("there is no such instance")]
+    Gone,
 }
 
 /// This process as an owner of memory of one device. Dropping it, like the death of the process, gives everything back.
 pub struct Owner {
     pub(crate) device: Arc<Device>,
     pub(crate) slot: usize,
+    /// The instance it is confined to, and the pages it can have.
+    pub(crate) confinement: Option<Confinement>,
+    pub(crate) pages: Range<u64>,
     /// Allocations that this process holds: an import of one of them yields the same object, since the device knows
     /// one bit per process only.
     pub(crate) held: Mutex<HashMap<(u32, u32), Weak<Allocation>>>,
@@ -73,8 +87,41 @@ impl Device {
     /// Takes an owner slot, after giving back what dead owners left.
     ///
     /// # Errors
-    /// When all slots are in use or the kernel refuses a lock.
+    /// When all slots are in use, the kernel refuses a lock, or the device is divided: then only NVML may have all of it.
     pub fn attach(self: &Arc<Self>, client: Client) -> Result<Arc<Owner>, AttachError> {
+        if client == Client::Nvml {
+            return self.take_slot(client, None, 0..self.identity().pages);
+        }
+        self.exclusively(|| {
+            if self.is_divided() {
+                return Err(AttachError::Divided);
+            }
+            self.take_slot(client, None, 0..self.identity().pages)
+        })?
+    }
+
+    /// Takes an owner slot that is confined to an instance: its memory is all there is.
+    ///
+    /// # Errors
+    /// When all slots are in use, the kernel refuses a lock, or there is no such instance.
+    pub fn attach_confined(self: &Arc<Self>, confinement: Confinement) -> Result<Arc<Owner>, AttachError> {
+        self.exclusively(|| {
+            let instances = self.instances();
+            let instance = instances.iter().find(|instance| instance.epoch == confinement.epoch);
+            let instance = instance.ok_or(AttachError::Gone)?;
+            if !instance.compute.iter().any(|compute| compute.id == confinement.compute) {
+                return Err(AttachError::Gone);
+            }
+            self.take_slot(Client::Cuda, Some(confinement), self.instance_pages(instance))
+        })?
+    }
+
+    fn take_slot(
+        self: &Arc<Self>,
+        client: Client,
+        confinement: Option<Confinement>,
+        pages: Range<u64>,
+    ) -> Result<Arc<Owner>, AttachError> {
         self.reap(Files::MayOpen);
         let mut own_slots = self.own_slots.lock().unwrap_or_else(PoisonError::into_inner);
         for (slot, words) in self.header.owners().iter().enumerate() {
@@ -89,7 +136,7 @@ impl Device {
             words.start_time.store(start_time(std::process::id()).unwrap_or(0), Relaxed);
             words.namespace.store(self.namespace.unwrap_or(0), Relaxed);
             words.client.store(if client == Client::Cuda { 1 } else { 2 }, Relaxed);
-            words.instance.store(0, Relaxed);
+            words.instance.store(Confinement::word(confinement), Relaxed);
             words.busy_nanoseconds.store(0, Relaxed);
             words.launches.store(0, Relaxed);
             words.contexts.store(0, Relaxed);
@@ -97,7 +144,8 @@ impl Device {
             words.starved.store(0, Relaxed);
             words.pid.store(u64::from(std::process::id()), Release);
             own_slots.push(slot);
-            return Ok(Arc::new(Owner { device: Arc::clone(self), slot, held: Mutex::default() }));
+            let device = Arc::clone(self);
+            return Ok(Arc::new(Owner { device, slot, confinement, pages, held: Mutex::default() }));
         }
         Err(AttachError::Full)
     }
@@ -144,6 +192,15 @@ impl Device {
             || files == Files::MayOpen && since != 0 && start_time(pid).is_some_and(|now| now != since)
     }
 
+    /// Everybody with a slot, and what each is confined to.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = (Client, Option<Confinement>)> {
+        let taken = self.header.owners().iter().filter(|words| words.pid.load(Acquire) != 0);
+        taken.map(|words| {
+            let client = if words.client.load(Relaxed) == 1 { Client::Cuda } else { Client::Nvml };
+            (client, Confinement::of_word(words.instance.load(Relaxed)))
+        })
+    }
+
     /// The living processes that use the device. Opens files.
     #[must_use]
     pub fn processes(&self) -> Vec<Process> {
@@ -156,6 +213,7 @@ impl Device {
                     pid,
                     same_namespace: self.namespace == Some(words.namespace.load(Relaxed)),
                     client: if words.client.load(Relaxed) == 1 { Client::Cuda } else { Client::Nvml },
+                    confinement: Confinement::of_word(words.instance.load(Relaxed)),
                     contexts: words.contexts.load(Relaxed),
                     held: self.held_by(slot),
                     busy_nanoseconds: words.busy_nanoseconds.load(Relaxed),
@@ -171,6 +229,18 @@ impl Owner {
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// Bytes that it could have if nobody had any.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        (self.pages.end - self.pages.start) * PAGE_BYTES
+    }
+
+    /// Bytes that an allocation could have now, as far as is known: see [`Device::collect`].
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        self.device.free_bytes_in(self.pages.clone())
     }
 
     /// Accounts for one launch.

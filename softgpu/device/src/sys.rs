@@ -60,6 +60,16 @@ pub(crate) fn lock_file(file: &File) -> io::Result<()> {
     }
 }
 
+/// Gives up the advisory lock of an open file.
+pub(crate) fn unlock_file(file: &File) -> io::Result<()> {
+    // SAFETY: the descriptor is open.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 fn byte_lock(kind: libc::c_int, at: i64) -> libc::flock {
     // SAFETY: the structure is plain data, all zeroes are a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };

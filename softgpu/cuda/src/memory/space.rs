@@ -365,12 +365,12 @@ impl Space {
     pub(crate) fn information(&self) -> (u64, u64) {
         let device = self.owner.device();
         device.collect();
-        (device.free_bytes(), device.total_bytes())
+        (self.owner.free_bytes(), self.owner.total_bytes())
     }
 
     /// Bytes of the device.
     pub(crate) fn total(&self) -> u64 {
-        self.owner.device().total_bytes()
+        self.owner.total_bytes()
     }
 
     /// The owner of this process's memory.
