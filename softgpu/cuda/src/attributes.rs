@@ -51,7 +51,7 @@ pub(crate) fn attribute(gpu: &Gpu, number: i32) -> Result<i32> {
         30 => 512, // surface alignment
         51 => 32,  // texture pitch alignment
         31 => 1,   // concurrent kernels
-        32 => 0,   // ECC: memory of the host, not ours to claim
+        32 => u32::from(gpu.ecc),
         33 => gpu.pci_bus(),
         34 | 50 => 0, // PCI device and domain
         35 => 0,      // driver model of another system

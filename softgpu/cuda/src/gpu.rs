@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Block, BlockKind, Pool, Rates, Space};
 use crate::process;
 use crate::share::Share;
+use crate::visible::Face;
 
 /// The compute capability that every model reports, times 10.
 pub(crate) const CAPABILITY: u32 = softgpu_device::CAPABILITY.0 * 10 + softgpu_device::CAPABILITY.1;
@@ -29,7 +30,11 @@ pub(crate) const WARP: u32 = 32;
 /// See the module. Lives as long as the process.
 pub(crate) struct Gpu {
     pub(crate) ordinal: i32,
+    /// The board; what the program sees of it is in `face`.
     pub(crate) identity: Identity,
+    pub(crate) face: Face,
+    /// Whether its memory is said to correct errors.
+    pub(crate) ecc: bool,
     pub(crate) space: Space,
     /// This process's part of the processor, for kernels.
     pub(crate) share: Share,
@@ -51,11 +56,21 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    pub(crate) fn new(ordinal: i32, identity: Identity, space: Space, rates: Rates, cores: usize) -> Gpu {
+    pub(crate) fn new(
+        ordinal: i32,
+        identity: Identity,
+        face: Face,
+        ecc: bool,
+        space: Space,
+        rates: Rates,
+        cores: usize,
+    ) -> Gpu {
         let share = Share::new(Arc::clone(space.owner()), cores);
         Gpu {
             ordinal,
             identity,
+            face,
+            ecc,
             space,
             share,
             rates,
@@ -148,7 +163,7 @@ impl Gpu {
 
     /// Multiprocessors.
     pub(crate) fn multiprocessors(&self) -> u32 {
-        self.identity.model.multiprocessors
+        self.face.multiprocessors
     }
 
     /// PCI bus; domain and device are 0.

@@ -14,8 +14,8 @@
 //! LD_LIBRARY_PATH=/tmp/softgpu SLUICE_SOFTGPU_MODEL=A100-40 ./program
 //! ```
 //!
-//! `SLUICE_SOFTGPU_CONFIG` names a TOML file with `state`, `devices` and, under `[device]`, `model`, `scale`, `threads`,
-//! `fill`, `memory` and `context_bytes`; each also as a variable `SLUICE_SOFTGPU_…`. `SLUICE_SOFTGPU_LOG=1` explains
+//! `SLUICE_SOFTGPU_CONFIG` names a TOML file with `state`, `devices`, `nodes` and, under `[device]`, `model`, `scale`,
+//! `threads`, `fill`, `memory`, `mig`, `mig_uuids`, `ecc` and `context_bytes`; each also as a variable `SLUICE_SOFTGPU_…`. `SLUICE_SOFTGPU_LOG=1` explains
 //! errors on standard error: the place of a fault, why an image was refused, which call is not served.
 //!
 //! A device is one for all processes: memory travels between them as descriptors of the virtual-memory API or by IPC
@@ -46,3 +46,4 @@ mod schedule;
 mod share;
 mod stream;
 mod tables;
+mod visible;

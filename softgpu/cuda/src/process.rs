@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use sluice_cuda_abi::tables::DeviceIdentity;
-use softgpu_device::{Client, Config, Device, Reservation};
+use softgpu_device::{AttachError, Client, Config, Device, Reservation};
 use softgpu_engine::{LOCAL_WINDOW, Pool, SHARED_WINDOW};
 
 use crate::context::lock;
@@ -20,6 +20,7 @@ use crate::gpu::Gpu;
 use crate::log::log;
 use crate::memory::{Rates, Space};
 use crate::schedule::Scheduler;
+use crate::visible;
 
 /// The driver after `cuInit`.
 pub(crate) struct Driver {
@@ -39,7 +40,7 @@ static EXITING: AtomicBool = AtomicBool::new(false);
 /// A word that reads 0 in a forked child: the kernel wipes its page.
 static PARENT: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 /// Descriptors whose locks witness that this process lives: a forked child closes its copies.
-static WITNESSES: [AtomicI32; 16] = [const { AtomicI32::new(-1) }; 16];
+static WITNESSES: [AtomicI32; visible::MOST] = [const { AtomicI32::new(-1) }; visible::MOST];
 
 /// Where windows of device memory may lie: clear of the engine's windows below, and of the addresses above that
 /// Sluice's sessions and the system itself use. One for each GPU, each of this size.
@@ -105,7 +106,7 @@ pub(crate) fn start(flags: u32) -> Result {
             Error::OPERATING_SYSTEM
         })?));
     }
-    let visible = visible(&opened, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+    let visible = visible::chosen(&opened, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
     if visible.is_empty() {
         return Err(Error::NO_DEVICE);
     }
@@ -118,21 +119,32 @@ pub(crate) fn start(flags: u32) -> Result {
     let mut gpus: Vec<&'static Gpu> = Vec::new();
     let mut identities = Vec::new();
     let mut at = WINDOWS.start;
-    for (ordinal, device) in visible.into_iter().enumerate() {
-        let owner = device.attach(Client::Cuda).map_err(|error| {
+    for (ordinal, face) in visible.into_iter().enumerate() {
+        let device = &face.device;
+        let owner = match face.confinement {
+            Some(confinement) => device.attach_confined(confinement),
+            None => device.attach(Client::Cuda),
+        };
+        let owner = owner.map_err(|error| {
             failed(&error);
-            Error::OPERATING_SYSTEM
+            match error {
+                // It was there a moment ago.
+                AttachError::Divided | AttachError::Gone => Error::NO_DEVICE,
+                AttachError::Full | AttachError::Lock(_) => Error::OPERATING_SYSTEM,
+            }
         })?;
         WITNESSES[ordinal % WITNESSES.len()].store(owner.witness(), Release);
         let window = reserve_window(&mut at)?;
         let identity = *device.identity();
         let space = Space::new(owner, window, config.memory);
         let ordinal = i32::try_from(ordinal).map_err(|_| Error::UNKNOWN)?;
-        let rates = Rates::new(config.context_bytes, identity.scale, identity.model.multiprocessors);
-        let gpu: &'static Gpu = Box::leak(Box::new(Gpu::new(ordinal, identity, space, rates, threads)));
+        let rates = Rates::new(config.context_bytes, identity.scale, face.multiprocessors);
+        let uuid = face.uuid;
+        let gpu = Gpu::new(ordinal, identity, face, config.ecc, space, rates, threads);
+        let gpu: &'static Gpu = Box::leak(Box::new(gpu));
         gpu.prepare()?;
         identities.push(DeviceIdentity {
-            uuid: identity.uuid,
+            uuid,
             pci_domain: 0,
             pci_bus: i32::try_from(gpu.pci_bus()).map_err(|_| Error::UNKNOWN)?,
             pci_device: 0,
@@ -164,41 +176,6 @@ fn reserve_window(at: &mut u64) -> Result<Reservation> {
     }
     failed(&"no free addresses for device memory");
     Err(Error::OPERATING_SYSTEM)
-}
-
-/// The devices that `CUDA_VISIBLE_DEVICES` names, in its order; the first entry that names none ends the list.
-fn visible(devices: &[Arc<Device>], variable: Option<&str>) -> Vec<Arc<Device>> {
-    let Some(list) = variable else { return devices.to_vec() };
-    let mut chosen: Vec<usize> = Vec::new();
-    for entry in list.split(',').map(str::trim) {
-        let found = if entry.starts_with("GPU-") {
-            let mut matches = devices
-                .iter()
-                .enumerate()
-                .filter(|(_, device)| uuid_text(&device.identity().uuid).starts_with(entry));
-            let first = matches.next();
-            if matches.next().is_some() { None } else { first.map(|(index, _)| index) }
-        } else {
-            entry.parse::<usize>().ok().filter(|index| *index < devices.len())
-        };
-        match found {
-            Some(index) if chosen.contains(&index) => return Vec::new(), // A device named twice: none at all.
-            Some(index) => chosen.push(index),
-            None => break,
-        }
-    }
-    chosen.into_iter().map(|index| Arc::clone(&devices[index])).collect()
-}
-
-fn uuid_text(uuid: &[u8; 16]) -> String {
-    let mut text = String::from("GPU-");
-    for (index, byte) in uuid.iter().enumerate() {
-        if matches!(index, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
 }
 
 impl Driver {
@@ -287,37 +264,5 @@ pub(crate) fn print(text: &[u8]) {
     let written = unsafe { libc::fwrite(text.as_ptr().cast(), 1, text.len(), stream) };
     if written != text.len() {
         log!("a kernel's output was cut");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_list_of_visible_devices_follows_the_documented_rules() {
-        let directory = tempfile::tempdir().unwrap();
-        let state = directory.path().to_str().unwrap().to_owned();
-        let config = Config::from_variables(&|name| match name {
-            "SLUICE_SOFTGPU_STATE" => Some(state.clone().into()),
-            "SLUICE_SOFTGPU_SCALE" => Some("4096".into()),
-            _ => None,
-        })
-        .unwrap();
-        let devices: Vec<_> = (0..3).map(|index| Arc::new(Device::open(&config, index).unwrap())).collect();
-        let indexes = |variable: Option<&str>| -> Vec<u32> {
-            visible(&devices, variable).iter().map(|device| device.identity().index).collect()
-        };
-        let uuid = uuid_text(&devices[1].identity().uuid);
-        assert_eq!(indexes(None), [0, 1, 2]);
-        assert_eq!(indexes(Some("")), [] as [u32; 0]);
-        assert_eq!(indexes(Some("2,0")), [2, 0]);
-        assert_eq!(indexes(Some("1,-1,0")), [1]);
-        assert_eq!(indexes(Some("0,7,1")), [0]);
-        assert_eq!(indexes(Some("1,1")), [] as [u32; 0]);
-        assert_eq!(indexes(Some(&uuid)), [1]);
-        assert_eq!(indexes(Some(&uuid[..20])), [1]);
-        assert_eq!(indexes(Some("GPU-")), [] as [u32; 0]);
-        assert_eq!(indexes(Some("GPU-nonsense")), [] as [u32; 0]);
     }
 }

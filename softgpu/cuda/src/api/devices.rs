@@ -37,12 +37,12 @@ calls! {
 
     fn cuDeviceGetName(name: Out<u8>, room: i32, device: i32) {
         let gpu = gpu(device)?;
-        name.text(gpu.identity.model.name.as_bytes(), usize::try_from(room).map_err(|_| Error::INVALID_VALUE)?)
+        name.text(gpu.face.name.as_bytes(), usize::try_from(room).map_err(|_| Error::INVALID_VALUE)?)
     }
 
-    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu(device)?.identity.uuid) }
+    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu(device)?.face.uuid) }
 
-    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu(device)?.identity.uuid) }
+    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu(device)?.face.uuid) }
 
     fn cuDeviceTotalMem_v2(bytes: Out<u64>, device: i32) { bytes.set(gpu(device)?.space.total()) }
 

@@ -32,6 +32,8 @@ pub(crate) mod sys {
             status: *mut u32,
         ) -> u32;
         pub(crate) fn cuDeviceGetCount(count: *mut i32) -> u32;
+        pub(crate) fn cuDeviceGetName(name: *mut c_char, room: i32, device: i32) -> u32;
+        pub(crate) fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: i32) -> u32;
         pub(crate) fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) -> u32;
         pub(crate) fn cuCtxCreate_v2(context: *mut u64, flags: u32, device: i32) -> u32;
         pub(crate) fn cuCtxDestroy_v2(context: u64) -> u32;

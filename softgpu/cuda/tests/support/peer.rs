@@ -267,6 +267,11 @@ fn obey(
         }
         "release-primary" => checked(cu!(cuDevicePrimaryCtxRelease_v2(0)))?,
         "limit" => checked(cu!(cuCtxSetLimit(i32::try_from(number(0)).unwrap(), number(1))))?,
+        "attribute" => {
+            let mut value = 0;
+            checked(cu!(cuDeviceGetAttribute(&raw mut value, i32::try_from(number(0)).unwrap(), 0)))?;
+            return Ok(u64::try_from(value).unwrap());
+        }
         "free" => return Ok(free_bytes()),
         "total" => {
             let (mut free, mut total) = (0, 0);

@@ -1,0 +1,141 @@
+//! Programs on instances of one device: each has its own memory and its own share of multiprocessors.
+#![allow(unsafe_code, reason = "calls the C interface")]
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use softgpu_device::{Config, Device, GpuInstance};
+use support::peer::{Peer, serve};
+use support::*;
+
+#[test]
+#[ignore = "a process of the tests here"]
+fn peer() {
+    serve();
+}
+
+fn device(state: &Path) -> Arc<Device> {
+    let config = Config::from_variables(&|name| match name {
+        STATE => Some(state.as_os_str().to_owned()),
+        "SLUICE_SOFTGPU_SCALE" => Some("512".into()),
+        "SLUICE_SOFTGPU_MODEL" => Some("H100-80".into()),
+        "SLUICE_SOFTGPU_MIG" => Some("1".into()),
+        _ => None,
+    });
+    Arc::new(Device::open(&config.unwrap(), 0).unwrap())
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let digits = format!("{:032x}", u128::from_be_bytes(*uuid));
+    let (a, b, c, d, e) = (&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]);
+    format!("MIG-{a}-{b}-{c}-{d}-{e}")
+}
+
+/// An instance, and the UUID of the compute instance that is all of it.
+fn make(device: &Device, profile: u32, start: u32) -> (GpuInstance, String) {
+    let made = device.create_instance(profile, Some(start)).unwrap();
+    let known = device.geometry().unwrap().profile(profile).unwrap();
+    let full = known.compute.iter().find(|kind| kind.multiprocessors == known.multiprocessors).unwrap();
+    let compute = device.create_compute(made.epoch, full.index, None).unwrap();
+    (made, uuid_text(&compute.uuid))
+}
+
+fn on(state: &Path, test: &str, visible: &str) -> Command {
+    let mut command = command(test, state, "peer");
+    command.env("SLUICE_SOFTGPU_SCALE", "512").env("CUDA_VISIBLE_DEVICES", visible);
+    command
+}
+
+// Promise: P41
+#[test]
+fn programs_on_two_instances_have_nothing_in_common() {
+    let state = new_state();
+    let device = device(state.path());
+    let (one, first) = make(&device, 19, 0);
+    let (other, second) = make(&device, 15, 2);
+    let (a, b) =
+        (Peer::start_as(on(state.path(), "peer", &first)), Peer::start_as(on(state.path(), "peer", &second)));
+    a.ask("context").unwrap();
+    b.ask("context").unwrap();
+    let (ours, theirs) = (9984 / 2 / 512, 20096 / 2 / 512);
+    assert_eq!((a.ask("total"), b.ask("total")), (Ok(ours * PAGE), Ok(theirs * PAGE)));
+    assert_eq!((a.ask("attribute 16"), b.ask("attribute 16")), (Ok(16), Ok(26)), "multiprocessors");
+    // One fills all it has. The other has all of its own still.
+    a.ask(&format!("create 0 {ours} 1")).unwrap();
+    assert_eq!((a.ask("free"), b.ask("free")), (Ok(0), Ok(theirs * PAGE)));
+    assert_eq!(a.ask(&format!("allocate 1 {PAGE}")), Err(OUT_OF_MEMORY));
+    a.ask("map 0").unwrap();
+    const TAG: u64 = 0xfeed_f00d_dead_beef;
+    a.ask(&format!("fill 0 {TAG}")).unwrap();
+    // What one shares, the other cannot have.
+    let shared = a.ask_for("export 0");
+    assert!(b.ask_with(&format!("import 5 {ours}"), std::os::fd::AsFd::as_fd(&shared)).is_err());
+    // Nor does it find any of it in all the memory that it can get.
+    b.ask(&format!("create 1 {theirs} 0")).unwrap();
+    b.ask("map 1").unwrap();
+    assert_eq!(b.ask(&format!("count 1 {TAG}")), Ok(0));
+    assert_eq!(
+        (device.instance_memory(&one).1, device.instance_memory(&other).1),
+        (ours * PAGE, theirs * PAGE)
+    );
+    assert!(device.destroy_compute(one.epoch, 0).is_err(), "somebody uses it");
+    a.kill();
+    drop(shared);
+    device.destroy_compute(one.epoch, 0).unwrap();
+    device.destroy_instance(one.epoch).unwrap();
+    // The control: the next instance there finds what the last one has left, so nothing was hidden by clearing.
+    let (_, third) = make(&device, 19, 0);
+    let next = Peer::start_as(on(state.path(), "peer", &third));
+    next.ask("context").unwrap();
+    next.ask(&format!("create 0 {ours} 0")).unwrap();
+    next.ask("map 0").unwrap();
+    assert_eq!(next.ask(&format!("count 0 {TAG}")), Ok(ours * PAGE / 8));
+}
+
+// Promise: P42
+#[test]
+fn a_program_sees_its_instance_as_a_device() {
+    let state = new_state();
+    let device = device(state.path());
+    let run = |visible: &str, expected: &str| {
+        let mut command = on(state.path(), "looks", visible);
+        let output = command.env("EXPECTED", expected).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{visible}: {said}\n{}", String::from_utf8_lossy(&output.stderr));
+    };
+    // Divided, and nothing there.
+    for visible in ["0", "", "-1", "GPU-", "MIG-"] {
+        run(visible, "nothing");
+    }
+    let (_, uuid) = make(&device, 9, 4);
+    let name = "NVIDIA H100 80GB HBM3 MIG 3g.40gb";
+    for visible in [uuid.as_str(), "0", &uuid[..20]] {
+        run(visible, &format!("{uuid} {name}"));
+    }
+    run(&format!("{uuid},7"), &format!("{uuid} {name}"));
+    run(&format!("7,{uuid}"), "nothing");
+}
+
+#[test]
+#[ignore = "a part of a_program_sees_its_instance_as_a_device"]
+fn looks() {
+    let expected = std::env::var("EXPECTED").unwrap();
+    let code = cu!(cuInit(0));
+    if expected == "nothing" {
+        const NO_DEVICE: u32 = 100;
+        assert_eq!(code, NO_DEVICE);
+        return;
+    }
+    assert_eq!(code, 0);
+    let mut count = 0;
+    ok!(cuDeviceGetCount(&raw mut count));
+    assert_eq!(count, 1);
+    let (mut name, mut uuid) = ([0u8; 128], [0u8; 16]);
+    ok!(cuDeviceGetName(name.as_mut_ptr().cast(), 128, 0));
+    ok!(cuDeviceGetUuid_v2(&raw mut uuid, 0));
+    let name: Vec<u8> = name.into_iter().take_while(|byte| *byte != 0).collect();
+    assert_eq!(format!("{} {}", uuid_text(&uuid), String::from_utf8(name).unwrap()), expected);
+}
