@@ -6,22 +6,31 @@
 //! which exports every name of `nvml.h`.
 //!
 //! What has no meaning where there is no board of one's own (temperature, clocks, power, fans…) answers
-//! `NVML_ERROR_NOT_SUPPORTED`, never an invented value. Instances (MIG) are off.
+//! `NVML_ERROR_NOT_SUPPORTED`, never an invented value; so do instances (MIG) where the driver has none.
 
 mod calls;
 mod driver;
 mod events;
 mod exports;
+mod instances;
 mod layout;
 mod library;
 mod pointers;
 mod status;
+mod targets;
 
-pub use driver::{Driver, Facts, Gpu, Memory, Opened, Pci, Process, Watch};
+pub use driver::{
+    ComputeInstance, ComputeProfile, Driver, Facts, Gpu, GpuInstance, GpuProfile, Health, InstanceId, Memory,
+    Mig, Opened, Pci, Process, Watch, Xid,
+};
 pub use layout::{
-    DeviceHandle, EVENT_XID, EventData, EventSetHandle, MEMORY_V2, MemoryV1, MemoryV2, NO_INSTANCE,
-    PROCESS_DETAILS_V1, PciInfo, ProcessDetail, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample,
-    Utilization,
+    COMPUTE_INSTANCE_PROFILE_V2, COMPUTE_INSTANCE_PROFILE_V3, ComputeInstanceHandle, ComputeInstanceInfo,
+    ComputeInstanceProfileV1, ComputeInstanceProfileV2, ComputeInstanceProfileV3, DeviceAttributes,
+    DeviceHandle, EVENT_XID, EventData, EventSetHandle, FIELD_RECOVERY_ACTION, FieldValue,
+    GPU_INSTANCE_PROFILE_V2, GPU_INSTANCE_PROFILE_V3, GpuInstanceHandle, GpuInstanceInfo,
+    GpuInstanceProfileV1, GpuInstanceProfileV2, GpuInstanceProfileV3, MEMORY_V2, MemoryV1, MemoryV2,
+    NO_INSTANCE, PROCESS_DETAILS_V1, PciInfo, Placement, ProcessDetail, ProcessDetails, ProcessInfoV1,
+    ProcessInfoV2, ProcessSample, Utilization,
 };
 pub use library::Library;
 pub use pointers::{Out, Text};
@@ -31,6 +40,7 @@ pub use status::{Result, Status};
 #[doc(hidden)]
 pub mod entry {
     pub use super::calls::*;
+    pub use super::instances::*;
 }
 
 /// The branch of the driver whose NVML this is. Clients choose structures by it: those of `nvml.h` 13. It is the one that serves
@@ -42,16 +52,19 @@ pub const NVML_VERSION: &str = "13.615.0";
 /// The text of a GPU's UUID.
 #[must_use]
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    format!("GPU-{}", plain_uuid_text(uuid))
+}
+
+/// The text of the UUID of a device on an instance.
+#[must_use]
+pub fn mig_uuid_text(uuid: &[u8; 16]) -> String {
+    format!("MIG-{}", plain_uuid_text(uuid))
+}
+
+fn plain_uuid_text(uuid: &[u8; 16]) -> String {
     let number = u128::from_be_bytes(*uuid);
     let digits = format!("{number:032x}");
-    format!(
-        "GPU-{}-{}-{}-{}-{}",
-        &digits[..8],
-        &digits[8..12],
-        &digits[12..16],
-        &digits[16..20],
-        &digits[20..]
-    )
+    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
 }
 
 /// `NVML_DEVICE_ARCH_*` of a compute capability.

@@ -185,7 +185,7 @@ impl Nvml {
                 Err(error) => return Err(error),
             }
         }
-        let process = |(pid, bytes)| Process { pid, bytes, busy_nanoseconds: None };
+        let process = |(pid, bytes)| Process { pid, bytes, busy_nanoseconds: None, instance: None };
         Ok(bytes.into_iter().map(process).collect())
     }
 

@@ -3,23 +3,26 @@
 #![allow(non_snake_case, missing_docs, reason = "the names of nvml.h, which says what each does")]
 #![expect(clippy::missing_errors_doc, reason = "each answers as nvml.h says")]
 
-use super::driver::{Facts, Process};
+use super::driver::{Facts, Health, Memory, Process};
 use super::layout::{
-    DeviceHandle, EVENT_XID, EventData, EventSetHandle, MEMORY_V2, MemoryV1, MemoryV2, NO_INSTANCE,
-    PROCESS_DETAILS_V1, PciInfo, ProcessDetail, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample,
-    Utilization,
+    DeviceHandle, EVENT_XID, EventData, EventSetHandle, FIELD_RECOVERY_ACTION, FieldValue, MEMORY_V2,
+    MemoryV1, MemoryV2, NO_INSTANCE, PROCESS_DETAILS_V1, PciInfo, ProcessDetail, ProcessDetails,
+    ProcessInfoV1, ProcessInfoV2, ProcessSample, Utilization,
 };
 use super::library::Library;
 use super::pointers::{Out, Text};
 use super::status::{Result, Status};
-use super::{DRIVER_VERSION, NVML_VERSION, architecture, brand, cores_per_multiprocessor, uuid_text};
+use super::targets::{Target, devices, gpu_handle, mig};
+use super::{
+    DRIVER_VERSION, NVML_VERSION, architecture, brand, cores_per_multiprocessor, mig_uuid_text, uuid_text,
+};
 use core::ffi::c_char;
 use core::mem::offset_of;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// `NVML_FEATURE_DISABLED`, and its opposite.
-const DISABLED: u32 = 0;
-const ENABLED: u32 = 1;
+pub(super) const DISABLED: u32 = 0;
+pub(super) const ENABLED: u32 = 1;
 
 /// The answer of every function that is not served.
 pub fn refused(library: &Library) -> Result {
@@ -96,9 +99,10 @@ pub fn nvmlDeviceGetCount_v2(library: &Library, count: Out<u32>) -> Result {
 
 pub fn nvmlDeviceGetHandleByIndex(library: &Library, index: u32, device: Out<DeviceHandle>) -> Result {
     let session = library.session()?;
-    let handle = index as usize + 1;
-    session.gpu(handle)?;
-    device.set(handle)
+    if session.opened.gpus.len() <= index as usize {
+        return Err(Status::INVALID_ARGUMENT);
+    }
+    device.set(gpu_handle(index as usize)?)
 }
 
 pub fn nvmlDeviceGetHandleByIndex_v2(library: &Library, index: u32, device: Out<DeviceHandle>) -> Result {
@@ -108,7 +112,17 @@ pub fn nvmlDeviceGetHandleByIndex_v2(library: &Library, index: u32, device: Out<
 pub fn nvmlDeviceGetHandleByUUID(library: &Library, uuid: Text<'_>, device: Out<DeviceHandle>) -> Result {
     let session = library.session()?;
     let uuid = uuid.get()?;
-    device.set(session.find(|gpu| uuid_text(&gpu.facts().uuid).eq_ignore_ascii_case(uuid))?)
+    for (index, gpu) in session.opened.gpus.iter().enumerate() {
+        if uuid_text(&gpu.facts().uuid).eq_ignore_ascii_case(uuid) {
+            return device.set(gpu_handle(index)?);
+        }
+        for (handle, compute) in devices(index, &**gpu)? {
+            if mig_uuid_text(&compute.uuid).eq_ignore_ascii_case(uuid) {
+                return device.set(handle);
+            }
+        }
+    }
+    Err(Status::NOT_FOUND)
 }
 
 /// The domain may have any number of digits, and both it and the function may be left out.
@@ -136,7 +150,8 @@ pub fn nvmlDeviceGetHandleByPciBusId(
         _ => return Err(Status::INVALID_ARGUMENT),
     };
     let fits = |facts: &Facts| facts.pci.domain == domain && facts.pci.bus == bus && facts.pci.device == slot;
-    device.set(session.find(|gpu| fits(gpu.facts()))?)
+    let found = session.opened.gpus.iter().position(|gpu| fits(gpu.facts())).ok_or(Status::NOT_FOUND)?;
+    device.set(gpu_handle(found)?)
 }
 
 pub fn nvmlDeviceGetHandleByPciBusId_v2(
@@ -149,7 +164,7 @@ pub fn nvmlDeviceGetHandleByPciBusId_v2(
 
 // --- What a device is ------------------------------------------------------------------------------------------------
 
-/// Answers from a device's facts.
+/// Answers from a device's facts; those of its GPU where it is on an instance.
 fn fact<T>(
     library: &Library,
     device: DeviceHandle,
@@ -157,23 +172,45 @@ fn fact<T>(
     fact: impl FnOnce(&Facts) -> Result<T>,
 ) -> Result {
     let session = library.session()?;
-    let (_, gpu) = session.gpu(device)?;
-    place.required()?.set(fact(gpu.facts())?)
+    place.required()?.set(fact(session.target(device)?.gpu.facts())?)
+}
+
+/// A text in a structure.
+pub(super) fn field<const ROOM: usize>(text: &str) -> [c_char; ROOM] {
+    let mut field = [0; ROOM];
+    for (place, byte) in field.iter_mut().zip(text.bytes()).take(ROOM - 1) {
+        *place = byte.cast_signed();
+    }
+    field
 }
 
 pub fn nvmlDeviceGetName(library: &Library, device: DeviceHandle, name: Out<c_char>, length: u32) -> Result {
     let session = library.session()?;
-    name.text(&session.gpu(device)?.1.facts().name, length)
+    let Target { gpu, part, .. } = session.target(device)?;
+    match part {
+        Some(part) => name.text(&format!("{} {}", gpu.facts().name, part.name()?), length),
+        None => name.text(&gpu.facts().name, length),
+    }
 }
 
 pub fn nvmlDeviceGetUUID(library: &Library, device: DeviceHandle, uuid: Out<c_char>, length: u32) -> Result {
     let session = library.session()?;
-    uuid.text(&uuid_text(&session.gpu(device)?.1.facts().uuid), length)
+    let Target { gpu, part, .. } = session.target(device)?;
+    let text = part.map(|part| mig_uuid_text(&part.compute.uuid));
+    uuid.text(&text.unwrap_or_else(|| uuid_text(&gpu.facts().uuid)), length)
 }
 
+/// Of a device on an instance, its index among those of its GPU.
 pub fn nvmlDeviceGetIndex(library: &Library, device: DeviceHandle, index: Out<u32>) -> Result {
     let session = library.session()?;
-    let (place, _) = session.gpu(device)?;
+    let target = session.target(device)?;
+    let place = match target.part {
+        Some(_) => {
+            let all = devices(target.index, target.gpu)?;
+            all.iter().position(|(handle, _)| *handle == device).ok_or(Status::INVALID_ARGUMENT)?
+        }
+        None => target.index,
+    };
     index.set(u32::try_from(place).map_err(|_| Status::UNKNOWN)?)
 }
 
@@ -182,13 +219,6 @@ pub fn nvmlDeviceGetMinorNumber(library: &Library, device: DeviceHandle, minor: 
 }
 
 fn pci_info(facts: &Facts) -> PciInfo {
-    fn field<const ROOM: usize>(text: &str) -> [c_char; ROOM] {
-        let mut field = [0; ROOM];
-        for (place, byte) in field.iter_mut().zip(text.bytes()) {
-            *place = byte.cast_signed();
-        }
-        field
-    }
     let pci = facts.pci;
     PciInfo {
         bus_id_legacy: field(&format!("{:04X}:{:02X}:{:02X}.0", pci.domain & 0xffff, pci.bus, pci.device)),
@@ -204,7 +234,7 @@ fn pci_info(facts: &Facts) -> PciInfo {
 /// The first two versions end before the long bus id.
 pub fn nvmlDeviceGetPciInfo(library: &Library, device: DeviceHandle, info: Out<PciInfo>) -> Result {
     let session = library.session()?;
-    info.set_first(&pci_info(session.gpu(device)?.1.facts()), offset_of!(PciInfo, bus_id))
+    info.set_first(&pci_info(session.target(device)?.gpu.facts()), offset_of!(PciInfo, bus_id))
 }
 
 pub fn nvmlDeviceGetPciInfo_v2(library: &Library, device: DeviceHandle, info: Out<PciInfo>) -> Result {
@@ -236,6 +266,8 @@ pub fn nvmlDeviceGetCudaComputeCapability(
 }
 
 pub fn nvmlDeviceGetNumGpuCores(library: &Library, device: DeviceHandle, cores: Out<u32>) -> Result {
+    // As the vendor's: a device on an instance has attributes instead.
+    library.session()?.gpu(device)?;
     fact(library, device, cores, |facts| {
         let each = cores_per_multiprocessor(facts.capability).ok_or(Status::NOT_SUPPORTED)?;
         each.checked_mul(facts.multiprocessors).ok_or(Status::UNKNOWN)
@@ -275,43 +307,118 @@ pub fn nvmlDeviceGetEccMode(
     fact(library, device, pending, mode)
 }
 
-// --- Instances -------------------------------------------------------------------------------------------------------
-
-pub fn nvmlDeviceGetMigMode(
+/// Nodes that are near, one bit each. Whatever is near by any measure is near by all of them.
+pub fn nvmlDeviceGetMemoryAffinity(
     library: &Library,
     device: DeviceHandle,
-    current: Out<u32>,
+    words: u32,
+    nodes: Out<u64>,
+    _scope: u32,
+) -> Result {
+    let session = library.session()?;
+    let node = session.target(device)?.gpu.facts().node.ok_or(Status::NOT_SUPPORTED)?;
+    if words == 0 {
+        return Err(Status::INVALID_ARGUMENT);
+    }
+    let nodes = nodes.required()?;
+    (0..words).try_for_each(|word| {
+        let here = node / u64::BITS == word;
+        nodes.set_at(word as usize, if here { 1 << (node % u64::BITS) } else { 0 })
+    })
+}
+
+// --- Health ----------------------------------------------------------------------------------------------------------
+
+fn health(library: &Library, device: DeviceHandle) -> Result<Health> {
+    let session = library.session()?;
+    session.gpu(device)?.1.health()
+}
+
+/// Since the driver began, and in all: nothing is kept beyond that here.
+pub fn nvmlDeviceGetTotalEccErrors(
+    library: &Library,
+    device: DeviceHandle,
+    kind: u32,
+    counter: u32,
+    count: Out<u64>,
+) -> Result {
+    let session = library.session()?;
+    let facts = session.gpu(device)?.1.facts();
+    let health = health(library, device)?;
+    if facts.ecc != Some(true) {
+        return Err(Status::NOT_SUPPORTED);
+    }
+    match (kind, counter) {
+        (0, 0 | 1) => count.set(health.corrected),
+        (1, 0 | 1) => count.set(health.uncorrected),
+        _ => Err(Status::INVALID_ARGUMENT),
+    }
+}
+
+pub fn nvmlDeviceGetRetiredPagesPendingStatus(
+    library: &Library,
+    device: DeviceHandle,
     pending: Out<u32>,
 ) -> Result {
-    let mode = |facts: &Facts| if facts.divisible { Ok(DISABLED) } else { Err(Status::NOT_SUPPORTED) };
-    pending.required()?;
-    fact(library, device, current, mode)?;
-    fact(library, device, pending, mode)
+    pending.required()?.set(if health(library, device)?.pending { ENABLED } else { DISABLED })
 }
 
-pub fn nvmlDeviceGetMaxMigDeviceCount(library: &Library, device: DeviceHandle, count: Out<u32>) -> Result {
-    fact(library, device, count, |_| Ok(0))
-}
-
-pub fn nvmlDeviceGetMigDeviceHandleByIndex(
+pub fn nvmlDeviceGetRemappedRows(
     library: &Library,
     device: DeviceHandle,
-    _index: u32,
-    _instance: Out<DeviceHandle>,
+    corrected: Out<u32>,
+    uncorrected: Out<u32>,
+    pending: Out<u32>,
+    failed: Out<u32>,
 ) -> Result {
-    library.session()?.gpu(device)?;
-    Err(Status::NOT_FOUND)
+    let health = health(library, device)?;
+    for place in [corrected, uncorrected, pending, failed] {
+        place.required()?;
+    }
+    corrected.set(health.remapped.0)?;
+    uncorrected.set(health.remapped.1)?;
+    pending.set(u32::from(health.pending))?;
+    failed.set(0)
 }
 
-pub fn nvmlDeviceIsMigDeviceHandle(library: &Library, device: DeviceHandle, answer: Out<u32>) -> Result {
-    fact(library, device, answer, |_| Ok(0))
+/// Each field has a result of its own.
+pub fn nvmlDeviceGetFieldValues(
+    library: &Library,
+    device: DeviceHandle,
+    count: i32,
+    values: Out<FieldValue>,
+) -> Result {
+    const UNSIGNED_INT: u32 = 1;
+    let session = library.session()?;
+    let target = session.target(device)?;
+    let count = usize::try_from(count).map_err(|_| Status::INVALID_ARGUMENT)?;
+    let values = values.required()?;
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| Status::UNKNOWN)?.as_micros();
+    let time = i64::try_from(time).map_err(|_| Status::UNKNOWN)?;
+    (0..count).try_for_each(|index| {
+        let asked = values.at(index).current()?;
+        let found = match asked.field {
+            FIELD_RECOVERY_ACTION => target.gpu.health().map(|health| health.recovery),
+            _ => Err(Status::NOT_SUPPORTED),
+        };
+        let (status, value) = found.map_or_else(|Status(code)| (code, 0), |value| (0, value));
+        let (kind, value) = (UNSIGNED_INT, value.into());
+        values.set_at(index, FieldValue { time, latency: 0, kind, status, value, ..asked })
+    })
 }
 
 // --- Memory ----------------------------------------------------------------------------------------------------------
 
+fn memory(target: &Target<'_>) -> Result<Memory> {
+    match &target.part {
+        Some(part) => mig(target.gpu)?.memory(part.instance.epoch),
+        None => target.gpu.memory(),
+    }
+}
+
 pub fn nvmlDeviceGetMemoryInfo(library: &Library, device: DeviceHandle, place: Out<MemoryV1>) -> Result {
     let session = library.session()?;
-    let memory = session.gpu(device)?.1.memory()?;
+    let memory = memory(&session.target(device)?)?;
     place.set(MemoryV1 {
         total: memory.total,
         free: memory.total.saturating_sub(memory.used),
@@ -321,11 +428,11 @@ pub fn nvmlDeviceGetMemoryInfo(library: &Library, device: DeviceHandle, place: O
 
 pub fn nvmlDeviceGetMemoryInfo_v2(library: &Library, device: DeviceHandle, place: Out<MemoryV2>) -> Result {
     let session = library.session()?;
-    let gpu = session.gpu(device)?.1;
+    let target = session.target(device)?;
     if place.current()?.version != MEMORY_V2 {
         return Err(Status::ARGUMENT_VERSION_MISMATCH);
     }
-    let memory = gpu.memory()?;
+    let memory = memory(&target)?;
     place.set(MemoryV2 {
         version: MEMORY_V2,
         total: memory.total,
@@ -346,8 +453,8 @@ enum Kind {
 
 fn processes(library: &Library, device: DeviceHandle, kind: Kind) -> Result<Vec<Process>> {
     let session = library.session()?;
-    let (_, gpu) = session.gpu(device)?;
-    if kind == Kind::Compute { gpu.processes() } else { Ok(Vec::new()) }
+    let target = session.target(device)?;
+    if kind == Kind::Compute { target.processes() } else { Ok(Vec::new()) }
 }
 
 /// Fills a list of the caller's. `count` says how much room there is, and then how many there are.
@@ -388,8 +495,8 @@ fn list_v2(
     let item = |process: &Process| ProcessInfoV2 {
         pid: process.pid,
         used: process.bytes,
-        gpu_instance: NO_INSTANCE,
-        compute_instance: NO_INSTANCE,
+        gpu_instance: process.instance.map_or(NO_INSTANCE, |id| id.gpu),
+        compute_instance: process.instance.map_or(NO_INSTANCE, |id| id.compute),
     };
     fill(&processes(library, device, kind)?, count, list, item)
 }
@@ -428,8 +535,8 @@ pub fn nvmlDeviceGetRunningProcessDetailList(
     let item = |process: &Process| ProcessDetail {
         pid: process.pid,
         used: process.bytes,
-        gpu_instance: NO_INSTANCE,
-        compute_instance: NO_INSTANCE,
+        gpu_instance: process.instance.map_or(NO_INSTANCE, |id| id.gpu),
+        compute_instance: process.instance.map_or(NO_INSTANCE, |id| id.compute),
         protected: 0,
     };
     let items = processes(library, device, kind)?;
@@ -444,18 +551,30 @@ pub fn nvmlDeviceGetRunningProcessDetailList(
 
 // --- Time ------------------------------------------------------------------------------------------------------------
 
-/// Of the time since this was last asked, or the start. Kernels count when they end. Nobody counts accesses to memory.
+/// Of the time since this was last asked, or the start. Kernels count when they end. Nobody counts accesses to memory. A GPU
+/// that is divided cannot say; a device on an instance says here what the vendor's does not.
 pub fn nvmlDeviceGetUtilizationRates(
     library: &Library,
     device: DeviceHandle,
     utilization: Out<Utilization>,
 ) -> Result {
     let session = library.session()?;
-    let (index, gpu) = session.gpu(device)?;
-    let (before, now) = session.look(index, gpu)?;
+    let target = session.target(device)?;
+    if target.part.is_none() {
+        undivided(&target)?;
+    }
+    let (before, now) = session.look(device, target.processes()?)?;
     let shares = before.map(|before| now.shares(&before)).unwrap_or_default();
     let gpu = shares.iter().map(|(_, percent)| percent).sum::<u32>().min(100);
     utilization.set(Utilization { gpu, memory: 0 })
+}
+
+/// A GPU that is divided does not say how busy it is.
+fn undivided(target: &Target<'_>) -> Result {
+    match target.gpu.mig() {
+        Some(mig) if mig.is_divided()? => Err(Status::NOT_SUPPORTED),
+        _ => Ok(()),
+    }
 }
 
 /// As [`nvmlDeviceGetUtilizationRates`], for each process that computed.
@@ -467,14 +586,17 @@ pub fn nvmlDeviceGetProcessUtilization(
     _since: u64,
 ) -> Result {
     let session = library.session()?;
-    let (index, gpu) = session.gpu(device)?;
+    let target = session.target(device)?;
+    if target.part.is_none() {
+        undivided(&target)?;
+    }
     let room = count.current()? as usize;
     if !list.is_given() {
         // As many as there may be, so that the list is long enough when it is filled.
-        count.set(u32::try_from(gpu.processes()?.len()).map_err(|_| Status::UNKNOWN)?)?;
+        count.set(u32::try_from(target.processes()?.len()).map_err(|_| Status::UNKNOWN)?)?;
         return Err(Status::INSUFFICIENT_SIZE);
     }
-    let (before, now) = session.look(index, gpu)?;
+    let (before, now) = session.look(device, target.processes()?)?;
     let shares = before.map(|before| now.shares(&before)).unwrap_or_default();
     if shares.is_empty() {
         return Err(Status::NOT_FOUND);

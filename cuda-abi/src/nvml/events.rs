@@ -70,9 +70,9 @@ impl Session {
                     return Ok(EventData {
                         device: *device,
                         kind: EVENT_XID,
-                        data: xid,
-                        gpu_instance: NO_INSTANCE,
-                        compute_instance: NO_INSTANCE,
+                        data: xid.number,
+                        gpu_instance: xid.instance.map_or(NO_INSTANCE, |(gpu, _)| gpu),
+                        compute_instance: xid.instance.map_or(NO_INSTANCE, |(_, compute)| compute),
                     });
                 }
             }

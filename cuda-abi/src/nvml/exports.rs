@@ -40,9 +40,43 @@ macro_rules! nvml_library {
             fn nvmlDeviceGetDisplayActive(device: DeviceHandle, active: Out<u32>);
             fn nvmlDeviceGetEccMode(device: DeviceHandle, current: Out<u32>, pending: Out<u32>);
             fn nvmlDeviceGetMigMode(device: DeviceHandle, current: Out<u32>, pending: Out<u32>);
+            fn nvmlDeviceSetMigMode(device: DeviceHandle, mode: u32, activated: Out<u32>);
             fn nvmlDeviceGetMaxMigDeviceCount(device: DeviceHandle, count: Out<u32>);
             fn nvmlDeviceGetMigDeviceHandleByIndex(device: DeviceHandle, index: u32, instance: Out<DeviceHandle>);
             fn nvmlDeviceIsMigDeviceHandle(device: DeviceHandle, answer: Out<u32>);
+            fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: DeviceHandle, parent: Out<DeviceHandle>);
+            fn nvmlDeviceGetGpuInstanceId(device: DeviceHandle, id: Out<u32>);
+            fn nvmlDeviceGetComputeInstanceId(device: DeviceHandle, id: Out<u32>);
+            fn nvmlDeviceGetAttributes(device: DeviceHandle, attributes: Out<DeviceAttributes>);
+            fn nvmlDeviceGetAttributes_v2(device: DeviceHandle, attributes: Out<DeviceAttributes>);
+            fn nvmlDeviceGetGpuInstanceProfileInfo(device: DeviceHandle, profile: u32, info: Out<GpuInstanceProfileV1>);
+            fn nvmlDeviceGetGpuInstanceProfileInfoV(device: DeviceHandle, profile: u32, info: Out<GpuInstanceProfileV2>);
+            fn nvmlDeviceGetGpuInstanceProfileInfoByIdV(device: DeviceHandle, profile: u32, info: Out<GpuInstanceProfileV2>);
+            fn nvmlDeviceGetGpuInstancePossiblePlacements(device: DeviceHandle, profile: u32, list: Out<Placement>, count: Out<u32>);
+            fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(device: DeviceHandle, profile: u32, list: Out<Placement>, count: Out<u32>);
+            fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: DeviceHandle, profile: u32, count: Out<u32>);
+            fn nvmlDeviceCreateGpuInstance(device: DeviceHandle, profile: u32, instance: Out<GpuInstanceHandle>);
+            fn nvmlDeviceCreateGpuInstanceWithPlacement(device: DeviceHandle, profile: u32, placement: Out<Placement>, instance: Out<GpuInstanceHandle>);
+            fn nvmlGpuInstanceDestroy(instance: GpuInstanceHandle);
+            fn nvmlDeviceGetGpuInstances(device: DeviceHandle, profile: u32, list: Out<GpuInstanceHandle>, count: Out<u32>);
+            fn nvmlDeviceGetGpuInstanceById(device: DeviceHandle, id: u32, instance: Out<GpuInstanceHandle>);
+            fn nvmlGpuInstanceGetInfo(instance: GpuInstanceHandle, info: Out<GpuInstanceInfo>);
+            fn nvmlGpuInstanceGetComputeInstanceProfileInfo(instance: GpuInstanceHandle, profile: u32, engines: u32, info: Out<ComputeInstanceProfileV1>);
+            fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(instance: GpuInstanceHandle, profile: u32, engines: u32, info: Out<ComputeInstanceProfileV2>);
+            fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance: GpuInstanceHandle, profile: u32, count: Out<u32>);
+            fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(instance: GpuInstanceHandle, profile: u32, list: Out<Placement>, count: Out<u32>);
+            fn nvmlGpuInstanceCreateComputeInstance(instance: GpuInstanceHandle, profile: u32, made: Out<ComputeInstanceHandle>);
+            fn nvmlGpuInstanceCreateComputeInstanceWithPlacement(instance: GpuInstanceHandle, profile: u32, placement: Out<Placement>, made: Out<ComputeInstanceHandle>);
+            fn nvmlComputeInstanceDestroy(instance: ComputeInstanceHandle);
+            fn nvmlGpuInstanceGetComputeInstances(instance: GpuInstanceHandle, profile: u32, list: Out<ComputeInstanceHandle>, count: Out<u32>);
+            fn nvmlGpuInstanceGetComputeInstanceById(instance: GpuInstanceHandle, id: u32, found: Out<ComputeInstanceHandle>);
+            fn nvmlComputeInstanceGetInfo(instance: ComputeInstanceHandle, info: Out<ComputeInstanceInfo>);
+            fn nvmlComputeInstanceGetInfo_v2(instance: ComputeInstanceHandle, info: Out<ComputeInstanceInfo>);
+            fn nvmlDeviceGetMemoryAffinity(device: DeviceHandle, words: u32, nodes: Out<u64>, scope: u32);
+            fn nvmlDeviceGetTotalEccErrors(device: DeviceHandle, kind: u32, counter: u32, count: Out<u64>);
+            fn nvmlDeviceGetRetiredPagesPendingStatus(device: DeviceHandle, pending: Out<u32>);
+            fn nvmlDeviceGetRemappedRows(device: DeviceHandle, corrected: Out<u32>, uncorrected: Out<u32>, pending: Out<u32>, failed: Out<u32>);
+            fn nvmlDeviceGetFieldValues(device: DeviceHandle, count: i32, values: Out<FieldValue>);
             fn nvmlDeviceGetMemoryInfo(device: DeviceHandle, memory: Out<MemoryV1>);
             fn nvmlDeviceGetMemoryInfo_v2(device: DeviceHandle, memory: Out<MemoryV2>);
             fn nvmlDeviceGetComputeRunningProcesses(device: DeviceHandle, count: Out<u32>, list: Out<ProcessInfoV1>);
@@ -65,54 +99,45 @@ macro_rules! nvml_library {
             fn nvmlEventSetWait_v2(set: EventSetHandle, event: Out<EventData>, milliseconds: u32);
         }
         $crate::nvml_library! { @refused $library:
-            nvmlComputeInstanceDestroy nvmlComputeInstanceGetInfo nvmlComputeInstanceGetInfo_v2
             nvmlDeviceClearAccountingPids nvmlDeviceClearCpuAffinity nvmlDeviceClearEccErrorCounts
-            nvmlDeviceClearFieldValues nvmlDeviceCreateGpuInstance nvmlDeviceCreateGpuInstanceWithPlacement
-            nvmlDeviceDiscoverGpus nvmlDeviceFreezeNvLinkUtilizationCounter nvmlDeviceGetAPIRestriction
-            nvmlDeviceGetAccountingBufferSize nvmlDeviceGetAccountingMode nvmlDeviceGetAccountingPids
-            nvmlDeviceGetAccountingStats nvmlDeviceGetAccountingStats_v2 nvmlDeviceGetActiveVgpus
-            nvmlDeviceGetAdaptiveClockInfoStatus nvmlDeviceGetAdaptiveTgpModeInfo_v1
-            nvmlDeviceGetAddressingMode nvmlDeviceGetApplicationsClock nvmlDeviceGetAttributes
-            nvmlDeviceGetAttributes_v2 nvmlDeviceGetAutoBoostedClocksEnabled nvmlDeviceGetBAR1MemoryInfo
-            nvmlDeviceGetBBXTimeData_v1 nvmlDeviceGetBankRemapperStatus_v1 nvmlDeviceGetBoardId
-            nvmlDeviceGetBoardPartNumber nvmlDeviceGetBridgeChipInfo nvmlDeviceGetBusType
-            nvmlDeviceGetC2cModeInfoV nvmlDeviceGetCapabilities nvmlDeviceGetClkMonStatus nvmlDeviceGetClock
-            nvmlDeviceGetClockInfo nvmlDeviceGetClockOffsets nvmlDeviceGetComputeInstanceId
-            nvmlDeviceGetConfComputeGpuAttestationReport nvmlDeviceGetConfComputeGpuCertificate
-            nvmlDeviceGetConfComputeMemSizeInfo nvmlDeviceGetConfComputeProtectedMemoryUsage
-            nvmlDeviceGetCoolerInfo nvmlDeviceGetCpuAffinity nvmlDeviceGetCpuAffinityWithinScope
-            nvmlDeviceGetCreatableVgpus nvmlDeviceGetCurrPcieLinkGeneration nvmlDeviceGetCurrPcieLinkWidth
+            nvmlDeviceClearFieldValues nvmlDeviceDiscoverGpus nvmlDeviceFreezeNvLinkUtilizationCounter
+            nvmlDeviceGetAPIRestriction nvmlDeviceGetAccountingBufferSize nvmlDeviceGetAccountingMode
+            nvmlDeviceGetAccountingPids nvmlDeviceGetAccountingStats nvmlDeviceGetAccountingStats_v2
+            nvmlDeviceGetActiveVgpus nvmlDeviceGetAdaptiveClockInfoStatus
+            nvmlDeviceGetAdaptiveTgpModeInfo_v1 nvmlDeviceGetAddressingMode nvmlDeviceGetApplicationsClock
+            nvmlDeviceGetAutoBoostedClocksEnabled nvmlDeviceGetBAR1MemoryInfo nvmlDeviceGetBBXTimeData_v1
+            nvmlDeviceGetBankRemapperStatus_v1 nvmlDeviceGetBoardId nvmlDeviceGetBoardPartNumber
+            nvmlDeviceGetBridgeChipInfo nvmlDeviceGetBusType nvmlDeviceGetC2cModeInfoV
+            nvmlDeviceGetCapabilities nvmlDeviceGetClkMonStatus nvmlDeviceGetClock nvmlDeviceGetClockInfo
+            nvmlDeviceGetClockOffsets nvmlDeviceGetConfComputeGpuAttestationReport
+            nvmlDeviceGetConfComputeGpuCertificate nvmlDeviceGetConfComputeMemSizeInfo
+            nvmlDeviceGetConfComputeProtectedMemoryUsage nvmlDeviceGetCoolerInfo nvmlDeviceGetCpuAffinity
+            nvmlDeviceGetCpuAffinityWithinScope nvmlDeviceGetCreatableVgpus
+            nvmlDeviceGetCurrPcieLinkGeneration nvmlDeviceGetCurrPcieLinkWidth
             nvmlDeviceGetCurrentClockFreqs nvmlDeviceGetCurrentClocksEventReasons
             nvmlDeviceGetCurrentClocksThrottleReasons nvmlDeviceGetDecoderUtilization
             nvmlDeviceGetDefaultApplicationsClock nvmlDeviceGetDefaultEccMode nvmlDeviceGetDetailedEccErrors
-            nvmlDeviceGetDeviceHandleFromMigDeviceHandle nvmlDeviceGetDramEncryptionMode
-            nvmlDeviceGetDriverModel nvmlDeviceGetDriverModel_v2 nvmlDeviceGetDynamicPstatesInfo
-            nvmlDeviceGetEncoderCapacity nvmlDeviceGetEncoderSessions nvmlDeviceGetEncoderStats
-            nvmlDeviceGetEncoderUtilization nvmlDeviceGetEnforcedPowerLimit nvmlDeviceGetFBCSessions
-            nvmlDeviceGetFBCStats nvmlDeviceGetFanControlPolicy_v2 nvmlDeviceGetFanSpeed
-            nvmlDeviceGetFanSpeedRPM nvmlDeviceGetFanSpeed_v2 nvmlDeviceGetFieldValues
+            nvmlDeviceGetDramEncryptionMode nvmlDeviceGetDriverModel nvmlDeviceGetDriverModel_v2
+            nvmlDeviceGetDynamicPstatesInfo nvmlDeviceGetEncoderCapacity nvmlDeviceGetEncoderSessions
+            nvmlDeviceGetEncoderStats nvmlDeviceGetEncoderUtilization nvmlDeviceGetEnforcedPowerLimit
+            nvmlDeviceGetFBCSessions nvmlDeviceGetFBCStats nvmlDeviceGetFanControlPolicy_v2
+            nvmlDeviceGetFanSpeed nvmlDeviceGetFanSpeedRPM nvmlDeviceGetFanSpeed_v2
             nvmlDeviceGetGpcClkMinMaxVfOffset nvmlDeviceGetGpcClkVfOffset nvmlDeviceGetGpuFabricInfo
-            nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetGpuFabricInfo_v4 nvmlDeviceGetGpuInstanceById
-            nvmlDeviceGetGpuInstanceId nvmlDeviceGetGpuInstancePossiblePlacements
-            nvmlDeviceGetGpuInstancePossiblePlacements_v2 nvmlDeviceGetGpuInstanceProfileInfo
-            nvmlDeviceGetGpuInstanceProfileInfoByIdV nvmlDeviceGetGpuInstanceProfileInfoV
-            nvmlDeviceGetGpuInstanceRemainingCapacity nvmlDeviceGetGpuInstances
-            nvmlDeviceGetGpuMaxPcieLinkGeneration nvmlDeviceGetGpuOperationMode
-            nvmlDeviceGetGridLicensableFeatures nvmlDeviceGetGridLicensableFeatures_v2
-            nvmlDeviceGetGridLicensableFeatures_v3 nvmlDeviceGetGridLicensableFeatures_v4
-            nvmlDeviceGetGspFirmwareMode nvmlDeviceGetGspFirmwareVersion nvmlDeviceGetHandleBySerial
-            nvmlDeviceGetHandleByUUIDV nvmlDeviceGetHostVgpuMode nvmlDeviceGetHostname_v1
-            nvmlDeviceGetInforomConfigurationChecksum nvmlDeviceGetInforomImageVersion
-            nvmlDeviceGetInforomVersion nvmlDeviceGetIrqNum nvmlDeviceGetJpgUtilization
-            nvmlDeviceGetLastBBXFlushTime nvmlDeviceGetMarginTemperature nvmlDeviceGetMaxClockInfo
-            nvmlDeviceGetMaxCustomerBoostClock nvmlDeviceGetMaxPcieLinkGeneration
+            nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetGpuFabricInfo_v4 nvmlDeviceGetGpuMaxPcieLinkGeneration
+            nvmlDeviceGetGpuOperationMode nvmlDeviceGetGridLicensableFeatures
+            nvmlDeviceGetGridLicensableFeatures_v2 nvmlDeviceGetGridLicensableFeatures_v3
+            nvmlDeviceGetGridLicensableFeatures_v4 nvmlDeviceGetGspFirmwareMode
+            nvmlDeviceGetGspFirmwareVersion nvmlDeviceGetHandleBySerial nvmlDeviceGetHandleByUUIDV
+            nvmlDeviceGetHostVgpuMode nvmlDeviceGetHostname_v1 nvmlDeviceGetInforomConfigurationChecksum
+            nvmlDeviceGetInforomImageVersion nvmlDeviceGetInforomVersion nvmlDeviceGetIrqNum
+            nvmlDeviceGetJpgUtilization nvmlDeviceGetLastBBXFlushTime nvmlDeviceGetMarginTemperature
+            nvmlDeviceGetMaxClockInfo nvmlDeviceGetMaxCustomerBoostClock nvmlDeviceGetMaxPcieLinkGeneration
             nvmlDeviceGetMaxPcieLinkWidth nvmlDeviceGetMemClkMinMaxVfOffset nvmlDeviceGetMemClkVfOffset
-            nvmlDeviceGetMemoryAffinity nvmlDeviceGetMemoryErrorCounter nvmlDeviceGetMemoryLimits_v1
-            nvmlDeviceGetMinMaxClockOfPState nvmlDeviceGetMinMaxFanSpeed nvmlDeviceGetModuleId
-            nvmlDeviceGetMultiGpuBoard nvmlDeviceGetNumFans nvmlDeviceGetNumaNodeId
-            nvmlDeviceGetNvLinkCapability nvmlDeviceGetNvLinkErrorCounter nvmlDeviceGetNvLinkInfo
-            nvmlDeviceGetNvLinkRemoteDeviceType nvmlDeviceGetNvLinkRemotePciInfo
-            nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetNvLinkState
+            nvmlDeviceGetMemoryErrorCounter nvmlDeviceGetMemoryLimits_v1 nvmlDeviceGetMinMaxClockOfPState
+            nvmlDeviceGetMinMaxFanSpeed nvmlDeviceGetModuleId nvmlDeviceGetMultiGpuBoard
+            nvmlDeviceGetNumFans nvmlDeviceGetNumaNodeId nvmlDeviceGetNvLinkCapability
+            nvmlDeviceGetNvLinkErrorCounter nvmlDeviceGetNvLinkInfo nvmlDeviceGetNvLinkRemoteDeviceType
+            nvmlDeviceGetNvLinkRemotePciInfo nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetNvLinkState
             nvmlDeviceGetNvLinkTelemetrySamples_v1 nvmlDeviceGetNvLinkUtilizationControl
             nvmlDeviceGetNvLinkUtilizationCounter nvmlDeviceGetNvLinkVersion nvmlDeviceGetNvlinkBwMode
             nvmlDeviceGetNvlinkSupportedBwModes nvmlDeviceGetOfaUtilization nvmlDeviceGetP2PStatus
@@ -123,9 +148,8 @@ macro_rules! nvml_library {
             nvmlDeviceGetPowerManagementDefaultLimit nvmlDeviceGetPowerManagementLimit
             nvmlDeviceGetPowerManagementLimitConstraints nvmlDeviceGetPowerManagementMode
             nvmlDeviceGetPowerMizerMode_v1 nvmlDeviceGetPowerSource nvmlDeviceGetPowerState
-            nvmlDeviceGetPowerUsage nvmlDeviceGetProcessesUtilizationInfo nvmlDeviceGetRemappedRows
-            nvmlDeviceGetRemappedRows_v2 nvmlDeviceGetRepairStatus nvmlDeviceGetRetiredPages
-            nvmlDeviceGetRetiredPagesPendingStatus nvmlDeviceGetRetiredPages_v2
+            nvmlDeviceGetPowerUsage nvmlDeviceGetProcessesUtilizationInfo nvmlDeviceGetRemappedRows_v2
+            nvmlDeviceGetRepairStatus nvmlDeviceGetRetiredPages nvmlDeviceGetRetiredPages_v2
             nvmlDeviceGetRowRemapperHistogram nvmlDeviceGetSamples nvmlDeviceGetSerial
             nvmlDeviceGetSramEccErrorStatus nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts
             nvmlDeviceGetSupportedClocksEventReasons nvmlDeviceGetSupportedClocksThrottleReasons
@@ -133,7 +157,7 @@ macro_rules! nvml_library {
             nvmlDeviceGetSupportedPerformanceStates nvmlDeviceGetSupportedVgpus nvmlDeviceGetTargetFanSpeed
             nvmlDeviceGetTemperature nvmlDeviceGetTemperatureThreshold nvmlDeviceGetTemperatureV
             nvmlDeviceGetThermalSettings nvmlDeviceGetTopologyCommonAncestor
-            nvmlDeviceGetTopologyNearestGpus nvmlDeviceGetTotalEccErrors nvmlDeviceGetTotalEnergyConsumption
+            nvmlDeviceGetTopologyNearestGpus nvmlDeviceGetTotalEnergyConsumption
             nvmlDeviceGetUnrepairableMemoryFlag_v1 nvmlDeviceGetVbiosVersion nvmlDeviceGetVgpuCapabilities
             nvmlDeviceGetVgpuHeterogeneousMode nvmlDeviceGetVgpuInstancesUtilizationInfo
             nvmlDeviceGetVgpuMetadata nvmlDeviceGetVgpuProcessUtilization
@@ -157,12 +181,11 @@ macro_rules! nvml_library {
             nvmlDeviceSetFanControlPolicy nvmlDeviceSetFanSpeed_v2 nvmlDeviceSetGpcClkVfOffset
             nvmlDeviceSetGpuLockedClocks nvmlDeviceSetGpuOperationMode nvmlDeviceSetHostname_v1
             nvmlDeviceSetMemClkVfOffset nvmlDeviceSetMemoryLimits_v1 nvmlDeviceSetMemoryLockedClocks
-            nvmlDeviceSetMigMode nvmlDeviceSetNvLinkDeviceLowPowerThreshold
-            nvmlDeviceSetNvLinkUtilizationControl nvmlDeviceSetNvlinkBwMode
-            nvmlDeviceSetNvlinkBwModeAsync_v1 nvmlDeviceSetPersistenceMode nvmlDeviceSetPowerManagementLimit
-            nvmlDeviceSetPowerManagementLimit_v2 nvmlDeviceSetPowerMizerMode_v1 nvmlDeviceSetRusdSettings_v1
-            nvmlDeviceSetTemperatureThreshold nvmlDeviceSetVgpuCapabilities
-            nvmlDeviceSetVgpuHeterogeneousMode nvmlDeviceSetVgpuSchedulerState
+            nvmlDeviceSetNvLinkDeviceLowPowerThreshold nvmlDeviceSetNvLinkUtilizationControl
+            nvmlDeviceSetNvlinkBwMode nvmlDeviceSetNvlinkBwModeAsync_v1 nvmlDeviceSetPersistenceMode
+            nvmlDeviceSetPowerManagementLimit nvmlDeviceSetPowerManagementLimit_v2
+            nvmlDeviceSetPowerMizerMode_v1 nvmlDeviceSetRusdSettings_v1 nvmlDeviceSetTemperatureThreshold
+            nvmlDeviceSetVgpuCapabilities nvmlDeviceSetVgpuHeterogeneousMode nvmlDeviceSetVgpuSchedulerState
             nvmlDeviceSetVgpuSchedulerState_v2 nvmlDeviceSetVirtualizationMode nvmlDeviceValidateInforom
             nvmlDeviceVgpuForceGspUnload nvmlDeviceWorkloadPowerProfileClearRequestedProfiles
             nvmlDeviceWorkloadPowerProfileGetCurrentProfiles nvmlDeviceWorkloadPowerProfileGetProfilesInfo
@@ -174,12 +197,7 @@ macro_rules! nvml_library {
             nvmlGetExcludedDeviceInfoByIndex nvmlGetVgpuCompatibility nvmlGetVgpuDriverCapabilities
             nvmlGetVgpuVersion nvmlGpmMetricsGet nvmlGpmMigSampleGet nvmlGpmQueryDeviceSupport
             nvmlGpmQueryIfStreamingEnabled nvmlGpmSampleAlloc nvmlGpmSampleFree nvmlGpmSampleGet
-            nvmlGpmSetStreamingEnabled nvmlGpuInstanceCreateComputeInstance
-            nvmlGpuInstanceCreateComputeInstanceWithPlacement nvmlGpuInstanceDestroy
-            nvmlGpuInstanceGetActiveVgpus nvmlGpuInstanceGetComputeInstanceById
-            nvmlGpuInstanceGetComputeInstancePossiblePlacements nvmlGpuInstanceGetComputeInstanceProfileInfo
-            nvmlGpuInstanceGetComputeInstanceProfileInfoV nvmlGpuInstanceGetComputeInstanceRemainingCapacity
-            nvmlGpuInstanceGetComputeInstances nvmlGpuInstanceGetCreatableVgpus nvmlGpuInstanceGetInfo
+            nvmlGpmSetStreamingEnabled nvmlGpuInstanceGetActiveVgpus nvmlGpuInstanceGetCreatableVgpus
             nvmlGpuInstanceGetVgpuHeterogeneousMode nvmlGpuInstanceGetVgpuSchedulerLog
             nvmlGpuInstanceGetVgpuSchedulerLog_v2 nvmlGpuInstanceGetVgpuSchedulerState
             nvmlGpuInstanceGetVgpuSchedulerState_v2 nvmlGpuInstanceGetVgpuTypeCreatablePlacements
@@ -218,13 +236,15 @@ macro_rules! nvml_library {
         mod nvml_served {
             use core::ffi::c_char;
             use $crate::nvml::{
-                DeviceHandle, EventData, EventSetHandle, MemoryV1, MemoryV2, Out, PciInfo, ProcessDetails, ProcessInfoV1,
-                ProcessInfoV2, ProcessSample, Text, Utilization, entry,
+                ComputeInstanceHandle, ComputeInstanceInfo, ComputeInstanceProfileV1, ComputeInstanceProfileV2,
+                DeviceAttributes, DeviceHandle, EventData, EventSetHandle, FieldValue, GpuInstanceHandle,
+                GpuInstanceInfo, GpuInstanceProfileV1, GpuInstanceProfileV2, MemoryV1, MemoryV2, Out, PciInfo,
+                Placement, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample, Text, Utilization, entry,
             };
             $(
                 #[unsafe(no_mangle)]
                 extern "C" fn $name($($argument: $type),*) -> u32 {
-                    $library.enter(|library| entry::$name(library $(, $argument)*))
+                    $library.enter(stringify!($name), |library| entry::$name(library $(, $argument)*))
                 }
             )+
 
@@ -242,7 +262,7 @@ macro_rules! nvml_library {
             $(
                 #[unsafe(no_mangle)]
                 extern "C" fn $name() -> u32 {
-                    $library.enter($crate::nvml::entry::refused)
+                    $library.enter(stringify!($name), $crate::nvml::entry::refused)
                 }
             )+
         }

@@ -168,6 +168,207 @@ pub struct EventData {
     pub compute_instance: c_uint,
 }
 
+/// `nvmlGpuInstance_t`: a pointer for programs, never followed.
+pub type GpuInstanceHandle = usize;
+/// `nvmlComputeInstance_t`, the same way.
+pub type ComputeInstanceHandle = usize;
+
+/// `nvmlGpuInstancePlacement_t`, and `nvmlComputeInstancePlacement_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Placement {
+    /// The first slice.
+    pub start: c_uint,
+    /// How many.
+    pub size: c_uint,
+}
+
+/// `nvmlGpuInstanceProfileInfo_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct GpuInstanceProfileV1 {
+    /// Its id.
+    pub id: c_uint,
+    /// Whether there is traffic between such instances.
+    pub peers: c_uint,
+    /// Compute slices.
+    pub slices: c_uint,
+    /// How many there can be.
+    pub instances: c_uint,
+    /// Multiprocessors.
+    pub multiprocessors: c_uint,
+    /// Engines for copies, decoding, encoding, images and optical flow.
+    pub engines: [c_uint; 5],
+    /// MiB of memory.
+    pub memory_mib: c_ulonglong,
+}
+
+/// `nvmlGpuInstanceProfileInfo_v2_t`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct GpuInstanceProfileV2 {
+    /// [`GPU_INSTANCE_PROFILE_V2`].
+    pub version: c_uint,
+    /// What the first version has.
+    pub id: c_uint,
+    /// As there.
+    pub peers: c_uint,
+    /// As there.
+    pub slices: c_uint,
+    /// As there.
+    pub instances: c_uint,
+    /// As there.
+    pub multiprocessors: c_uint,
+    /// As there.
+    pub engines: [c_uint; 5],
+    /// As there.
+    pub memory_mib: c_ulonglong,
+    /// What it is called.
+    pub name: [c_char; 96],
+}
+/// The version of [`GpuInstanceProfileV2`].
+pub const GPU_INSTANCE_PROFILE_V2: c_uint = version::<GpuInstanceProfileV2>(2);
+
+/// `nvmlGpuInstanceProfileInfo_v3_t`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct GpuInstanceProfileV3 {
+    /// [`GPU_INSTANCE_PROFILE_V3`].
+    pub version: c_uint,
+    /// What the first version has, but for traffic between instances.
+    pub id: c_uint,
+    /// As there.
+    pub slices: c_uint,
+    /// As there.
+    pub instances: c_uint,
+    /// As there.
+    pub multiprocessors: c_uint,
+    /// As there.
+    pub engines: [c_uint; 5],
+    /// As there.
+    pub memory_mib: c_ulonglong,
+    /// What it is called.
+    pub name: [c_char; 96],
+    /// `NVML_GPU_INSTANCE_PROFILE_CAPS_*`.
+    pub capabilities: c_uint,
+}
+/// The version of [`GpuInstanceProfileV3`].
+pub const GPU_INSTANCE_PROFILE_V3: c_uint = version::<GpuInstanceProfileV3>(3);
+
+/// `nvmlGpuInstanceInfo_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct GpuInstanceInfo {
+    /// The GPU.
+    pub device: DeviceHandle,
+    /// Its number.
+    pub id: c_uint,
+    /// The id of its profile.
+    pub profile: c_uint,
+    /// Where it is.
+    pub placement: Placement,
+}
+
+/// `nvmlComputeInstanceProfileInfo_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct ComputeInstanceProfileV1 {
+    /// Its id.
+    pub id: c_uint,
+    /// Compute slices.
+    pub slices: c_uint,
+    /// How many there can be.
+    pub instances: c_uint,
+    /// Multiprocessors.
+    pub multiprocessors: c_uint,
+    /// Engines of the GPU instance, which all in it share.
+    pub engines: [c_uint; 5],
+}
+
+/// `nvmlComputeInstanceProfileInfo_v2_t`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ComputeInstanceProfileV2 {
+    /// [`COMPUTE_INSTANCE_PROFILE_V2`].
+    pub version: c_uint,
+    /// What the first version has.
+    pub facts: ComputeInstanceProfileV1,
+    /// What it is called.
+    pub name: [c_char; 96],
+}
+/// The version of [`ComputeInstanceProfileV2`].
+pub const COMPUTE_INSTANCE_PROFILE_V2: c_uint = version::<ComputeInstanceProfileV2>(2);
+
+/// `nvmlComputeInstanceProfileInfo_v3_t`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ComputeInstanceProfileV3 {
+    /// [`COMPUTE_INSTANCE_PROFILE_V3`].
+    pub version: c_uint,
+    /// What the first version has.
+    pub facts: ComputeInstanceProfileV1,
+    /// What it is called.
+    pub name: [c_char; 96],
+    /// `NVML_COMPUTE_INSTANCE_PROFILE_CAPS_*`.
+    pub capabilities: c_uint,
+}
+/// The version of [`ComputeInstanceProfileV3`].
+pub const COMPUTE_INSTANCE_PROFILE_V3: c_uint = version::<ComputeInstanceProfileV3>(3);
+
+/// `nvmlComputeInstanceInfo_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct ComputeInstanceInfo {
+    /// The GPU.
+    pub device: DeviceHandle,
+    /// The GPU instance.
+    pub gpu_instance: GpuInstanceHandle,
+    /// Its number.
+    pub id: c_uint,
+    /// The id of its profile.
+    pub profile: c_uint,
+    /// Where it is.
+    pub placement: Placement,
+}
+
+/// `nvmlDeviceAttributes_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct DeviceAttributes {
+    /// Multiprocessors.
+    pub multiprocessors: c_uint,
+    /// Engines of the GPU instance, which all in it share.
+    pub engines: [c_uint; 5],
+    /// Compute slices of the GPU instance.
+    pub gpu_slices: c_uint,
+    /// Compute slices of the compute instance.
+    pub compute_slices: c_uint,
+    /// MiB of memory.
+    pub memory_mib: c_ulonglong,
+}
+
+/// `nvmlFieldValue_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct FieldValue {
+    /// Which field.
+    pub field: c_uint,
+    /// Which of several.
+    pub scope: c_uint,
+    /// Microseconds since 1970.
+    pub time: i64,
+    /// Microseconds that it took.
+    pub latency: i64,
+    /// An `nvmlValueType_t`.
+    pub kind: c_uint,
+    /// An `nvmlReturn_t`.
+    pub status: c_uint,
+    /// The value, from its first byte on.
+    pub value: c_ulonglong,
+}
+/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
+pub const FIELD_RECOVERY_ACTION: c_uint = 230;
+
 // The sizes that the vendor's header gives.
 const _: () = {
     assert!(size_of::<PciInfo>() == 68);
@@ -180,4 +381,14 @@ const _: () = {
     assert!(size_of::<Utilization>() == 8);
     assert!(size_of::<ProcessSample>() == 32);
     assert!(size_of::<EventData>() == 32);
+    assert!(size_of::<GpuInstanceProfileV1>() == 48);
+    assert!(size_of::<GpuInstanceProfileV2>() == 152 && GPU_INSTANCE_PROFILE_V2 == 0x200_0098);
+    assert!(size_of::<GpuInstanceProfileV3>() == 152 && GPU_INSTANCE_PROFILE_V3 == 0x300_0098);
+    assert!(size_of::<GpuInstanceInfo>() == 24);
+    assert!(size_of::<ComputeInstanceProfileV1>() == 36);
+    assert!(size_of::<ComputeInstanceProfileV2>() == 136 && COMPUTE_INSTANCE_PROFILE_V2 == 0x200_0088);
+    assert!(size_of::<ComputeInstanceProfileV3>() == 140 && COMPUTE_INSTANCE_PROFILE_V3 == 0x300_008c);
+    assert!(size_of::<ComputeInstanceInfo>() == 32);
+    assert!(size_of::<DeviceAttributes>() == 40);
+    assert!(size_of::<FieldValue>() == 40);
 };

@@ -1,9 +1,10 @@
 //! The state of a library: how often it was started, and what the first start brought.
 
-use super::driver::{Driver, Gpu, Opened};
+use super::driver::{Driver, Opened, Process};
 use super::events::Sets;
 use super::layout::DeviceHandle;
 use super::status::{Result, Status};
+use super::targets::gpu_handle;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,8 +28,8 @@ struct State {
 pub(super) struct Session {
     pub(super) opened: Opened,
     pub(super) sets: Sets,
-    /// What utilisation is measured against: for each GPU, when and how busy its processes were.
-    looks: Mutex<HashMap<usize, Look>>,
+    /// What utilisation is measured against: for each GPU or instance, when and how busy its processes were.
+    looks: Mutex<HashMap<DeviceHandle, Look>>,
 }
 
 /// One look at the processes of a GPU.
@@ -64,7 +65,8 @@ impl Library {
         let session = Session { opened, sets: Sets::default(), looks: Mutex::default() };
         for (index, gpu) in session.opened.gpus.iter().enumerate() {
             // So that the first question has an answer; a driver that cannot tell is asked again then.
-            let _ = session.look(index, &**gpu);
+            let _ = gpu_handle(index)
+                .and_then(|device| gpu.processes().and_then(|processes| session.look(device, processes)));
         }
         *state = Some(State { starts: 1, process: std::process::id(), session: Arc::new(session) });
         Ok(())
@@ -87,8 +89,8 @@ impl Library {
 
     /// Runs a call behind the C boundary: nothing unwinds into the program.
     #[doc(hidden)]
-    pub fn enter(&self, call: impl FnOnce(&Library) -> Result) -> u32 {
-        match catch_unwind(AssertUnwindSafe(|| call(self))) {
+    pub fn enter(&self, name: &'static str, call: impl FnOnce(&Library) -> Result) -> u32 {
+        match catch_unwind(AssertUnwindSafe(|| self.driver.before(name).and_then(|()| call(self)))) {
             Ok(Ok(())) => 0,
             Ok(Err(Status(code))) => code,
             Err(_) => Status::UNKNOWN.0,
@@ -103,28 +105,15 @@ impl std::fmt::Debug for Library {
 }
 
 impl Session {
-    /// The GPU of a handle, and its index.
-    pub(super) fn gpu(&self, device: DeviceHandle) -> Result<(usize, &dyn Gpu)> {
-        let index = device.checked_sub(1).ok_or(Status::INVALID_ARGUMENT)?;
-        Ok((index, &**self.opened.gpus.get(index).ok_or(Status::INVALID_ARGUMENT)?))
-    }
-
-    /// The handle of the GPU that fits.
-    pub(super) fn find(&self, fits: impl Fn(&dyn Gpu) -> bool) -> Result<DeviceHandle> {
-        let found = self.opened.gpus.iter().position(|gpu| fits(&**gpu));
-        found.map(|index| index + 1).ok_or(Status::NOT_FOUND)
-    }
-
-    /// Looks at a GPU's processes; returns the look before and this one.
-    pub(super) fn look(&self, index: usize, gpu: &dyn Gpu) -> Result<(Option<Look>, Look)> {
-        let processes = gpu.processes()?;
+    /// Looks at the processes of a device; returns the look before and this one.
+    pub(super) fn look(&self, device: DeviceHandle, processes: Vec<Process>) -> Result<(Option<Look>, Look)> {
         let mut busy = HashMap::new();
         for process in processes {
             *busy.entry(process.pid).or_insert(0) += process.busy_nanoseconds.ok_or(Status::NOT_SUPPORTED)?;
         }
         let now = Look { at: Instant::now(), busy };
         let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = looks.insert(index, now.clone());
+        let before = looks.insert(device, now.clone());
         Ok((before, now))
     }
 }

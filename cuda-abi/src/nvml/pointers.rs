@@ -36,6 +36,16 @@ impl<T> Out<T> {
         Out(pointer)
     }
 
+    /// The same place, for another version of the structure.
+    pub(super) fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+
+    /// The place of an element of a list.
+    pub(super) fn at(self, index: usize) -> Out<T> {
+        Out(self.0.wrapping_add(index))
+    }
+
     /// Stores a result.
     pub(super) fn set(self, value: T) -> Result {
         self.set_at(0, value)

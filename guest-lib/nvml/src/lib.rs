@@ -60,8 +60,8 @@ fn facts(shim: Shim, index: u32) -> Result<Facts> {
         multiprocessors: attribute(attribute::MULTIPROCESSOR_COUNT)?,
         bus_bits: attribute(attribute::MEMORY_BUS_WIDTH)?,
         ecc: Some(attribute(attribute::ECC_ENABLED)? != 0),
-        // A share of a GPU is not the guest's to divide.
-        divisible: false,
+        // The host's.
+        node: None,
     })
 }
 
@@ -82,7 +82,7 @@ impl Gpu for GuestGpu {
     }
 
     fn processes(&self) -> Result<Vec<Process>> {
-        let process = |pid, bytes| Process { pid, bytes, busy_nanoseconds: None };
+        let process = |pid, bytes| Process { pid, bytes, busy_nanoseconds: None, instance: None };
         let listed = self.shim.processes(self.index)?;
         if listed.is_empty() {
             // Nobody lends to this VM as a whole: each process has memory of its own, and the host lists none of them.

@@ -9,29 +9,37 @@
 //! and to nobody once that one is gone. A process of another PID namespace is not listed, for its number would name
 //! somebody else; its memory counts as used all the same.
 //!
-//! Errors are injected by tests: each line appended to the file `xid` in a device's directory is the number of an Xid
-//! that the device reports from then on.
+//! Errors are injected by tests, by files that need not be there:
+//!
+//! * each line appended to `xid` in a device's directory is the number of an Xid that the device reports from then on,
+//!   behind which the numbers of a GPU instance and of a compute instance may stand;
+//! * `health` in a device's directory says how the device is, see [`faults`];
+//! * `faults` in the state directory says which calls fail, or never return, while it says so.
 //!
 //! ```sh
 //! ln -s "$PWD/target/release/libsoftgpu_nvml.so" /tmp/softgpu/libnvidia-ml.so.1
 //! LD_LIBRARY_PATH=/tmp/softgpu gpustat
 //! ```
 
+mod faults;
+mod instances;
 mod xid;
 
 use sluice_cuda_abi::nvml::{
-    Driver, Facts, Gpu, Library, Memory, Opened, Pci, Process, Result, Status, Watch,
+    Driver, Facts, Gpu, Health, InstanceId, Library, Memory, Mig, Opened, Pci, Process, Result, Status, Watch,
 };
 use sluice_cuda_abi::symbols::CUDA_VERSION;
 use softgpu_device::{CAPABILITY, Client, Config, Device, Owner};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The devices that the configuration names.
 struct SoftDriver;
 
 static DRIVER: SoftDriver = SoftDriver;
 static LIBRARY: Library = Library::new(&DRIVER);
+/// The state directory, once the library was started.
+static STATE: OnceLock<PathBuf> = OnceLock::new();
 
 sluice_cuda_abi::nvml_library!(crate::LIBRARY);
 
@@ -45,10 +53,16 @@ impl Driver for SoftDriver {
             let owner = Arc::new(device)
                 .attach(Client::Nvml)
                 .map_err(|error| failed(&error, Status::OPERATING_SYSTEM))?;
-            gpus.push(Box::new(SoftGpu::new(owner, config.state.join(format!("gpu{index}")))));
+            gpus.push(Box::new(SoftGpu::new(owner, &config, index)));
         }
+        // One configuration per process: the environment is read once, and a second start finds the same.
+        let _ = STATE.set(config.state.clone());
         let cuda_version = i32::try_from(CUDA_VERSION).map_err(|_| Status::UNKNOWN)?;
         Ok(Opened { gpus, cuda_version })
+    }
+
+    fn before(&self, call: &'static str) -> Result {
+        STATE.get().map_or(Ok(()), |state| faults::before(state, call))
     }
 }
 
@@ -68,7 +82,8 @@ struct SoftGpu {
 }
 
 impl SoftGpu {
-    fn new(owner: Arc<Owner>, directory: PathBuf) -> SoftGpu {
+    fn new(owner: Arc<Owner>, config: &Config, index: u32) -> SoftGpu {
+        let directory = config.state.join(format!("gpu{index}"));
         let identity = owner.device().identity();
         let facts = Facts {
             name: identity.model.name.to_owned(),
@@ -79,8 +94,8 @@ impl SoftGpu {
             capability: CAPABILITY,
             multiprocessors: identity.model.multiprocessors,
             bus_bits: identity.model.bus_bits,
-            ecc: Some(false),
-            divisible: identity.model.mig,
+            ecc: Some(config.ecc),
+            node: usize::try_from(index).ok().and_then(|index| config.nodes.get(index).copied()),
         };
         SoftGpu { facts, owner, directory }
     }
@@ -111,10 +126,23 @@ impl Gpu for SoftGpu {
                 pid: process.pid,
                 bytes: process.held.taken(),
                 busy_nanoseconds: Some(process.busy_nanoseconds),
+                instance: process.confinement.map(|there| InstanceId {
+                    epoch: there.epoch,
+                    gpu: there.gpu,
+                    compute: there.compute,
+                }),
             })
             .collect();
         processes.sort_unstable_by_key(|process| process.pid);
         Ok(processes)
+    }
+
+    fn health(&self) -> Result<Health> {
+        Ok(faults::health(&self.directory))
+    }
+
+    fn mig(&self) -> Option<&dyn Mig> {
+        self.device().geometry().map(|_| self as &dyn Mig)
     }
 
     fn watch(&self) -> Result<Box<dyn Watch>> {

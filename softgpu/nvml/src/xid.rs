@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "inotify")]
 
-use sluice_cuda_abi::nvml::{Result, Status, Watch};
+use sluice_cuda_abi::nvml::{Result, Status, Watch, Xid};
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -41,8 +41,19 @@ impl Watched {
     }
 }
 
+/// A line: the error, and where it was in an instance the numbers of that and of the compute instance.
+fn read(line: &str) -> Xid {
+    // What the interface says of an error it does not know.
+    const UNKNOWN: u64 = 999;
+    let mut words = line.split_whitespace();
+    let number = words.next().and_then(|word| word.parse().ok()).unwrap_or(UNKNOWN);
+    let gpu = words.next().and_then(|word| word.parse().ok());
+    let compute = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+    Xid { number, instance: gpu.map(|gpu| (gpu, compute)) }
+}
+
 impl Watch for Watched {
-    fn next(&mut self) -> Result<Option<u64>> {
+    fn next(&mut self) -> Result<Option<Xid>> {
         let mut told = [0u8; 4096];
         // Before the file is read, so that what is appended meanwhile is told again.
         // SAFETY: the buffer is as long as is said. What was told is of no interest, nor that nothing was.
@@ -50,9 +61,7 @@ impl Watch for Watched {
         self.file.read_to_end(&mut self.rest).map_err(|_| Status::GPU_IS_LOST)?;
         let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') else { return Ok(None) };
         let line: Vec<u8> = self.rest.drain(..=end).collect();
-        // 999 is what the interface says of an error it does not know.
-        const UNKNOWN: u64 = 999;
-        Ok(Some(String::from_utf8_lossy(&line).trim().parse().unwrap_or(UNKNOWN)))
+        Ok(Some(read(&String::from_utf8_lossy(&line))))
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
