@@ -14,13 +14,21 @@ use sluice_tests::process::{Finished, run};
 /// A program and what is in its environment.
 #[derive(Debug, Clone)]
 struct Client {
+    /// Options of `sluice run`, where it is not natively.
+    options: &'static [&'static str],
     words: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
 }
 
 impl Client {
     fn new(program: impl Into<OsString>) -> Self {
-        Self { words: vec![program.into()], environment: Vec::new() }
+        Self { options: &[], words: vec![program.into()], environment: Vec::new() }
+    }
+
+    /// On devices as small as the program needs them: all memory of each is taken and cleared before a session starts.
+    const fn on_small_devices(mut self) -> Self {
+        self.options = &["--memory", "64MiB"];
+        self
     }
 
     fn argument(mut self, word: impl Into<OsString>) -> Self {
@@ -36,7 +44,8 @@ impl Client {
     /// Runs it on a backend of its own (`sluice run`), or straight on the driver (`sluice run --native`).
     fn run(&self, native: bool) -> Result<Finished> {
         let mut command = Command::new(Binaries::locate()?.get("sluice")?);
-        command.arg("run").args(native.then_some("--native")).arg("--").args(&self.words);
+        command.arg("run").args(if native { &["--native"] } else { self.options });
+        command.arg("--").args(&self.words);
         // A test's own environment must not decide what a runtime finds.
         command
             .env_remove("LD_LIBRARY_PATH")
@@ -106,7 +115,7 @@ fn every_runtime_starts_and_computes() -> Result<()> {
 fn every_runtime_starts_on_several_devices() -> Result<()> {
     for (first, client) in runtimes()? {
         for devices in [2, 4] {
-            let client = client.clone().set("SLUICE_SOFTGPU_DEVICES", devices.to_string());
+            let client = client.clone().on_small_devices().set("SLUICE_SOFTGPU_DEVICES", devices.to_string());
             let printed = client.passes_both_ways().with_context(|| first.clone())?;
             ensure!(
                 printed.contains(&format!(" {devices} device(s)"))
@@ -122,8 +131,9 @@ fn every_runtime_starts_on_several_devices() -> Result<()> {
 // Promise: C1
 #[test]
 fn any_device_computes() -> Result<()> {
-    let client =
-        Client::new(Build::with_static_runtime(Release::Cuda13).path()?).set("SLUICE_SOFTGPU_DEVICES", "3");
+    let client = Client::new(Build::with_static_runtime(Release::Cuda13).path()?)
+        .on_small_devices()
+        .set("SLUICE_SOFTGPU_DEVICES", "3");
     for visible in ["1", "2,0"] {
         client.clone().set("CUDA_VISIBLE_DEVICES", visible).passes_both_ways().context(visible)?;
     }
@@ -144,6 +154,7 @@ fn a_runtime_refuses_an_answer_that_does_not_fit() -> Result<()> {
                 .argument(format!("SKEW={what}"))
                 .argument(&program)
                 .set("SLUICE_SOFTGPU_DEVICES", "2")
+                .on_small_devices()
         };
         skewed("nothing").passes_both_ways()?;
         for what in [
