@@ -111,6 +111,9 @@ pub const GROW_WAIT_MILLISECONDS: u64 = GROW_MILLISECONDS + 10_000;
 /// Milliseconds for which growth waits for memory that nobody has given up yet: a worker that is about to die still has its
 /// own, and whoever grows next may well have been started because of that death.
 pub const GROW_PATIENCE_MILLISECONDS: u64 = 1_000;
+/// Milliseconds for which a VM that keeps grants to grow, again and again, gets none at most; and without having kept one for
+/// as long, it starts anew.
+pub const GROW_BARRED_MILLISECONDS: u64 = 20 * GROW_MILLISECONDS;
 /// Milliseconds after which a driver that still lists a dead worker is reported.
 pub const STUCK_MILLISECONDS: u64 = 10_000;
 /// The largest weight of a VM's share of a unit's time.

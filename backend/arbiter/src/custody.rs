@@ -419,6 +419,7 @@ impl Custody {
             let empty = !self.members.contains_key(&key) && self.dirty_of(key) == 0;
             if empty && (self.ledger.forget(key) || self.ledger.account(key).is_none()) {
                 self.leaving.remove(&key);
+                self.growth.forget(key);
             }
         }
     }
@@ -610,7 +611,7 @@ impl Custody {
         }
         self.waiters.retain(|waiter| waiter.worker != id);
         let headroom = self.workers.get(&id).map_or(0, Worker::headroom);
-        self.growth.died(id, key, headroom.max(UNIT));
+        self.growth.died(id, key, headroom.max(UNIT), now);
         self.stirred = true;
         self.changed = true;
         self.touched.insert(key);

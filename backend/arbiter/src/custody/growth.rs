@@ -3,7 +3,9 @@
 //! The unit's free memory is kept occupied by clean chunks. A worker whose driver is about to grow asks; one at a time
 //! is granted: ballast is released until the driver has what is needed, the worker says when it is done, and what was not
 //! used is taken back. So memory that somebody's driver grows into was clean. What a dead worker's driver had is taken
-//! and scrubbed before another VM's driver may grow.
+//! and scrubbed before another VM's driver may grow. VMs take [`turns`].
+
+mod turns;
 
 use super::{Custody, Life, Millis, Worker};
 use crate::ids::{ChunkId, Class, VmKey, WorkerId};
@@ -14,6 +16,7 @@ use sluice_protocol::{
     limits,
 };
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use turns::Turns;
 
 /// Looks after which it is tried again to take what the driver could not give.
 const LOOKS: u32 = 20;
@@ -69,6 +72,15 @@ struct Grew {
     headroom: u64,
 }
 
+/// A dead worker whose memory the driver may not have back yet.
+#[derive(Clone, Copy, Debug)]
+struct Unswept {
+    vm: VmKey,
+    /// What its driver had.
+    bytes: u64,
+    since: Millis,
+}
+
 /// How much of the driver's free memory is taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Depth {
@@ -94,8 +106,12 @@ pub(super) struct Growth {
     looks: u32,
     /// Who grew since the last look.
     grew: Option<Grew>,
-    /// The dead whose memory the driver may not have back yet: their VM, and what their drivers had.
-    unswept: HashMap<WorkerId, (VmKey, u64)>,
+    /// The dead whose memory the driver may not have back yet.
+    unswept: HashMap<WorkerId, Unswept>,
+    /// Whose turn it is.
+    turns: Turns,
+    /// When it was last looked who may grow.
+    now: Millis,
     /// Whose memory is among what is free, or among `swept`.
     dirtiers: BTreeMap<VmKey, u64>,
     /// Chunks taken after deaths that are not clean yet.
@@ -125,6 +141,8 @@ impl Growth {
             looks: 0,
             grew: None,
             unswept: HashMap::new(),
+            turns: Turns::default(),
+            now: 0,
             dirtiers: BTreeMap::new(),
             swept: HashSet::new(),
         }
@@ -154,12 +172,17 @@ impl Growth {
         self.free = free.saturating_sub(self.unusable);
     }
 
+    /// A VM is forgotten.
+    pub(super) fn forget(&mut self, vm: VmKey) {
+        self.turns.forget(vm);
+    }
+
     pub(super) fn settle(&mut self, depth: Depth) {
         self.settle = self.settle.max(Some(depth));
     }
 
     /// A worker died; `bytes` is what its driver had.
-    pub(super) fn died(&mut self, id: WorkerId, vm: VmKey, bytes: u64) {
+    pub(super) fn died(&mut self, id: WorkerId, vm: VmKey, bytes: u64, since: Millis) {
         self.queue.retain(|wish| wish.worker != id);
         if self.grows(id) {
             self.active = None;
@@ -167,27 +190,34 @@ impl Growth {
         if self.grew.is_some_and(|grew| grew.worker == id) {
             self.grew = None;
         }
-        self.unswept.insert(id, (vm, bytes));
+        self.unswept.insert(id, Unswept { vm, bytes, since });
     }
 
     /// The driver has what a dead worker had.
     pub(super) fn gone(&mut self, id: WorkerId) {
-        if let Some((vm, bytes)) = self.unswept.remove(&id) {
-            let sum = self.dirtiers.entry(vm).or_default();
-            *sum = sum.saturating_add(bytes);
+        if let Some(dead) = self.unswept.remove(&id) {
+            let sum = self.dirtiers.entry(dead.vm).or_default();
+            *sum = sum.saturating_add(dead.bytes);
             self.settle(Depth::All);
         }
     }
 
     /// Bytes of a VM's dead workers that are not clean yet.
     pub(super) fn unswept_bytes(&self, vm: VmKey) -> u64 {
-        let dead = self.unswept.values().filter(|(other, _)| *other == vm).map(|(_, bytes)| *bytes);
+        let dead = self.unswept.values().filter(|dead| dead.vm == vm).map(|dead| dead.bytes);
         dead.chain(self.dirtiers.get(&vm).copied()).fold(0, u64::saturating_add)
     }
 
     /// Whether a VM's driver may not grow because another's memory may be among what is free.
     fn is_blocked(&self, vm: VmKey) -> bool {
-        self.unswept.values().any(|(other, _)| *other != vm)
+        self.unswept.values().any(|dead| dead.vm != vm)
+    }
+
+    /// Until when a VM lets others go first that wait for its dead: drivers let go of those in a moment. One that does not
+    /// is no reason for the VM to wait.
+    fn yields_until(&self, vm: VmKey) -> Option<Millis> {
+        let until = |dead: &Unswept| dead.since.saturating_add(limits::GROW_PATIENCE_MILLISECONDS);
+        self.unswept.values().filter(|dead| dead.vm == vm).map(until).max().filter(|until| *until > self.now)
     }
 
     /// What the driver had free was taken, into these chunks. Returns who had grown, and what its driver
@@ -299,8 +329,12 @@ impl Custody {
     /// Grants what can be granted now, refuses what waited too long, ends who keeps a grant too long. Returns when to look
     /// again.
     pub fn serve_growth(&mut self, now: Millis) -> Option<Millis> {
+        self.growth.now = now;
         if let Some(active) = self.growth.active.filter(|active| active.until <= now) {
             self.growth.active = None;
+            if let Some(worker) = self.workers.get(&active.worker) {
+                self.growth.turns.overran(worker.vm, now);
+            }
             self.growth.settle(Depth::AboveReserve);
             self.abuse(active.worker, "keeps a grant to grow for too long");
         }
@@ -318,14 +352,30 @@ impl Custody {
         self.grant(now);
         let next = |wish: &Wish| if wish.hurried { wish.until } else { wish.patient };
         let wishes = self.growth.queue.iter().map(next);
-        wishes.chain(self.growth.active.map(|active| active.until)).min()
+        let barred = self.growth.queue.iter().filter_map(|wish| self.growth.turns.barred_until(wish.vm, now));
+        let yielding = self.growth.queue.iter().filter_map(|wish| self.growth.yields_until(wish.vm));
+        wishes.chain(barred).chain(yielding).chain(self.growth.active.map(|active| active.until)).min()
     }
 
-    /// The first wish that no death holds back.
+    /// The wish whose turn it is: VMs take turns, and whoever is held back by others' dead loses none to them.
     fn next_wish(&self) -> Option<(usize, Wish)> {
-        let mut wishes = self.growth.queue.iter().enumerate();
-        let free = |wish: &Wish| !self.growth.is_blocked(wish.vm) && self.fits(wish.vm, wish.least);
-        wishes.find(|(_, wish)| free(wish)).map(|(index, wish)| (index, *wish))
+        let growth = &self.growth;
+        let mut order: Vec<(u64, usize)> =
+            growth.queue.iter().zip(0..).map(|(wish, index)| (growth.turns.last(wish.vm), index)).collect();
+        order.sort_unstable();
+        let mut waiting: Option<VmKey> = None;
+        for (_, index) in order {
+            let Some(wish) = growth.queue.get(index) else { continue };
+            if growth.turns.barred_until(wish.vm, growth.now).is_some() || !self.fits(wish.vm, wish.least) {
+                continue;
+            }
+            if growth.is_blocked(wish.vm) {
+                waiting = Some(wish.vm);
+            } else if waiting.is_none_or(|other| other == wish.vm) || growth.yields_until(wish.vm).is_none() {
+                return Some((index, *wish));
+            }
+        }
+        None
     }
 
     fn grant(&mut self, now: Millis) {
@@ -340,6 +390,7 @@ impl Custody {
         self.no_longer_waits(wish.worker);
         let worker = self.workers.get(&wish.worker).filter(|worker| worker.life == Life::Alive);
         let Some(headroom) = worker.map(Worker::headroom) else { return };
+        self.growth.turns.granted(wish.vm);
         let until = now.saturating_add(limits::GROW_MILLISECONDS);
         self.growth.active = Some(Active { worker: wish.worker, serial: wish.serial, until });
         let free = self.growth.free.saturating_add(self.growth.unusable);

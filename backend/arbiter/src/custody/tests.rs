@@ -618,6 +618,158 @@ fn drivers_grow_one_at_a_time_and_not_for_ever() {
     assert!(granted(&answers(&mut world.custody, second)));
 }
 
+/// Who is granted growth over time, when whoever is granted keeps it for so long and then dies or is ended.
+struct Growing {
+    world: World,
+    now: Millis,
+    granted: Vec<(Millis, WorkerId)>,
+    refused: Vec<(Millis, WorkerId)>,
+}
+
+impl Growing {
+    fn new() -> Growing {
+        Growing { world: begun(358 * MIB), now: 0, granted: Vec::new(), refused: Vec::new() }
+    }
+
+    fn worker(&mut self, vm: u32) -> WorkerId {
+        let id = WorkerId(self.world.next_worker);
+        self.world.act(&Op::Worker { vm, epoch: 1 });
+        id
+    }
+
+    /// Asks for a grant; by what serial.
+    fn wish(&mut self, id: WorkerId) -> u64 {
+        let serial = self.world.serial();
+        self.world.custody.request(id, Request::Grow { serial, reason: 0, bytes: 0 }, self.now);
+        serial
+    }
+
+    fn has(&self, id: WorkerId) -> bool {
+        self.granted.last().is_some_and(|(_, last)| *last == id)
+    }
+
+    /// Time passes until then, as the loop sees it. Whoever is ended is gone at once.
+    fn pass(&mut self, until: Millis) {
+        loop {
+            let mut next = None;
+            for _ in 0..6 {
+                self.world.begin();
+                self.world.end();
+                next = self.world.custody.serve_growth(self.now);
+                while let Some(effect) = self.world.custody.effect() {
+                    match effect {
+                        Effect::Answer { worker, answer: Answer::Granted { .. } } => {
+                            self.granted.push((self.now, worker));
+                        }
+                        Effect::Answer { worker, answer: Answer::Refused { .. } } => {
+                            self.refused.push((self.now, worker));
+                        }
+                        Effect::Kill { worker } => {
+                            self.world.custody.worker_died(worker, self.now);
+                            self.world.custody.worker_gone(worker);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            if self.now == until {
+                return;
+            }
+            // No later than it asked for; it may be asked sooner.
+            self.now = next.unwrap_or(until).clamp(self.now + 1, until);
+        }
+    }
+}
+
+// Promise: Q31
+#[test]
+fn who_keeps_grants_delays_another_vm_by_one_of_them() {
+    let mut growing = Growing::new();
+    let greedy = [1; 4].map(|vm| growing.worker(vm));
+    let honest = growing.worker(2);
+    for id in greedy {
+        growing.wish(id);
+    }
+    growing.pass(1);
+    assert!(growing.has(greedy[0]));
+    let serial = growing.wish(honest);
+    growing.pass(limits::GROW_MILLISECONDS);
+    let served = growing.granted.iter().find(|(_, id)| *id == honest);
+    assert_eq!(served, Some(&(limits::GROW_MILLISECONDS, honest)), "{:?}", growing.granted);
+    // The others of the first VM are held back for as long as the first one kept the grant.
+    growing.world.custody.request(honest, Request::Grown { serial }, growing.now);
+    growing.pass(limits::GROW_WAIT_MILLISECONDS);
+    assert_eq!(growing.refused.len(), 3, "they wait no longer than anybody: {:?}", growing.refused);
+    growing.wish(greedy[1]);
+    growing.pass(2 * limits::GROW_MILLISECONDS - 1);
+    assert!(growing.has(honest));
+    growing.pass(2 * limits::GROW_MILLISECONDS);
+    assert!(growing.has(greedy[1]), "{:?}", growing.granted);
+}
+
+// Promise: Q31
+#[test]
+fn a_vm_of_one_worker_gets_as_many_grants_as_one_of_many() {
+    let mut growing = Growing::new();
+    let many = [1; 8].map(|vm| growing.worker(vm));
+    let one = growing.worker(2);
+    let mut wishes: BTreeMap<WorkerId, u64> = BTreeMap::new();
+    for id in many.into_iter().chain([one]) {
+        wishes.insert(id, growing.wish(id));
+    }
+    for round in 1..=40 {
+        growing.pass(growing.now + 100);
+        assert_eq!(growing.granted.len(), round, "one at a time");
+        // Not for too long, but gladly again.
+        let (_, id) = growing.granted[round - 1];
+        growing.world.custody.request(id, Request::Grown { serial: wishes[&id] }, growing.now);
+        wishes.insert(id, growing.wish(id));
+    }
+    let ones = growing.granted.iter().filter(|(_, id)| *id == one).count();
+    assert_eq!(ones, 20, "{:?}", growing.granted);
+}
+
+// Promise: Q31
+#[test]
+fn a_vm_whose_workers_die_all_the_time_does_not_keep_another_waiting() {
+    let mut growing = Growing::new();
+    let honest = growing.worker(2);
+    let mut victim = growing.worker(1);
+    growing.wish(victim);
+    growing.pass(1);
+    growing.wish(honest);
+    for _ in 0..20 {
+        assert!(!growing.has(honest));
+        // Its next worker asks before the driver has let go of the last one.
+        let next = growing.worker(1);
+        growing.wish(next);
+        growing.world.custody.worker_died(victim, growing.now);
+        growing.pass(growing.now + 20);
+        assert!(!growing.has(next), "it overtakes who waits for its dead");
+        growing.world.custody.worker_gone(victim);
+        growing.pass(growing.now + 1);
+        if growing.has(honest) {
+            return;
+        }
+        victim = next;
+    }
+    panic!("the other one waits for ever: {:?}", growing.granted);
+}
+
+// Promise: Q31
+#[test]
+fn a_dead_worker_that_the_driver_keeps_holds_its_own_vm_back_for_a_second_at_most() {
+    let mut growing = Growing::new();
+    let (dead, next, other) = (growing.worker(1), growing.worker(1), growing.worker(2));
+    growing.wish(dead);
+    growing.pass(1);
+    growing.world.custody.worker_died(dead, growing.now);
+    growing.wish(other);
+    growing.wish(next);
+    growing.pass(growing.now + limits::GROW_PATIENCE_MILLISECONDS);
+    assert!(growing.has(next), "{:?}", growing.granted);
+}
+
 // Promise: Q30
 #[test]
 fn growth_waits_for_memory_of_whoever_is_about_to_die() {
