@@ -72,8 +72,12 @@ impl Stage {
     }
 
     fn begin(attack: &str) -> Result<Self> {
+        Self::begin_with(attack, QUOTA)
+    }
+
+    fn begin_with(attack: &str, quota: u64) -> Result<Self> {
         let binaries = Binaries::locate()?;
-        let mut options = Options::with_limits(DEVICE_MIB, &[QUOTA / MIB, 0]);
+        let mut options = Options::with_limits(DEVICE_MIB, &[quota / MIB, 0]);
         options.vms[0].push_str(&format!(",headroom={}MiB", HEADROOM / MIB));
         options.worker = Some(binaries.get("sluice-hostile-worker")?);
         let tenants = Tenants::start(&binaries, &options)?;
@@ -187,6 +191,34 @@ fn a_worker_killed_with_its_memory_leaves_none_of_it() -> Result<()> {
         kill(worker);
     }
     stage.guard("guard", Duration::from_millis(500))?;
+    stage.clear()
+}
+
+// Promise: S61
+#[test]
+fn what_a_worker_handed_on_before_its_end_reaches_nobody() -> Result<()> {
+    const HANDED_ON: u64 = 64 * MIB;
+    let stage = Stage::begin_with("pass-on", HANDED_ON)?;
+    let stranger: u32 = stage.wait_for("stranger")?.parse()?;
+    // With its program, so that no other worker follows.
+    kill(stage.client.id());
+    for worker in stage.tenants.workers(1)? {
+        kill(worker);
+    }
+    // For the arbiter the worker is reaped, gone from the driver, and all that it had is clean or missed.
+    stage.tenants.wait_for_charge(1, |charge| charge.holders == 0 && charge.dirty == 0)?;
+    let mut guard = stage.tenants.spawn(2, "guard", &stage.guard, &[])?;
+    let holding: u64 = guard.wait_for_line("holding", PATIENCE)?.parse()?;
+    println!("the neighbour had {holding} of {:?}", stage.before);
+    // While the neighbour has everything, also what was only a descriptor so far is written into.
+    fs::write(stage.tenants.folder().join("libexec/all"), "")?;
+    ensure!(stage.wait_for("everywhere")? == "2", "{}", stage.report());
+    signal(guard.id(), Signal::USR1)?;
+    let status = guard.wait(PATIENCE)?.context("the guard ends")?;
+    ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
+    ensure!(holding + HANDED_ON + 16 * MIB > stage.before.clean, "more is held back than was handed on");
+    stage.tenants.wait_for_charge(1, |charge| charge.lent == HANDED_ON).context("its VM pays for it")?;
+    kill(stranger);
     stage.clear()
 }
 

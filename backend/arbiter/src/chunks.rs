@@ -6,10 +6,13 @@
 //!     │  last importer gone                               ▲           └──────────► SUSPECT
 //!     └───────────────────────────────────────────────────┘
 //! ```
-//! Beside its state a chunk has *importers*: every process that ever got a descriptor of it and is not known to be gone
-//! from the driver. While there is one, the chunk belongs to that process's VM (`vm`) whatever its state, because the
-//! process may still read and write it: CLEAN then means clean for that VM, and the chunk is scrubbed once more when the
-//! last importer is gone. Only CLEAN chunks are lent. Fresh from the driver is DIRTY.
+//! A chunk that was lent belongs to the VM that got it (`vm`) for as long as it exists: whoever has a descriptor of it, or
+//! was handed one on, can reach it, and nobody can list them all. CLEAN then means clean for that VM. To serve another one
+//! its memory goes back to the driver, which gives nobody what anybody still holds, and comes again as another chunk.
+//!
+//! Beside its state a chunk has *importers*: every process that got a descriptor of it and is not known to be gone from the
+//! driver. When the last one is gone the chunk is *left behind*: it is scrubbed once more, and may go back to the driver.
+//! Only CLEAN chunks are lent. Fresh from the driver is DIRTY.
 //!
 //! Pure: no driver, no time. A step that its state does not allow is [`Broken`] and changes nothing.
 
@@ -17,7 +20,7 @@ use crate::{
     ids::{ChunkId, Class, VmKey, WorkerId},
     ledger::Broken,
 };
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a chunk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +47,9 @@ pub struct Chunk {
     pub class: Class,
     /// Its state.
     pub state: State,
-    /// Whose processes may reach it; `None` when there are none.
+    /// Whose processes may reach it; `None` when it was never lent.
     pub vm: Option<VmKey>,
-    /// The processes that may.
+    /// The processes that are known to.
     pub importers: Vec<WorkerId>,
     /// Leases on it.
     pub leases: u32,
@@ -54,8 +57,16 @@ pub struct Chunk {
     pub epoch: u64,
     /// Scrubs in a row that failed.
     pub failures: u8,
-    /// The VM that had it last, until it is clean for everybody.
-    pub last: Option<VmKey>,
+    /// Its VM's, and not clean after all tries, as when somebody goes on writing: no use to anybody until it is.
+    pub spoiled: bool,
+}
+
+impl Chunk {
+    /// Whether it was lent, and everybody to whom it was is gone.
+    #[must_use]
+    pub const fn is_left(&self) -> bool {
+        self.vm.is_some() && self.importers.is_empty()
+    }
 }
 
 /// Scrubs that may fail before a chunk is suspect.
@@ -73,9 +84,15 @@ pub struct Chunks {
     /// Dirty, and nobody's.
     dirty: Shelf,
     /// Clean for one VM.
-    clean_of: HashMap<VmKey, Shelf>,
-    /// Dirty, with importers of one VM.
-    dirty_of: HashMap<VmKey, Shelf>,
+    clean_of: BTreeMap<VmKey, Shelf>,
+    /// Dirty, and one VM's.
+    dirty_of: BTreeMap<VmKey, Shelf>,
+    /// Of the clean ones of VMs, those left behind.
+    clean_left: BTreeSet<(VmKey, ChunkId)>,
+    /// Of the dirty ones of VMs, those left behind.
+    dirty_left: BTreeSet<(VmKey, ChunkId)>,
+    /// Those left behind that were not clean after all tries.
+    suspect_left: BTreeSet<(VmKey, ChunkId)>,
 }
 
 impl Chunks {
@@ -92,7 +109,7 @@ impl Chunks {
             leases: 0,
             epoch: 0,
             failures: 0,
-            last: None,
+            spoiled: false,
         };
         let id = match self.vacant.pop() {
             Some(id) => id,
@@ -134,9 +151,34 @@ impl Chunks {
         shelf.get_mut(class)
     }
 
+    /// Where a chunk that is left behind is found, and by what.
+    fn left(&mut self, id: ChunkId) -> Option<(&mut BTreeSet<(VmKey, ChunkId)>, VmKey)> {
+        let chunk = self.slots.get(id.0 as usize)?.as_ref()?;
+        let (vm, state) = (chunk.vm?, chunk.state);
+        let left = match state {
+            State::Clean => &mut self.clean_left,
+            State::Dirty => &mut self.dirty_left,
+            State::Suspect => &mut self.suspect_left,
+            State::Lent | State::Scrubbing { .. } => return None,
+        };
+        chunk.is_left().then_some((left, vm))
+    }
+
     fn shelve(&mut self, id: ChunkId) {
         if let Some(shelf) = self.shelf(id) {
             shelf.insert(id);
+        }
+        if let Some((left, vm)) = self.left(id) {
+            left.insert((vm, id));
+        }
+    }
+
+    fn unshelve(&mut self, id: ChunkId) {
+        if let Some(shelf) = self.shelf(id) {
+            shelf.remove(&id);
+        }
+        if let Some((left, vm)) = self.left(id) {
+            left.remove(&(vm, id));
         }
     }
 
@@ -146,9 +188,7 @@ impl Chunks {
         id: ChunkId,
         step: impl FnOnce(&mut Chunk) -> Result<T, Broken>,
     ) -> Result<T, Broken> {
-        if let Some(shelf) = self.shelf(id) {
-            shelf.remove(&id);
-        }
+        self.unshelve(id);
         let chunk = self.slots.get_mut(id.0 as usize).and_then(Option::as_mut);
         let done = chunk.ok_or(Broken("no such chunk")).and_then(step);
         self.shelve(id);
@@ -184,7 +224,47 @@ impl Chunks {
         self.dirty_of.values().flatten().flatten().copied()
     }
 
-    /// Chunks that a VM gave back and that its processes may still reach, none of them leased, by class.
+    /// Suspect chunks that were left behind: whoever spoiled them may be gone by now.
+    pub fn suspect_left(&self) -> impl Iterator<Item = ChunkId> {
+        self.suspect_left.iter().map(|(_, id)| *id)
+    }
+
+    /// A suspect chunk is tried once more.
+    ///
+    /// # Errors
+    /// [`Broken`] when it is not suspect.
+    pub fn retry(&mut self, id: ChunkId) -> Result<(), Broken> {
+        self.change(id, |chunk| {
+            if chunk.state != State::Suspect {
+                return Err(Broken("only suspect chunks are tried again"));
+            }
+            chunk.state = State::Dirty;
+            Ok(())
+        })
+    }
+
+    /// Dirty chunks that were left behind.
+    pub fn dirty_left(&self) -> impl Iterator<Item = ChunkId> {
+        self.dirty_left.iter().map(|(_, id)| *id)
+    }
+
+    /// Clean chunks that were left behind, with whose they are; those of one VM follow each other.
+    pub fn clean_left(&self) -> impl Iterator<Item = (VmKey, ChunkId)> {
+        self.clean_left.iter().copied()
+    }
+
+    /// Clean chunks that one VM left behind.
+    pub fn clean_left_of(&self, vm: VmKey) -> impl Iterator<Item = ChunkId> {
+        self.clean_left.range((vm, ChunkId(0))..=(vm, ChunkId(u32::MAX))).map(|(_, id)| *id)
+    }
+
+    /// VMs that have chunks which are not leased.
+    pub fn returners(&self) -> impl Iterator<Item = VmKey> {
+        let dirty = self.dirty_of.keys().filter(|vm| !self.clean_of.contains_key(vm));
+        self.clean_of.keys().chain(dirty).copied()
+    }
+
+    /// Chunks that a VM gave back or left behind, none of them leased, by class.
     pub fn returned_of(&self, vm: VmKey, class: Class) -> impl Iterator<Item = ChunkId> {
         let shelves = [self.clean_of.get(&vm), self.dirty_of.get(&vm)];
         shelves.into_iter().flatten().filter_map(move |shelf| shelf.get(class.index())).flatten().copied()
@@ -205,7 +285,6 @@ impl Chunks {
             chunk.leases = chunk.leases.checked_add(1).ok_or(Broken("too many leases"))?;
             chunk.state = State::Lent;
             chunk.vm = Some(vm);
-            chunk.last = Some(vm);
             if !chunk.importers.contains(&worker) {
                 chunk.importers.push(worker);
             }
@@ -230,35 +309,26 @@ impl Chunks {
         })
     }
 
-    /// A process that imported the chunk is gone; `true` when it was the last one.
+    /// A process that imported the chunk is gone.
     ///
     /// # Errors
     /// [`Broken`] when it is still leased and nobody is left to hold the lease.
-    pub fn forget_importer(&mut self, id: ChunkId, worker: WorkerId) -> Result<bool, Broken> {
-        let last = self.change(id, |chunk| {
+    pub fn forget_importer(&mut self, id: ChunkId, worker: WorkerId) -> Result<(), Broken> {
+        self.change(id, |chunk| {
             let alone = chunk.importers.iter().all(|importer| *importer == worker);
             if alone && chunk.state == State::Lent {
                 return Err(Broken("a lease outlives its holders"));
             }
             chunk.importers.retain(|importer| *importer != worker);
-            if !chunk.importers.is_empty() {
-                return Ok(None);
-            }
-            match &mut chunk.state {
-                state @ State::Clean => *state = State::Dirty,
-                State::Scrubbing { again } => *again = true,
-                State::Dirty | State::Lent | State::Suspect => {}
-            }
-            Ok(chunk.vm.take())
-        })?;
-        if let Some(vm) = last {
-            for shelves in [&mut self.clean_of, &mut self.dirty_of] {
-                if shelves.get(&vm).is_some_and(|shelf| shelf.iter().all(BTreeSet::is_empty)) {
-                    shelves.remove(&vm);
+            if chunk.importers.is_empty() {
+                match &mut chunk.state {
+                    state @ State::Clean => *state = State::Dirty,
+                    State::Scrubbing { again } => *again = true,
+                    State::Dirty | State::Lent | State::Suspect => {}
                 }
             }
-        }
-        Ok(last.is_some())
+            Ok(())
+        })
     }
 
     /// The scrubber takes a dirty chunk.
@@ -291,9 +361,11 @@ impl Chunks {
                 (false, _) if chunk.failures >= TRIES => State::Suspect,
                 _ => State::Dirty,
             };
-            if chunk.state == State::Clean && chunk.vm.is_none() {
-                chunk.last = None;
-            }
+            chunk.spoiled = match chunk.state {
+                State::Suspect => chunk.vm.is_some(),
+                State::Clean => false,
+                _ => chunk.spoiled,
+            };
             Ok(chunk.state == State::Suspect)
         })
     }
@@ -307,12 +379,18 @@ impl Chunks {
         if !matches!(state, State::Clean | State::Dirty) {
             return Err(Broken("a chunk in use cannot leave custody"));
         }
-        if let Some(shelf) = self.shelf(id) {
-            shelf.remove(&id);
-        }
+        self.unshelve(id);
         let chunk = self.slots.get_mut(id.0 as usize).and_then(Option::take);
         self.vacant.push(id);
-        chunk.ok_or(Broken("no such chunk"))
+        let chunk = chunk.ok_or(Broken("no such chunk"))?;
+        if let Some(vm) = chunk.vm {
+            for shelves in [&mut self.clean_of, &mut self.dirty_of] {
+                if shelves.get(&vm).is_some_and(|shelf| shelf.iter().all(BTreeSet::is_empty)) {
+                    shelves.remove(&vm);
+                }
+            }
+        }
+        Ok(chunk)
     }
 
     /// Whether every chunk is where its state says, and its parts agree.
@@ -321,10 +399,10 @@ impl Chunks {
     /// [`Broken`] says what does not.
     pub fn check(&self) -> Result<(), Broken> {
         let empty = BTreeSet::new();
-        let mut shelved = 0;
+        let (mut shelved, mut left) = (0, 0);
         for (id, chunk) in self.iter() {
             let class = chunk.class.index();
-            let of = |map: &HashMap<VmKey, Shelf>, vm| {
+            let of = |map: &BTreeMap<VmKey, Shelf>, vm| {
                 map.get(&vm).and_then(|shelf| shelf.get(class)).unwrap_or(&empty).contains(&id)
             };
             let here = match (chunk.state, chunk.vm) {
@@ -338,14 +416,29 @@ impl Chunks {
             if !here {
                 return Err(Broken("a chunk is not on its shelf"));
             }
-            if chunk.vm.is_none() != chunk.importers.is_empty() {
-                return Err(Broken("a chunk has importers of no VM, or a VM without importers"));
+            let place = match chunk.state {
+                State::Clean => Some(&self.clean_left),
+                State::Dirty => Some(&self.dirty_left),
+                State::Suspect => Some(&self.suspect_left),
+                State::Lent | State::Scrubbing { .. } => None,
+            };
+            if let (Some(place), Some(vm), true) = (place, chunk.vm, chunk.is_left()) {
+                left += 1;
+                if !place.contains(&(vm, id)) {
+                    return Err(Broken("a chunk that was left behind is not known as such"));
+                }
+            }
+            if chunk.vm.is_none() && !chunk.importers.is_empty() {
+                return Err(Broken("a chunk has importers of no VM"));
             }
             if (chunk.state == State::Lent) != (chunk.leases > 0) {
                 return Err(Broken("a chunk is lent without a lease, or leased and not lent"));
             }
         }
-        let of = |map: &HashMap<VmKey, Shelf>| map.values().flatten().map(BTreeSet::len).sum::<usize>();
+        if left != self.clean_left.len() + self.dirty_left.len() + self.suspect_left.len() {
+            return Err(Broken("a chunk is taken for left behind"));
+        }
+        let of = |map: &BTreeMap<VmKey, Shelf>| map.values().flatten().map(BTreeSet::len).sum::<usize>();
         let free: usize = self.clean.iter().chain(&self.dirty).map(BTreeSet::len).sum();
         if free + of(&self.clean_of) + of(&self.dirty_of) != shelved {
             return Err(Broken("a shelf has a chunk that is not there"));

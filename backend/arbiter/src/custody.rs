@@ -6,12 +6,14 @@
 //! deaths.
 //!
 //! - [`lending`]: takes, gives, shares, and takers that wait;
+//! - [`moving`]: how memory gets from one VM to another;
 //! - [`growth`]: what drivers of workers take for themselves, and the ballast released for it;
 //! - [`rise`]: workers that take and never give;
 //! - [`tasks`]: what the driver does next, and what follows when it is done.
 
 mod growth;
 mod lending;
+mod moving;
 mod rise;
 mod tasks;
 
@@ -143,12 +145,15 @@ impl Worker {
     }
 }
 
-/// A chunk that left custody without its memory coming back: some process still holds it.
+/// Memory of chunks that left custody and did not come back: some process still holds it.
 #[derive(Debug)]
 struct Kept {
     vm: VmKey,
     bytes: u64,
+    /// The processes that are known to have been able to. When they are gone it may still be another one.
     importers: Vec<WorkerId>,
+    /// Whether it was said.
+    reported: bool,
 }
 
 /// How a unit is run.
@@ -176,6 +181,8 @@ pub struct Custody {
     waiters: VecDeque<Waiter>,
     growth: Growth,
     kept: Vec<Kept>,
+    /// Bytes of the unit when nobody had any: in custody, and what the driver had left.
+    whole: Option<u64>,
     /// VMs that are forgotten as soon as nothing of them is left.
     leaving: BTreeSet<VmKey>,
     /// What the driver does now.
@@ -213,6 +220,7 @@ impl Custody {
             waiters: VecDeque::new(),
             growth: Growth::new(free),
             kept: Vec::new(),
+            whole: None,
             leaving: BTreeSet::new(),
             busy: None,
             wanted: None,
@@ -246,10 +254,11 @@ impl Custody {
         (self.ledger.limit(key), used, !account.closed)
     }
 
-    /// What a VM without a limit has.
+    /// What a VM without a limit has, and what the unit has in all.
     pub fn set_nominal(&mut self) {
         let (capacity, _) = self.ledger.totals();
         self.ledger.set_nominal(capacity);
+        self.whole = Some(capacity.saturating_add(self.growth.free()));
     }
 
     /// The placement unit.
@@ -426,10 +435,17 @@ impl Custody {
 
     /// Bytes that a VM gave back and that are not clean for everybody yet.
     fn dirty_of(&self, key: VmKey) -> u64 {
-        let of = |chunk: &&crate::chunks::Chunk| chunk.last == Some(key) && chunk.state != State::Lent;
+        // What is spoiled is charged for instead.
+        let of = |chunk: &&crate::chunks::Chunk| {
+            chunk.vm == Some(key) && chunk.state != State::Lent && !chunk.spoiled
+        };
         let chunks: u64 =
             self.chunks.iter().map(|(_, chunk)| chunk).filter(of).map(|chunk| chunk.class.bytes()).sum();
-        chunks + self.growth.unswept_bytes(key)
+        let moving = match &self.busy {
+            Some(tasks::Busy::Move { vm, bytes, .. }) if *vm == key => *bytes,
+            _ => 0,
+        };
+        chunks + moving + self.growth.unswept_bytes(key)
     }
 
     fn describe_vm(&self, vm: u32) -> FromArbiter {
@@ -617,7 +633,7 @@ impl Custody {
         self.touched.insert(key);
     }
 
-    /// The driver does not know the worker any more: what it imported serves everybody once it is clean.
+    /// The driver does not know the worker any more: once what it imported is clean, its memory may serve others.
     pub fn worker_gone(&mut self, id: WorkerId) {
         if !self.workers.get(&id).is_some_and(|worker| matches!(worker.life, Life::Dead { .. })) {
             return;
@@ -629,17 +645,8 @@ impl Custody {
                 self.broken(key.vm, broken);
             }
         }
-        let mut ended = Vec::new();
-        self.kept.retain_mut(|kept| {
+        for kept in &mut self.kept {
             kept.importers.retain(|importer| *importer != id);
-            if kept.importers.is_empty() {
-                ended.push((kept.vm, kept.bytes));
-            }
-            !kept.importers.is_empty()
-        });
-        for (vm, bytes) in ended {
-            let done = self.ledger.release(vm, bytes);
-            self.must(vm, done);
         }
         if let Some(members) = self.members.get_mut(&key) {
             members.retain(|member| *member != id);

@@ -5,7 +5,7 @@
 
 use crate::{
     custody::{Order, Outcome, Task},
-    ids::ChunkId,
+    ids::{ChunkId, Class},
     unit::{Piece, Unit},
 };
 use rustix::{
@@ -159,12 +159,14 @@ impl Scrubber {
                 let made = pieces.iter().map(Piece::class).collect();
                 done(Outcome::Remade { made, free: self.free() }, pieces)
             }
-            Task::Move { class, .. } => {
+            Task::Move { .. } => {
+                let classes: Vec<Class> = pieces.iter().map(Piece::class).collect();
+                let bytes: u64 = pieces.iter().map(Piece::bytes).sum();
                 let before = self.free();
                 self.release(pieces);
-                // Less than its size means that some process holds it still: nothing came back.
-                let back = self.free().saturating_sub(before) >= class.bytes();
-                let pieces = if back { self.unit.create_many(class, 1) } else { Vec::new() };
+                // What is missing some process holds still. No chunks are made for it, of memory that is others'.
+                let back = self.free().saturating_sub(before).min(bytes);
+                let pieces = self.unit.create_within(&classes, back);
                 let made = pieces.iter().map(Piece::class).collect();
                 done(Outcome::Moved { back, made, free: self.free() }, pieces)
             }

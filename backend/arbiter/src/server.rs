@@ -595,8 +595,7 @@ impl Server {
     fn submit(&mut self, task: Task) {
         self.away = match &task {
             Task::Scrub(orders) => orders.iter().map(|order| order.chunk).collect(),
-            Task::Release(chunks) | Task::Remake { chunks, .. } => chunks.clone(),
-            Task::Move { chunk, .. } => vec![*chunk],
+            Task::Release(chunks) | Task::Remake { chunks, .. } | Task::Move { chunks } => chunks.clone(),
             Task::Take { .. } | Task::Measure => Vec::new(),
         };
         let pieces: Vec<Piece> = self

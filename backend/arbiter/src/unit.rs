@@ -227,6 +227,21 @@ impl Unit {
         (0..count).map_while(|_| self.create(class).ok()).collect()
     }
 
+    /// Makes chunks of these sizes, as far as they are not more than so many bytes in all.
+    pub fn create_within(&mut self, classes: &[Class], bytes: u64) -> Vec<Piece> {
+        let mut rest = bytes;
+        let mut pieces = Vec::with_capacity(classes.len());
+        for class in classes {
+            if class.bytes() <= rest
+                && let Ok(piece) = self.create(*class)
+            {
+                rest -= class.bytes();
+                pieces.push(piece);
+            }
+        }
+        pieces
+    }
+
     /// Clears chunks, without waiting.
     ///
     /// # Errors

@@ -11,7 +11,6 @@ use super::{Custody, Life, Millis, Worker};
 use crate::ids::{ChunkId, Class, VmKey, WorkerId};
 use sluice_driver::code;
 use sluice_protocol::{
-    control::ArbiterEvent,
     custody::{Answer, Growth as Cause, UNIT},
     limits,
 };
@@ -125,7 +124,7 @@ pub(super) enum Need {
         leave: u64,
     },
     Release(Vec<ChunkId>),
-    /// Clean ballast: there is none.
+    /// Clean ballast: there is none, and some can be made.
     Clean,
 }
 
@@ -170,6 +169,19 @@ impl Growth {
 
     pub(super) fn set_free(&mut self, free: u64) {
         self.free = free.saturating_sub(self.unusable);
+    }
+
+    /// Bytes the driver says are free, when last looked at.
+    pub(super) const fn free(&self) -> u64 {
+        self.free.saturating_add(self.unusable)
+    }
+
+    /// Memory went back to the driver and less of it came again, maybe while a driver grows: what is free now was not
+    /// left by that one.
+    pub(super) fn left_free(&mut self, bytes: u64) {
+        if let Some(grew) = &mut self.grew {
+            grew.free = grew.free.saturating_add(bytes);
+        }
     }
 
     /// A VM is forgotten.
@@ -417,9 +429,7 @@ impl Custody {
         }
         match self.ballast(missing) {
             Some(chunks) => Need::Release(chunks),
-            None if Class::ALL.into_iter().any(|class| self.chunks.dirty_free(class).next().is_some()) => {
-                Need::Clean
-            }
+            None if self.cleans() => Need::Clean,
             None => {
                 let comes = !self.growth.unswept.is_empty() || self.shifts();
                 if let Some((index, wish)) = wish.filter(|(_, wish)| wish.hurried)
@@ -471,14 +481,15 @@ impl Custody {
             self.growth.unusable = 0;
         }
         self.growth.set_free(free);
-        let above = self.growth.free > self.settings.reserve.saturating_add(UNIT.saturating_mul(2));
+        let reserve = self.settings.reserve;
+        if !self.kept.is_empty() && self.growth.free >= reserve.saturating_add(UNIT) && self.growth.unlocked()
+        {
+            // Somebody may have let go of what he kept. Nobody knows which free pages are those.
+            self.growth.settle(Depth::All);
+        }
+        let above = self.growth.free > reserve.saturating_add(UNIT.saturating_mul(2));
         if above && self.growth.unlocked() && self.growth.queue.is_empty() {
             self.growth.settle(Depth::AboveReserve);
         }
-    }
-
-    /// Reports what a process keeps that gave it back.
-    pub(super) fn leak(&mut self, vm: VmKey, bytes: u64) {
-        self.event(ArbiterEvent::Leak, vm.vm, 0, bytes);
     }
 }

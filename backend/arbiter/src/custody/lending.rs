@@ -191,16 +191,15 @@ impl Custody {
                 self.chunks.clean_free(larger).next().is_some()
                     || self.chunks.dirty_free(larger).next().is_some()
             })
-            || larger.flat_map(|larger| self.elsewhere(vm, larger)).next().is_some()
+            || larger.flat_map(|larger| self.returned(larger)).next().is_some()
     }
 
-    /// Chunks that other VMs gave back, and whose processes live. What the dead may hold waits for the inventory.
-    pub(super) fn elsewhere(&self, vm: VmKey, class: Class) -> impl Iterator<Item = ChunkId> {
-        let others = self.members.keys().copied().filter(move |other| *other != vm);
+    /// Chunks that VMs gave back or left behind. What the dead may hold waits for the inventory.
+    pub(super) fn returned(&self, class: Class) -> impl Iterator<Item = ChunkId> {
         let living = |id: &WorkerId| self.workers.get(id).is_some_and(|worker| worker.life == Life::Alive);
         let alive =
             move |id: &ChunkId| self.chunks.get(*id).is_some_and(|chunk| chunk.importers.iter().all(living));
-        others.flat_map(move |other| self.chunks.returned_of(other, class)).filter(alive)
+        self.chunks.returners().flat_map(move |vm| self.chunks.returned_of(vm, class)).filter(alive)
     }
 
     /// Answers takers that wait, as far as that can be now. Returns when the next one's patience ends.

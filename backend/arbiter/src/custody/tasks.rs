@@ -1,7 +1,7 @@
 //! What the driver does next, and what follows when it is done. One task at a time: the scrubber is the driver's only user
 //! besides exports.
 
-use super::{Custody, Kept, Life, growth::Depth, growth::Need};
+use super::{Custody, Life, growth::Need};
 use crate::{
     chunks::State,
     ids::{ChunkId, Class, VmKey, WorkerId},
@@ -13,7 +13,7 @@ use sluice_protocol::control::ArbiterEvent;
 pub enum Reason {
     /// Fresh from the driver.
     Fresh,
-    /// A VM had it, and nobody can reach it any more.
+    /// A VM had it, and all its workers that did are gone.
     Returned,
     /// A VM gave it back, and its processes may still reach it.
     Reuse,
@@ -63,12 +63,10 @@ pub enum Task {
         /// What.
         into: Class,
     },
-    /// Take a chunk away from processes that gave it back, by making another of its memory.
+    /// Take chunks away from a VM whose processes gave them back or are gone, by making others of their memory.
     Move {
         /// Which.
-        chunk: ChunkId,
-        /// Its size.
-        class: Class,
+        chunks: Vec<ChunkId>,
     },
     /// Look how much is free.
     Measure,
@@ -100,11 +98,11 @@ pub enum Outcome {
         /// Bytes free now.
         free: u64,
     },
-    /// A chunk was taken away, and made again if its memory came back.
+    /// Chunks were taken away, and others made of what came back.
     Moved {
-        /// Whether its memory came back.
-        back: bool,
-        /// What was made of it.
+        /// Bytes that came back.
+        back: u64,
+        /// What was made of them.
         made: Vec<Class>,
         /// Bytes free now.
         free: u64,
@@ -164,24 +162,33 @@ impl Custody {
                     chunks.into_iter().filter(|chunk| self.take_out(*chunk)).collect();
                 return Some(Task::Release(released));
             }
-            Need::Clean => {
-                let dirty: Vec<ChunkId> = self.free_dirt(batch);
-                return self.scrub(dirty);
-            }
+            Need::Clean => return self.clean(batch),
             Need::Nothing => {}
         }
         if let Some(task) = self.for_waiters(batch) {
             return Some(task);
         }
         if measure {
+            self.retry_suspects();
             // Not while somebody takes: whoever was refused a large chunk asks for small ones next.
             let quiet = !core::mem::take(&mut self.taken_from);
             let merged = if quiet { self.merge() } else { None };
             return merged.or(Some(Task::Measure));
         }
-        let dirty = self.free_dirt(batch);
-        let dirty = if dirty.is_empty() { self.reachable_dirt(batch) } else { dirty };
+        if let Some(task) = self.clean(batch) {
+            return Some(task);
+        }
+        let dirty = self.reachable_dirt(batch);
         self.scrub(dirty)
+    }
+
+    /// Makes memory lendable that nobody has.
+    fn clean(&mut self, batch: u64) -> Option<Task> {
+        let mut dirty = self.free_dirt(batch);
+        if dirty.is_empty() {
+            dirty = self.bounded(self.chunks.dirty_left(), batch);
+        }
+        if dirty.is_empty() { self.move_left(batch) } else { self.scrub(dirty) }
     }
 
     /// Makes the larger chunk that somebody wanted, of smaller ones that nobody needs.
@@ -212,7 +219,7 @@ impl Custody {
     }
 
     /// Takes an unused chunk out of the table and the ledger.
-    fn take_out(&mut self, chunk: ChunkId) -> bool {
+    pub(super) fn take_out(&mut self, chunk: ChunkId) -> bool {
         let bytes = self.chunks.get(chunk).map_or(0, |chunk| chunk.class.bytes());
         let done = self.ledger.shrink(bytes).and_then(|()| self.chunks.remove(chunk).map(drop));
         if let Err(broken) = done {
@@ -243,9 +250,11 @@ impl Custody {
         if !dirty.is_empty() {
             return self.scrub(dirty);
         }
-        match shift.filter(|_| self.growth.unlocked())? {
-            Task::Remake { chunks, into } => self.remake(chunks, into),
-            Task::Move { chunk, class } => self.take_away(chunk, class),
+        match shift? {
+            // What a driver takes that grows meanwhile would be missing to the chunk.
+            Task::Remake { chunks, into } if self.growth.unlocked() => self.remake(chunks, into),
+            // It would only be missing to the unit.
+            Task::Move { chunks } => self.move_with(*chunks.first()?, batch),
             _ => None,
         }
     }
@@ -273,50 +282,44 @@ impl Custody {
         if let Some(chunk) = larger().flat_map(|larger| self.chunks.dirty_free(larger)).find(new) {
             return scrub(chunk);
         }
-        // What other VMs gave back while their processes live.
-        let elsewhere = || {
+        // What VMs left behind, and then what they gave back while their processes live.
+        let suffices = |id: &ChunkId| self.chunks.get(*id).is_some_and(|chunk| chunk.class <= class);
+        if let Some(chunk) = self.chunks.clean_left().map(|(_, id)| id).find(suffices) {
+            return Some(Task::Move { chunks: vec![chunk] });
+        }
+        if let Some(chunk) = self.chunks.dirty_left().find(|id| suffices(id) && new(id)) {
+            return scrub(chunk);
+        }
+        let returned = || {
             let classes = Class::ALL.into_iter().filter(move |other| *other <= class).rev();
-            classes.flat_map(move |class| self.elsewhere(vm, class))
+            classes.flat_map(move |class| self.returned(class))
         };
         let is = |id: &ChunkId, state: State| self.chunks.get(*id).is_some_and(|chunk| chunk.state == state);
-        if let Some(chunk) = elsewhere().find(|id| is(id, State::Clean)) {
-            let class = self.chunks.get(chunk)?.class;
-            return Some(Task::Move { chunk, class });
+        if let Some(chunk) = returned().find(|id| is(id, State::Clean)) {
+            return Some(Task::Move { chunks: vec![chunk] });
         }
-        elsewhere().find(|id| is(id, State::Dirty) && new(id)).and_then(scrub)
+        returned().find(|id| is(id, State::Dirty) && new(id)).and_then(scrub)
     }
 
-    /// Takes a chunk out of the table that processes may still reach.
-    fn take_away(&mut self, chunk: ChunkId, class: Class) -> Option<Task> {
-        let moved = self.chunks.get(chunk)?.clone();
-        let vm = moved.vm?;
-        if !self.take_out(chunk) {
-            return None;
-        }
-        for importer in &moved.importers {
-            if let Some(worker) = self.workers.get_mut(importer) {
-                worker.imported.remove(&chunk);
-            }
-        }
-        self.busy = Some(Busy::Move { vm, bytes: class.bytes(), importers: moved.importers });
-        Some(Task::Move { chunk, class })
+    pub(super) fn has_free_dirt(&self) -> bool {
+        Class::ALL.into_iter().any(|class| self.chunks.dirty_free(class).next().is_some())
     }
 
     /// Dirty chunks that nobody can reach, middle-sized ones first: most takers want them.
     fn free_dirt(&self, batch: u64) -> Vec<ChunkId> {
         let order = [1, 2, 0].into_iter().filter_map(|index| Class::ALL.get(index).copied());
-        let mut bytes = 0;
-        let mut chosen = Vec::new();
-        for class in order {
-            for chunk in self.chunks.dirty_free(class) {
-                if bytes > 0 && bytes + class.bytes() > batch {
-                    return chosen;
-                }
-                bytes += class.bytes();
-                chosen.push(chunk);
-            }
-        }
-        chosen
+        self.bounded(order.flat_map(|class| self.chunks.dirty_free(class)), batch)
+    }
+
+    /// The first of them, up to so many bytes, but one at least.
+    fn bounded(&self, chunks: impl Iterator<Item = ChunkId>, batch: u64) -> Vec<ChunkId> {
+        let mut bytes = 0_u64;
+        let fits = |chunk: &ChunkId| {
+            let first = bytes == 0;
+            bytes = bytes.saturating_add(self.chunks.get(*chunk).map_or(0, |chunk| chunk.class.bytes()));
+            first || bytes <= batch
+        };
+        chunks.take_while(fits).collect()
     }
 
     /// Dirty chunks that living processes may reach: clean, they serve their VM again.
@@ -347,12 +350,12 @@ impl Custody {
 
     fn order(&self, id: ChunkId) -> Option<Order> {
         let chunk = self.chunks.get(id)?;
-        let reason = match (chunk.vm, chunk.last) {
-            (Some(_), _) => Reason::Reuse,
-            (None, Some(_)) => Reason::Returned,
-            (None, None) => Reason::Fresh,
+        let reason = match chunk.vm {
+            None => Reason::Fresh,
+            Some(_) if chunk.is_left() => Reason::Returned,
+            Some(_) => Reason::Reuse,
         };
-        Some(Order { chunk: id, epoch: chunk.epoch.saturating_add(1), vm: chunk.last, reason })
+        Some(Order { chunk: id, epoch: chunk.epoch.saturating_add(1), vm: chunk.vm, reason })
     }
 
     fn insert(&mut self, made: &[Class]) -> Vec<ChunkId> {
@@ -372,6 +375,12 @@ impl Custody {
         let busy = self.busy.take();
         self.stirred = true;
         self.changed = true;
+        let ids = self.follow(busy, outcome);
+        self.settle_kept();
+        ids
+    }
+
+    fn follow(&mut self, busy: Option<Busy>, outcome: Outcome) -> Vec<ChunkId> {
         match outcome {
             Outcome::Scrubbed(chunks) => {
                 for (id, clean) in chunks {
@@ -399,21 +408,9 @@ impl Custody {
             }
             Outcome::Moved { back, made, free } => {
                 self.growth.set_free(free);
-                match busy {
-                    Some(Busy::Move { vm, bytes, mut importers }) if !back => {
-                        importers.retain(|importer| self.workers.contains_key(importer));
-                        if importers.is_empty() {
-                            // They died meanwhile, so what they held comes back by itself.
-                            self.growth.settle(Depth::All);
-                        } else {
-                            let done = self.ledger.keep(vm, bytes);
-                            self.must(vm, done);
-                            self.kept.push(Kept { vm, bytes, importers });
-                            self.leak(vm, bytes);
-                            self.touched.insert(vm);
-                        }
-                    }
-                    _ => {}
+                if let Some(Busy::Move { vm, bytes, importers }) = busy {
+                    let made = made.iter().map(|class| class.bytes()).sum();
+                    self.moved(vm, bytes, importers, back, made);
                 }
                 self.insert(&made)
             }
@@ -425,20 +422,26 @@ impl Custody {
     }
 
     fn scrubbed(&mut self, id: ChunkId, clean: bool) {
-        let Some((bytes, last)) = self.chunks.get(id).map(|chunk| (chunk.class.bytes(), chunk.last)) else {
-            return;
-        };
-        let vm = last.map_or(0, |last| last.vm);
+        let Some(before) = self.chunks.get(id).cloned() else { return };
+        let (bytes, vm) = (before.class.bytes(), before.vm);
+        let number = vm.map_or(0, |vm| vm.vm);
         match self.chunks.end_scrub(id, clean) {
             Ok(suspect) => {
                 if suspect && let Err(broken) = self.ledger.shrink(bytes) {
-                    self.broken(vm, broken);
+                    self.broken(number, broken);
                 }
             }
-            Err(broken) => self.broken(vm, broken),
+            Err(broken) => self.broken(number, broken),
         }
-        if !clean {
-            self.event(ArbiterEvent::ScrubFailed, vm, 0, bytes);
+        let spoiled = self.chunks.get(id).is_some_and(|chunk| chunk.spoiled);
+        if let Some(vm) = vm.filter(|_| spoiled != before.spoiled) {
+            // As long as nobody can use it, its VM pays for it.
+            let done = if spoiled { self.ledger.keep(vm, bytes) } else { self.ledger.release(vm, bytes) };
+            self.must(vm, done);
+            self.touched.insert(vm);
+        }
+        if !clean && !before.spoiled {
+            self.event(ArbiterEvent::ScrubFailed, number, 0, bytes);
         }
         if self.chunks.get(id).is_some_and(|chunk| matches!(chunk.state, State::Clean | State::Suspect)) {
             self.growth.cleaned(id);

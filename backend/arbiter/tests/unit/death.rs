@@ -111,6 +111,56 @@ fn memory_that_a_liar_keeps_serves_no_other_vm_while_it_lives() {
     host.assert_sound();
 }
 
+// Promise: S7
+#[test]
+fn what_a_dead_worker_handed_on_serves_no_other_vm_while_anybody_has_it() {
+    let mut host = Host::start();
+    host.vm(1, 0);
+    host.vm(2, 0);
+    let (giver, other) = (host.worker(1), host.worker(2));
+    // Held by this process, which no driver lists.
+    let handed = giver.hand_on(32 * MIB);
+    let honest = giver.hand_on(2 * MIB);
+    drop(honest);
+    assert_eq!(other.ask("begin"), "0 0");
+    giver.kill();
+    eventually("the driver has let go of it, and all that came back is clean", || {
+        host.describe(1) == ([32 * MIB, 0, 0], 0)
+    });
+    assert!(host.saw(ArbiterEvent::Leak), "what did not come back is missed");
+    let got = other.take_all();
+    let [total, lent, ..] = host.unit();
+    assert_eq!((got, lent), (total, total), "all but what was handed on, which is none of the unit's");
+    let same = host.worker(1);
+    assert_eq!(same.take(2 * MIB), Err(2), "what the other VM has is lent to nobody else");
+    drop(handed);
+    eventually("nobody has it any more", || host.describe(1).0[0] == 0);
+    assert!(other.take_all() >= 32 * MIB, "and all of it comes back");
+    assert_eq!(other.numbers("scan 0")[1], 0, "clean");
+    host.assert_sound();
+}
+
+// Promise: S7
+#[test]
+fn what_was_lent_once_serves_its_own_vm_again_at_once() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    for _ in 0..5 {
+        let worker = host.worker(1);
+        assert_eq!(worker.ask("begin"), "0 0");
+        assert_eq!(worker.take_all(), 64 * MIB);
+        worker.ask(&format!("fill {TAG}"));
+        worker.kill();
+        let next = host.worker(1);
+        assert_eq!(next.ask("begin"), "0 0");
+        assert_eq!(next.take_all(), 64 * MIB);
+        assert_eq!(next.numbers(&format!("scan {TAG}")), [0, 0]);
+        next.kill();
+    }
+    assert!(!host.saw(ArbiterEvent::Leak), "nobody keeps anything");
+    host.assert_sound();
+}
+
 // Promise: S2
 #[test]
 fn what_an_honest_worker_gave_back_moves_to_another_vm() {

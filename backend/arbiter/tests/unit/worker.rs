@@ -86,6 +86,14 @@ impl Worker {
         }
     }
 
+    /// Has it hand on a chunk that it takes, as it came.
+    pub(crate) fn hand_on(&self, bytes: u64) -> OwnedFd {
+        self.say(&format!("hand-on {bytes}"));
+        let mut buffer = [0; 4096];
+        let (_, mut descriptors) = socket::receive(&self.control, &mut buffer).unwrap().expect("a worker");
+        descriptors.pop().expect("the chunk's descriptor")
+    }
+
     /// Takes everything there is; returns the bytes.
     pub(crate) fn take_all(&self) -> u64 {
         self.numbers("take-all")[0]
@@ -131,6 +139,8 @@ struct Played {
     secret: Vec<Chunk>,
     answers: VecDeque<(Answer, Vec<OwnedFd>)>,
     serial: u64,
+    /// What goes to the test with the next answer.
+    handed: Vec<OwnedFd>,
 }
 
 fn receive(custody: &OwnedFd) -> (Answer, Vec<OwnedFd>) {
@@ -300,6 +310,14 @@ impl Played {
                 Ok(lease) => format!("0 {lease}"),
                 Err(error) => format!("{error} 0"),
             },
+            "hand-on" => {
+                let serial = self.next();
+                self.send(Request::Take { serial, bytes: number(0) });
+                let (answer, descriptors) = self.answer(serial);
+                assert!(matches!(answer, Answer::Lent { .. }), "{answer:?}");
+                self.handed = descriptors;
+                "0".to_owned()
+            }
             "take-all" => {
                 let held = |played: &Played| played.chunks.values().map(|chunk| chunk.bytes).sum::<u64>();
                 let before = held(self);
@@ -437,11 +455,14 @@ fn process() {
         secret: Vec::new(),
         answers: VecDeque::new(),
         serial: 0,
+        handed: Vec::new(),
     };
     while let Ok(Some((message, _))) = socket::receive(&control, &mut buffer) {
         let command = std::str::from_utf8(message).unwrap().to_owned();
         if let Some(answer) = played.obey(&command) {
-            socket::send(&control, answer.as_bytes(), &[]).unwrap();
+            let handed = core::mem::take(&mut played.handed);
+            let descriptors: Vec<_> = handed.iter().map(AsFd::as_fd).collect();
+            socket::send(&control, answer.as_bytes(), &descriptors).unwrap();
         }
     }
     // The test is over.

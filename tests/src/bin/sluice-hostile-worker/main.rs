@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use rustix::net::RecvFlags;
 use sluice_protocol::control::{self, ToWorker, WorkerSetup, codec};
-use sluice_protocol::custody::{Answer, Growth, Request, UNIT, page};
+use sluice_protocol::custody::{Answer, CLASSES, Growth, Request, UNIT, page};
 use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 
@@ -61,7 +61,7 @@ fn main() -> Result<()> {
     }
     let report = OpenOptions::new().create(true).append(true).open(folder.join("report"))?;
     let attack = std::fs::read_to_string(folder.join("attack")).context("what to do")?;
-    let mut worker = Hostile::new(control, &mut buffer, report)?;
+    let mut worker = Hostile::new(control, &mut buffer, report, folder)?;
     if let Err(error) = worker.attack(attack.trim()) {
         worker.tell("failed", format!("{error:#}"));
     }
@@ -79,18 +79,20 @@ struct Lease {
 
 struct Hostile {
     /// Held, or the device would end us.
-    _control: OwnedFd,
+    control: OwnedFd,
     custody: OwnedFd,
     page: OwnedFd,
     limit: u64,
     driver: Driver,
     report: File,
+    /// Where the test says what is to be done next.
+    folder: PathBuf,
     serial: u64,
 }
 
 impl Hostile {
     /// Takes its place as a worker that has a custody socket, and says hello.
-    fn new(control: OwnedFd, buffer: &mut [u8], report: File) -> Result<Self> {
+    fn new(control: OwnedFd, buffer: &mut [u8], report: File, folder: PathBuf) -> Result<Self> {
         let (message, _) = socket::receive(&control, buffer)?.context("the setup")?;
         let setup: WorkerSetup = codec::decode(message)?;
         ensure!(setup.devices > 0, "nobody lends memory");
@@ -103,7 +105,7 @@ impl Hostile {
         let custody = sockets.swap_remove(0);
         let driver = Driver::load(Path::new(&setup.driver))?;
         let page = custody.try_clone()?;
-        let mut worker = Self { _control: control, custody, page, limit: 0, driver, report, serial: 0 };
+        let mut worker = Self { control, custody, page, limit: 0, driver, report, folder, serial: 0 };
         let Some((Answer::Welcome { limit, .. }, mut descriptors)) = worker.hear(PATIENCE)? else {
             bail!("no welcome");
         };
@@ -155,11 +157,15 @@ impl Hostile {
         }
     }
 
-    /// As many chunks as there are to be had, up to a number.
+    /// As many small chunks as there are to be had, up to a number.
     fn take_all(&mut self, most: usize) -> Result<Vec<Lease>> {
+        self.take_all_of(UNIT, most)
+    }
+
+    fn take_all_of(&mut self, bytes: u64, most: usize) -> Result<Vec<Lease>> {
         let mut all = Vec::new();
         while all.len() < most {
-            match self.take(UNIT)? {
+            match self.take(bytes)? {
                 Ok(lease) => all.push(lease),
                 Err(error) => {
                     self.tell("refused", error);
@@ -204,6 +210,7 @@ impl Hostile {
             "keep-mapping" => self.keep_mapping(),
             "honest-return" => self.honest_return(),
             "hold" => self.hold(),
+            "pass-on" => self.pass_on(),
             "write-page" => self.write_page(),
             "absurd-idle" => self.absurd_idle(),
             "strangers" => self.strangers(),
@@ -259,6 +266,66 @@ impl Hostile {
         let all = self.marked(8)?;
         self.tell("holding", all.len());
         self.wait_for_the_end();
+        Ok(())
+    }
+
+    /// Leaves what it was lent with a child that nobody knows of.
+    fn pass_on(&mut self) -> Result<()> {
+        // Chunks of a size that no driver is given when it grows, so that they are there for others to take.
+        let leases = self.take_all_of(CLASSES[1], 2)?;
+        // SAFETY: this process has one thread; the child goes on with copies of everything.
+        match unsafe { libc::fork() } {
+            0 => {
+                if let Err(error) = self.outlive(&leases) {
+                    self.tell("failed", format!("{error:#}"));
+                }
+                std::process::exit(0)
+            }
+            child => ensure!(child > 0, "cannot fork"),
+        }
+        self.wait_for_the_end();
+        Ok(())
+    }
+
+    /// What such a child does: it writes into half of what it was left, and only holds the other half until the test says so.
+    /// Then it writes everywhere, and says that it has.
+    fn outlive(&mut self, leases: &[Lease]) -> Result<()> {
+        // Away from everything that could end it with its parent.
+        rustix::process::setsid().ok();
+        self.control = self.page.try_clone()?;
+        self.custody = self.page.try_clone()?;
+        self.driver.start()?;
+        let pattern = pattern();
+        let (first, rest) = leases.split_at(leases.len() / 2);
+        let mut pieces = Vec::new();
+        let import = |driver: &Driver, lease: &Lease| {
+            let piece = driver.import(lease.descriptor.as_fd(), lease.bytes);
+            piece.map_err(|error| anyhow::anyhow!("import: {error}"))
+        };
+        for lease in first {
+            pieces.push(import(&self.driver, lease)?);
+        }
+        let mut rounds = 0_u64;
+        let end = Instant::now() + 2 * PATIENCE;
+        while Instant::now() < end {
+            let all = self.folder.join("all").exists();
+            if all && pieces.len() < leases.len() {
+                for lease in rest {
+                    pieces.push(import(&self.driver, lease)?);
+                }
+                rounds = 0;
+            }
+            for piece in &pieces {
+                self.driver.write(*piece, &pattern).map_err(|error| anyhow::anyhow!("write: {error}"))?;
+            }
+            rounds += 1;
+            match (all, rounds) {
+                (false, 1) => self.tell("stranger", std::process::id()),
+                (true, 1) => self.tell("everywhere", pieces.len()),
+                _ => {}
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
         Ok(())
     }
 

@@ -1,0 +1,146 @@
+//! How memory gets from one VM to another: never as a chunk.
+//!
+//! Whoever was lent a chunk may have handed it on, to a process that nobody knows of and no list names. So a chunk that was
+//! lent serves its VM and no other. When it is clean its memory goes back to the driver, which makes new memory only of what
+//! nobody holds any more, and comes again as another chunk. Chunks whose importers are all gone go this way by themselves;
+//! those whose importers live, when another VM wants them.
+//!
+//! What does not come back somebody holds. Its VM is charged for it until the unit is whole again.
+
+use super::{
+    Custody, Kept,
+    tasks::{Busy, Task},
+};
+use crate::{
+    chunks::State,
+    ids::{ChunkId, VmKey, WorkerId},
+};
+use sluice_protocol::{control::ArbiterEvent, custody::UNIT};
+
+/// Chunks that go back to the driver at once: a taker that waits may have to wait for them.
+const MOVED: usize = 32;
+
+impl Custody {
+    /// Whether memory can be made lendable to everybody without anybody giving more back.
+    pub(super) fn cleans(&self) -> bool {
+        let dirty = || self.chunks.dirty_left().next().is_some();
+        let clean = || self.chunks.clean_left().next().is_some();
+        self.has_free_dirt() || dirty() || clean()
+    }
+
+    /// Has what was left behind and spoiled scrubbed again: whoever spoiled it may be gone.
+    pub(super) fn retry_suspects(&mut self) {
+        for id in self.chunks.suspect_left().collect::<Vec<_>>() {
+            let bytes = self.chunks.get(id).map_or(0, |chunk| chunk.class.bytes());
+            if let Err(broken) = self.chunks.retry(id).and_then(|()| self.ledger.grow(bytes)) {
+                self.broken(0, broken);
+            }
+        }
+    }
+
+    /// Gives back to the driver what is clean and was left behind.
+    pub(super) fn move_left(&mut self, batch: u64) -> Option<Task> {
+        let (_, first) = self.chunks.clean_left().next()?;
+        self.move_with(first, batch)
+    }
+
+    /// Gives a clean chunk back to the driver, and with one that was left behind others that its VM left.
+    pub(super) fn move_with(&mut self, first: ChunkId, batch: u64) -> Option<Task> {
+        let chunk = self.chunks.get(first).filter(|chunk| chunk.state == State::Clean)?;
+        let (vm, importers, mut bytes) = (chunk.vm?, chunk.importers.clone(), chunk.class.bytes());
+        let mut chosen = vec![first];
+        if chunk.is_left() {
+            for id in self.chunks.clean_left_of(vm).filter(|id| *id != first) {
+                let more = self.chunks.get(id).map_or(0, |chunk| chunk.class.bytes());
+                if bytes.saturating_add(more) > batch || chosen.len() >= MOVED {
+                    break;
+                }
+                bytes += more;
+                chosen.push(id);
+            }
+        }
+        self.take_away(vm, &importers, chosen)
+    }
+
+    fn take_away(&mut self, vm: VmKey, importers: &[WorkerId], chunks: Vec<ChunkId>) -> Option<Task> {
+        let size = |chunk: &ChunkId| self.chunks.get(*chunk).map_or(0, |chunk| chunk.class.bytes());
+        let sized: Vec<(ChunkId, u64)> = chunks.into_iter().map(|chunk| (chunk, size(&chunk))).collect();
+        let (mut taken, mut bytes) = (Vec::new(), 0_u64);
+        for (chunk, size) in sized {
+            if self.take_out(chunk) {
+                taken.push(chunk);
+                bytes = bytes.saturating_add(size);
+            }
+        }
+        for importer in importers {
+            if let Some(worker) = self.workers.get_mut(importer) {
+                taken.iter().for_each(|chunk| {
+                    worker.imported.remove(chunk);
+                });
+            }
+        }
+        if taken.is_empty() {
+            return None;
+        }
+        self.busy = Some(Busy::Move { vm, bytes, importers: importers.to_vec() });
+        Some(Task::Move { chunks: taken })
+    }
+
+    /// Of what a VM had, `back` bytes came back, and chunks of `made` bytes were made of them.
+    pub(super) fn moved(&mut self, vm: VmKey, bytes: u64, importers: Vec<WorkerId>, back: u64, made: u64) {
+        self.growth.left_free(back.saturating_sub(made));
+        let missing = to_units(bytes.saturating_sub(back));
+        if missing > 0 {
+            let importers = importers.into_iter().filter(|id| self.workers.contains_key(id)).collect();
+            let done = self.ledger.keep(vm, missing);
+            self.must(vm, done);
+            self.kept.push(Kept { vm, bytes: missing, importers, reported: false });
+            self.touched.insert(vm);
+        }
+        self.forget_leaving();
+    }
+
+    /// Ends charges for kept memory as far as the unit has more than it had without it; reports the others. Which VM's came
+    /// back cannot be told where several keep some: what is kept longest by nobody who is known counts first.
+    pub(super) fn settle_kept(&mut self) {
+        if self.kept.is_empty() || self.moves() {
+            return;
+        }
+        let has = self.known().map(|known| known.saturating_add(self.growth.free()));
+        let more = has.zip(self.whole).map_or(0, |(has, whole)| to_units(has.saturating_sub(whole)));
+        let mut left = more;
+        let mut back = Vec::new();
+        self.kept.retain_mut(|kept| {
+            if kept.importers.is_empty() {
+                let bytes = kept.bytes.min(left);
+                left -= bytes;
+                kept.bytes -= bytes;
+                back.push((kept.vm, bytes));
+            }
+            kept.bytes > 0
+        });
+        for (vm, bytes) in back {
+            let done = self.ledger.release(vm, bytes);
+            self.must(vm, done);
+            self.touched.insert(vm);
+            self.stirred |= bytes > 0;
+        }
+        let news: Vec<(VmKey, u64)> =
+            self.kept.iter().filter(|kept| !kept.reported).map(|kept| (kept.vm, kept.bytes)).collect();
+        self.kept.iter_mut().for_each(|kept| kept.reported = true);
+        for (vm, bytes) in news {
+            tracing::warn!(
+                vm = vm.vm,
+                bytes,
+                "memory of a VM is held by somebody although it was given back"
+            );
+            self.event(ArbiterEvent::Leak, vm.vm, 0, bytes);
+        }
+        self.forget_leaving();
+    }
+}
+
+/// The nearest multiple of what chunks are made of: a driver takes and returns smaller pieces all the time.
+const fn to_units(bytes: u64) -> u64 {
+    bytes.saturating_add(UNIT / 2) / UNIT * UNIT
+}
