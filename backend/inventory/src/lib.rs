@@ -5,9 +5,12 @@
 //! It keeps no state that would be missed: every answer is asked of the library when it is needed, and a process is
 //! called gone only after the driver has just said so.
 //!
-//! From the outside in: [`mod@serve`] answers on sockets, [`xid`] waits for errors of devices on a thread of its own, and
-//! [`nvml`] is the library. It never starts a program, opens no network, and sees nothing that a guest wrote.
+//! From the outside in: [`mod@serve`] answers on sockets, [`changes`] makes and unmakes instances and [`xid`] waits for errors
+//! of devices, each on a thread of its own, and [`nvml`] is the library. It never starts a program, opens no network, and
+//! sees nothing that a guest wrote. Which instance is to go is decided by `sluiced`; here only one that is exactly as
+//! `sluiced` describes it is unmade.
 
+mod changes;
 mod nvml;
 mod serve;
 mod xid;

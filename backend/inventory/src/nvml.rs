@@ -1,86 +1,104 @@
-//! The management library: loaded by absolute path, one table of optional entry points.
+//! The management library: loaded by absolute path, asked through the bindings of its own header.
 //!
-//! An entry point that the library does not have answers `NVML_ERROR_FUNCTION_NOT_FOUND`; newer forms of a call are tried
-//! before older ones. The layouts are those of `sluice-cuda-abi`.
+//! The bindings are `nvml-wrapper-sys`; its companion `nvml-wrapper` is not used here, for it has no way to make
+//! instances, lists their places wrongly (always none), gives up on a process list that grows meanwhile, and hides the
+//! library's codes, which `sluiced` is to see. An entry point that the library does not have answers
+//! `NVML_ERROR_FUNCTION_NOT_FOUND`; newer forms of a call are tried before older ones.
 
-#![expect(unsafe_code, reason = "loads a C library and takes its entry points at their declared signatures")]
+#![expect(
+    unsafe_code,
+    reason = "loads a C library and calls its entry points with pointers to places for answers"
+)]
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use sluice_cuda_abi::nvml::{
-    DeviceHandle, EVENT_XID, EventData, EventSetHandle, MEMORY_V2, Memory, MemoryV1, MemoryV2, Process,
-    ProcessInfoV1, ProcessInfoV2, Result, Status,
+mod instances;
+
+pub(crate) use instances::Meant;
+
+use nvml_wrapper_sys::bindings::{
+    NvmlLib, nvmlDevice_t, nvmlEccCounterType_enum_NVML_VOLATILE_ECC, nvmlEventData_t, nvmlEventSet_t,
+    nvmlEventTypeXidCriticalError, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t,
+    nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvmlPciInfo_t, nvmlProcessInfo_t,
+    nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlUtilization_t,
 };
+use sluice_cuda_abi::nvml::{FIELD_RECOVERY_ACTION, Result, Status, cores_per_multiprocessor};
+use sluice_protocol::inventory::{Recovery, Switch, WHOLE};
 use std::{
     collections::BTreeMap,
+    ffi::c_char,
     path::{Path, PathBuf},
     ptr::null_mut,
     time::Duration,
 };
 
-macro_rules! entries {
-    ($($name:ident($($type:ty),*);)+) => {
-        /// The entry points that the library has.
-        #[expect(non_snake_case, reason = "the names of nvml.h")]
-        struct Entries {
-            $($name: Option<unsafe extern "C" fn($($type),*) -> u32>,)+
-        }
-
-        impl Entries {
-            fn load(library: &Library) -> Entries {
-                Entries {
-                    $($name: {
-                        let symbol = concat!(stringify!($name), "\0").as_bytes();
-                        // SAFETY: the symbol has this signature in the library's header.
-                        unsafe { library.get::<unsafe extern "C" fn($($type),*) -> u32>(symbol) }.ok().map(|entry| *entry)
-                    },)+
-                }
-            }
-        }
-    };
-}
-entries! {
-    nvmlInit_v2();
-    nvmlDeviceGetCount_v2(*mut u32);
-    nvmlDeviceGetHandleByIndex_v2(u32, *mut DeviceHandle);
-    nvmlDeviceGetMemoryInfo(DeviceHandle, *mut MemoryV1);
-    nvmlDeviceGetMemoryInfo_v2(DeviceHandle, *mut MemoryV2);
-    nvmlDeviceGetComputeRunningProcesses(DeviceHandle, *mut u32, *mut ProcessInfoV1);
-    nvmlDeviceGetComputeRunningProcesses_v2(DeviceHandle, *mut u32, *mut ProcessInfoV2);
-    nvmlDeviceGetComputeRunningProcesses_v3(DeviceHandle, *mut u32, *mut ProcessInfoV2);
-    nvmlDeviceGetGraphicsRunningProcesses(DeviceHandle, *mut u32, *mut ProcessInfoV1);
-    nvmlDeviceGetGraphicsRunningProcesses_v2(DeviceHandle, *mut u32, *mut ProcessInfoV2);
-    nvmlDeviceGetGraphicsRunningProcesses_v3(DeviceHandle, *mut u32, *mut ProcessInfoV2);
-    nvmlDeviceGetMPSComputeRunningProcesses_v3(DeviceHandle, *mut u32, *mut ProcessInfoV2);
-    nvmlEventSetCreate(*mut EventSetHandle);
-    nvmlDeviceRegisterEvents(DeviceHandle, u64, EventSetHandle);
-    nvmlEventSetWait_v2(EventSetHandle, *mut EventData, u32);
-}
-
 /// Calls an entry point, if there is one.
 macro_rules! call {
-    ($nvml:ident.$name:ident($($argument:expr),*)) => {
-        match $nvml.entries.$name {
-            // SAFETY: the arguments are of the declared types, and places live through the call.
-            Some(entry) => status(unsafe { entry($($argument),*) }),
-            None => Err(Status::FUNCTION_NOT_FOUND),
+    ($nvml:ident.$name:ident($($argument:expr),* $(,)?)) => {
+        match &$nvml.library.$name {
+            // SAFETY: the arguments are of the header's types, and places live through the call.
+            Ok(entry) => $crate::nvml::status(unsafe { entry($($argument),*) }),
+            Err(_) => Err(sluice_cuda_abi::nvml::Status::FUNCTION_NOT_FOUND),
         }
     };
 }
+use call;
 
 fn status(code: u32) -> Result {
     if code == 0 { Ok(()) } else { Err(Status(code)) }
+}
+
+/// A structure of the header: numbers, texts and pointers, of which all zeroes are a value.
+trait Plain: Copy {
+    /// All zeroes.
+    fn blank() -> Self {
+        // SAFETY: what this trait says of its types.
+        unsafe { core::mem::zeroed() }
+    }
+}
+
+macro_rules! plain {
+    ($($name:ty),+ $(,)?) => { $(impl $crate::nvml::Plain for $name {})+ };
+}
+use plain;
+plain!(
+    nvmlEventData_t,
+    nvmlFieldValue_t,
+    nvmlMemory_t,
+    nvmlMemory_v2_t,
+    nvmlPciInfo_t,
+    nvmlProcessInfo_v1_t,
+    nvmlProcessInfo_v2_t,
+    nvmlUtilization_t,
+);
+
+/// The number by which a structure says which version of it it is.
+#[expect(clippy::cast_possible_truncation, reason = "the structures are small")]
+const fn version<T>(number: u32) -> u32 {
+    size_of::<T>() as u32 | number << 24
 }
 
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
 /// Processes on one device that are listed.
 const PROCESSES: u32 = 1 << 16;
+/// Room for any text.
+const TEXT: u32 = 96;
+
+fn text(buffer: &[c_char]) -> String {
+    let bytes: Vec<u8> =
+        buffer.iter().take_while(|byte| **byte != 0).map(|byte| byte.cast_unsigned()).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The bytes of `GPU-…` or `MIG-…`.
+fn uuid(text: &str) -> Result<[u8; 16]> {
+    let digits: String = text.get(4..).unwrap_or_default().chars().filter(|digit| *digit != '-').collect();
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
+    number.map(u128::to_be_bytes).ok_or(Status::UNKNOWN)
+}
 
 /// The loaded and started library.
 pub struct Nvml {
-    entries: Entries,
-    /// Keeps the code of `entries` mapped.
-    _library: Library,
+    library: NvmlLib,
 }
 
 /// Why there is no library.
@@ -90,11 +108,67 @@ pub enum LoadError {
     #[error("the path {0} of the management library is not absolute")]
     Relative(PathBuf),
     /// It does not load.
-    #[error("cannot load the management library: {0:?}")]
-    Load(#[from] libloading::Error),
+    #[error("cannot load the management library: {0}")]
+    Load(String),
     /// It does not start.
     #[error("the management library does not start: nvmlReturn_t {}", .0.0)]
     Start(Status),
+}
+
+/// An event set of the library.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Events(usize);
+
+/// Bytes of memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    pub(crate) total: u64,
+    pub(crate) used: u64,
+}
+
+/// A process on a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    pub(crate) bytes: u64,
+}
+
+/// What a device is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    pub(crate) uuid: [u8; 16],
+    pub(crate) memory: u64,
+    pub(crate) multiprocessors: u32,
+    pub(crate) node: u32,
+    pub(crate) pci: u64,
+}
+
+/// How a device is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Health {
+    pub(crate) mig: Switch,
+    pub(crate) pending: Switch,
+    pub(crate) ecc: Switch,
+    pub(crate) recovery: Recovery,
+    pub(crate) uncorrected: u64,
+    pub(crate) repair: bool,
+}
+
+/// An answer, or `None` where the driver or the device has no such thing.
+fn optional<T>(answer: Result<T>) -> Result<Option<T>> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(Status::NOT_SUPPORTED | Status::FUNCTION_NOT_FOUND) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn switch(answer: Option<u32>) -> Switch {
+    match answer {
+        Some(0) => Switch::Off,
+        Some(_) => Switch::On,
+        None => Switch::Absent,
+    }
 }
 
 impl Nvml {
@@ -106,9 +180,10 @@ impl Nvml {
         if !path.is_absolute() {
             return Err(LoadError::Relative(path.to_path_buf()));
         }
-        // SAFETY: the path comes from the operator; the library's constructors are the driver's own.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }?;
-        let nvml = Nvml { entries: Entries::load(&library), _library: library };
+        // SAFETY: the path comes from the operator; the library's constructors are the driver's own, and its entry points those
+        // of the header that the bindings were made from.
+        let library = unsafe { NvmlLib::new(path) }.map_err(|error| LoadError::Load(format!("{error:?}")))?;
+        let nvml = Nvml { library };
         call!(nvml.nvmlInit_v2()).map_err(LoadError::Start)?;
         Ok(nvml)
     }
@@ -120,20 +195,26 @@ impl Nvml {
         Ok(count)
     }
 
-    fn device(&self, index: u32) -> Result<DeviceHandle> {
-        let mut device = 0;
+    fn device(&self, index: u32) -> Result<nvmlDevice_t> {
+        let mut device = null_mut();
         call!(self.nvmlDeviceGetHandleByIndex_v2(index, &raw mut device))?;
         Ok(device)
     }
 
-    /// A device's memory. What the driver reserves for itself counts as used.
-    pub(crate) fn memory(&self, index: u32) -> Result<Memory> {
+    /// A device, or what programs see on an instance of it.
+    fn target(&self, index: u32, instance: u32) -> Result<nvmlDevice_t> {
         let device = self.device(index)?;
-        let mut memory = MemoryV2 { version: MEMORY_V2, ..MemoryV2::default() };
+        if instance == WHOLE { Ok(device) } else { self.on_instance(device, instance, None) }
+    }
+
+    /// The memory of a device or an instance. What the driver reserves for itself counts as used.
+    pub(crate) fn memory(&self, index: u32, instance: u32) -> Result<Memory> {
+        let device = self.target(index, instance)?;
+        let mut memory = nvmlMemory_v2_t { version: version::<nvmlMemory_v2_t>(2), ..Plain::blank() };
         let (total, free) = match call!(self.nvmlDeviceGetMemoryInfo_v2(device, &raw mut memory)) {
             Ok(()) => (memory.total, memory.free),
             Err(Status::FUNCTION_NOT_FOUND) => {
-                let mut memory = MemoryV1::default();
+                let mut memory = nvmlMemory_t::blank();
                 call!(self.nvmlDeviceGetMemoryInfo(device, &raw mut memory))?;
                 (memory.total, memory.free)
             }
@@ -142,86 +223,176 @@ impl Nvml {
         Ok(Memory { total, used: total.saturating_sub(free) })
     }
 
-    /// The processes on a device, whatever they do there, in the order of their numbers.
-    pub(crate) fn processes(&self, index: u32) -> Result<Vec<Process>> {
+    /// What a device is.
+    pub(crate) fn identity(&self, index: u32) -> Result<Identity> {
         let device = self.device(index)?;
+        let mut name = [0; TEXT as usize];
+        call!(self.nvmlDeviceGetUUID(device, name.as_mut_ptr(), TEXT))?;
+        let mut pci = nvmlPciInfo_t::blank();
+        call!(self.nvmlDeviceGetPciInfo_v3(device, &raw mut pci))?;
+        Ok(Identity {
+            uuid: uuid(&text(&name))?,
+            memory: self.memory(index, WHOLE)?.total,
+            multiprocessors: optional(self.multiprocessors(device))?.unwrap_or(0),
+            node: optional(self.node(device))?.flatten().unwrap_or(u32::MAX),
+            pci: u64::from(pci.domain) << 16 | u64::from(pci.bus & 0xff) << 8 | u64::from(pci.device & 0xff),
+        })
+    }
+
+    fn multiprocessors(&self, device: nvmlDevice_t) -> Result<u32> {
+        let (mut cores, mut major, mut minor) = (0, 0, 0);
+        call!(self.nvmlDeviceGetNumGpuCores(device, &raw mut cores))?;
+        call!(self.nvmlDeviceGetCudaComputeCapability(device, &raw mut major, &raw mut minor))?;
+        let each = cores_per_multiprocessor((major.cast_unsigned(), minor.cast_unsigned()));
+        Ok(each.map_or(0, |each| cores / each))
+    }
+
+    /// The first of the NUMA nodes that a device is near.
+    fn node(&self, device: nvmlDevice_t) -> Result<Option<u32>> {
+        const NODES: usize = 1024;
+        const NODE_SCOPE: u32 = 0;
+        let mut set = [0; NODES / 64];
+        let words = u32::try_from(set.len()).map_err(|_| Status::UNKNOWN)?;
+        call!(self.nvmlDeviceGetMemoryAffinity(device, words, set.as_mut_ptr(), NODE_SCOPE))?;
+        let mut nodes = (0..).zip(set).filter(|(_, word)| *word != 0);
+        Ok(nodes.next().map(|(place, word): (u32, u64)| place * 64 + word.trailing_zeros()))
+    }
+
+    /// What a device is called.
+    pub(crate) fn name(&self, index: u32) -> Result<String> {
+        let device = self.device(index)?;
+        let mut name = [0; TEXT as usize];
+        call!(self.nvmlDeviceGetName(device, name.as_mut_ptr(), TEXT))?;
+        Ok(text(&name))
+    }
+
+    /// How a device is. What the driver does not say is no reason to say nothing of the rest.
+    pub(crate) fn health(&self, index: u32) -> Result<Health> {
+        let device = self.device(index)?;
+        let (mut mig, mut later) = (0, 0);
+        let divided = optional(call!(self.nvmlDeviceGetMigMode(device, &raw mut mig, &raw mut later)))?;
+        let (mut ecc, mut ecc_later) = (0, 0);
+        let corrects = optional(call!(self.nvmlDeviceGetEccMode(device, &raw mut ecc, &raw mut ecc_later)))?;
+        let mut uncorrected = 0;
+        let counted = optional(call!(self.nvmlDeviceGetTotalEccErrors(
+            device,
+            nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nvmlEccCounterType_enum_NVML_VOLATILE_ECC,
+            &raw mut uncorrected,
+        )))?;
+        Ok(Health {
+            mig: switch(divided.map(|()| mig)),
+            pending: switch(divided.map(|()| later)),
+            ecc: switch(corrects.map(|()| ecc)),
+            recovery: optional(self.recovery(device))?.unwrap_or(Recovery::Unknown),
+            uncorrected: counted.map_or(u64::MAX, |()| uncorrected),
+            repair: self.waits_for_repair(device)?,
+        })
+    }
+
+    fn recovery(&self, device: nvmlDevice_t) -> Result<Recovery> {
+        let mut field = nvmlFieldValue_t { fieldId: FIELD_RECOVERY_ACTION, ..Plain::blank() };
+        call!(self.nvmlDeviceGetFieldValues(device, 1, &raw mut field))?;
+        // Older drivers do not know the field, and say so in it.
+        status(field.nvmlReturn).map_err(|_| Status::NOT_SUPPORTED)?;
+        // SAFETY: every part of the union is a number, and the driver has filled this one in.
+        Ok(Recovery::from_number(unsafe { field.value.uiVal }))
+    }
+
+    /// Rows that wait to be replaced, or before Ampere pages that wait to be retired.
+    fn waits_for_repair(&self, device: nvmlDevice_t) -> Result<bool> {
+        let (mut corrected, mut uncorrected, mut rows, mut failed, mut pages) = (0, 0, 0, 0, 0);
+        let remapped = optional(call!(self.nvmlDeviceGetRemappedRows(
+            device,
+            &raw mut corrected,
+            &raw mut uncorrected,
+            &raw mut rows,
+            &raw mut failed,
+        )))?;
+        let retired = optional(call!(self.nvmlDeviceGetRetiredPagesPendingStatus(device, &raw mut pages)))?;
+        Ok(remapped.is_some() && rows != 0 || retired.is_some() && pages != 0)
+    }
+
+    /// How busy kernels and memory of a device or an instance are, in percent.
+    pub(crate) fn utilization(&self, index: u32, instance: u32) -> Result<(u32, u32)> {
+        let device = self.target(index, instance)?;
+        let mut utilization = nvmlUtilization_t::blank();
+        call!(self.nvmlDeviceGetUtilizationRates(device, &raw mut utilization))?;
+        Ok((utilization.gpu, utilization.memory))
+    }
+
+    /// The processes on a device or an instance, whatever they do there, in the order of their numbers.
+    pub(crate) fn processes(&self, index: u32, instance: u32) -> Result<Vec<Process>> {
+        let device = self.target(index, instance)?;
         let compute = first_known([
-            list::<ProcessInfoV2>(|count, room| {
+            list::<nvmlProcessInfo_t>(|count, room| {
                 call!(self.nvmlDeviceGetComputeRunningProcesses_v3(device, count, room))
             }),
-            list::<ProcessInfoV2>(|count, room| {
+            list::<nvmlProcessInfo_v2_t>(|count, room| {
                 call!(self.nvmlDeviceGetComputeRunningProcesses_v2(device, count, room))
             }),
-            list::<ProcessInfoV1>(|count, room| {
+            list::<nvmlProcessInfo_v1_t>(|count, room| {
                 call!(self.nvmlDeviceGetComputeRunningProcesses(device, count, room))
             }),
         ])?;
         // Which of them hold memory is all the same here, and a device or driver without such processes need not list them.
         let graphics = first_known([
-            list::<ProcessInfoV2>(|count, room| {
+            list::<nvmlProcessInfo_t>(|count, room| {
                 call!(self.nvmlDeviceGetGraphicsRunningProcesses_v3(device, count, room))
             }),
-            list::<ProcessInfoV2>(|count, room| {
+            list::<nvmlProcessInfo_v2_t>(|count, room| {
                 call!(self.nvmlDeviceGetGraphicsRunningProcesses_v2(device, count, room))
             }),
-            list::<ProcessInfoV1>(|count, room| {
+            list::<nvmlProcessInfo_v1_t>(|count, room| {
                 call!(self.nvmlDeviceGetGraphicsRunningProcesses(device, count, room))
             }),
         ]);
-        let shared = first_known([list::<ProcessInfoV2>(|count, room| {
+        let shared = first_known([list::<nvmlProcessInfo_t>(|count, room| {
             call!(self.nvmlDeviceGetMPSComputeRunningProcesses_v3(device, count, room))
         })]);
         let mut bytes: BTreeMap<u32, u64> = compute.into_iter().collect();
         for others in [graphics, shared] {
-            match others {
-                Ok(others) => {
-                    for (pid, more) in others {
-                        // A process in two lists has one amount.
-                        let amount = bytes.entry(pid).or_insert(0);
-                        *amount = (*amount).max(more);
-                    }
-                }
-                Err(Status::NOT_SUPPORTED | Status::FUNCTION_NOT_FOUND) => {}
-                Err(error) => return Err(error),
+            for (pid, more) in optional(others)?.unwrap_or_default() {
+                // A process in two lists has one amount.
+                let amount = bytes.entry(pid).or_insert(0);
+                *amount = (*amount).max(more);
             }
         }
-        let process = |(pid, bytes)| Process { pid, bytes, busy_nanoseconds: None, instance: None };
-        Ok(bytes.into_iter().map(process).collect())
+        Ok(bytes.into_iter().map(|(pid, bytes)| Process { pid, bytes }).collect())
     }
 
     /// A set of the errors of all devices; `None` where no device reports any.
-    pub(crate) fn watch(&self) -> Result<Option<EventSetHandle>> {
-        let mut set = 0;
-        match call!(self.nvmlEventSetCreate(&raw mut set)) {
-            Err(Status::NOT_SUPPORTED | Status::FUNCTION_NOT_FOUND) => return Ok(None),
-            other => other?,
+    pub(crate) fn watch(&self) -> Result<Option<Events>> {
+        let mut set = null_mut();
+        if optional(call!(self.nvmlEventSetCreate(&raw mut set)))?.is_none() {
+            return Ok(None);
         }
         let mut any = false;
         for index in 0..self.count()? {
             let device = self.device(index)?;
-            match call!(self.nvmlDeviceRegisterEvents(device, EVENT_XID, set)) {
-                Ok(()) => any = true,
-                Err(Status::NOT_SUPPORTED | Status::FUNCTION_NOT_FOUND) => {}
-                Err(error) => return Err(error),
-            }
+            let kinds = nvmlEventTypeXidCriticalError.into();
+            any |= optional(call!(self.nvmlDeviceRegisterEvents(device, kinds, set)))?.is_some();
         }
-        Ok(any.then_some(set))
+        Ok(any.then(|| Events(set.expose_provenance())))
     }
 
-    /// Waits for an error of a device: its index and the Xid; `None` when there was none in time.
-    pub(crate) fn wait(&self, set: EventSetHandle, limit: Duration) -> Result<Option<(u32, u32)>> {
-        let mut event = EventData::default();
+    /// Waits for an error of a device: its index, the Xid and the instance; `None` when there was none in time.
+    pub(crate) fn wait(&self, set: Events, limit: Duration) -> Result<Option<(u32, u32, u32)>> {
+        let set: nvmlEventSet_t = core::ptr::with_exposed_provenance_mut(set.0);
+        let mut event = nvmlEventData_t::blank();
         let milliseconds = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
         match call!(self.nvmlEventSetWait_v2(set, &raw mut event, milliseconds)) {
             Err(Status::TIMEOUT) => return Ok(None),
             other => other?,
         }
-        if event.kind != EVENT_XID {
+        if event.eventType != u64::from(nvmlEventTypeXidCriticalError) {
             return Ok(None);
         }
         for index in 0..self.count()? {
             if self.device(index) == Ok(event.device) {
-                return Ok(Some((index, u32::try_from(event.data).unwrap_or(u32::MAX))));
+                let xid = u32::try_from(event.eventData).unwrap_or(u32::MAX);
+                // No instance is the same number there as here.
+                return Ok(Some((index, xid, event.gpuInstanceId)));
             }
         }
         Err(Status::NOT_FOUND)
@@ -229,7 +400,7 @@ impl Nvml {
 }
 
 /// A process and its bytes, as a version of the calls gives them.
-trait Listed: Default + Clone {
+trait Listed: Plain {
     fn listed(&self) -> (u32, u64);
 }
 
@@ -238,15 +409,15 @@ fn known(bytes: u64) -> u64 {
     if bytes == NOT_AVAILABLE { 0 } else { bytes }
 }
 
-impl Listed for ProcessInfoV1 {
+impl Listed for nvmlProcessInfo_v1_t {
     fn listed(&self) -> (u32, u64) {
-        (self.pid, known(self.used))
+        (self.pid, known(self.usedGpuMemory))
     }
 }
 
-impl Listed for ProcessInfoV2 {
+impl Listed for nvmlProcessInfo_v2_t {
     fn listed(&self) -> (u32, u64) {
-        (self.pid, known(self.used))
+        (self.pid, known(self.usedGpuMemory))
     }
 }
 
@@ -273,7 +444,7 @@ fn list<'a, T: Listed + 'a>(ask: impl Fn(*mut u32, *mut T) -> Result + 'a) -> As
     Box::new(move || {
         let mut room = FIRST;
         for _ in 0..TRIES {
-            let mut infos = vec![T::default(); room as usize];
+            let mut infos = vec![T::blank(); room as usize];
             let mut count = room;
             match ask(&raw mut count, if room == 0 { null_mut() } else { infos.as_mut_ptr() }) {
                 Ok(()) => {
@@ -286,4 +457,21 @@ fn list<'a, T: Listed + 'a>(ask: impl Fn(*mut u32, *mut T) -> Result + 'a) -> As
         }
         Err(Status::INSUFFICIENT_SIZE)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_are_read_as_the_vendor_writes_them() {
+        let bytes = 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes();
+        assert_eq!(uuid("GPU-01234567-89ab-cdef-0011-223344556677"), Ok(bytes));
+        assert_eq!(uuid("MIG-01234567-89ab-cdef-0011-223344556677"), Ok(bytes));
+        for text in
+            ["", "GPU-", "MIG-GPU-01234567-89ab-cdef-0011-223344556677/1/0", "GPU-0123", "\u{e9}\u{e9}\u{e9}"]
+        {
+            assert_eq!(uuid(text), Err(Status::UNKNOWN), "{text}");
+        }
+    }
 }

@@ -3,16 +3,20 @@
 //! Nothing here waits for a peer. A client whose socket is full, closed or brings something that is no request is
 //! forgotten; `sluiced` gives it a new socket. Only `sluiced` may bring clients, and when it is gone, so is this process.
 
-use crate::{nvml::Nvml, xid};
+use crate::{
+    changes::Changes,
+    nvml::{Health, Identity, Nvml, Process},
+    xid,
+};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     fd::{AsFd as _, OwnedFd},
     io::Errno,
 };
-use sluice_cuda_abi::nvml::{Process, Result as Answered, Status};
+use sluice_cuda_abi::nvml::{Result as Answered, Status};
 use sluice_protocol::{
     control::{BYTES, FromInventory, ToInventory},
-    inventory::WHOLE,
+    inventory::{Instance, Name, Profile},
     limits,
 };
 use sluice_shared_memory::socket;
@@ -32,16 +36,36 @@ pub enum ServeError {
     Thread(#[from] std::io::Error),
 }
 
-/// A socket, and the list that its last question for the first process was answered from.
+/// A socket, and the lists that its last questions for a first entry were answered from: one that counts up goes through one
+/// list, however much changes meanwhile.
 struct Peer {
     socket: Arc<OwnedFd>,
-    listed: Option<(u32, Vec<Process>)>,
+    processes: Listed<(u32, u32), Process>,
+    profiles: Listed<u32, Profile>,
+    instances: Listed<u32, Instance>,
+}
+
+/// A list, and of what.
+type Listed<K, T> = Option<(K, Vec<T>)>;
+
+/// An entry of a list, which is asked for anew for the first one.
+fn nth<K: PartialEq, T: Copy>(
+    kept: &mut Listed<K, T>,
+    of: K,
+    index: u32,
+    ask: impl FnOnce() -> Answered<Vec<T>>,
+) -> Answered<Option<T>> {
+    let list = match kept {
+        Some((known, list)) if *known == of && index > 0 => list,
+        kept => &mut kept.insert((of, ask()?)).1,
+    };
+    Ok(usize::try_from(index).ok().and_then(|index| list.get(index).copied()))
 }
 
 impl Peer {
     fn new(socket: OwnedFd) -> Result<Peer, Errno> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Peer { socket: Arc::new(socket), listed: None })
+        Ok(Peer { socket: Arc::new(socket), processes: None, profiles: None, instances: None })
     }
 
     /// The next request; `None` when there is none yet.
@@ -76,10 +100,10 @@ enum Gone {
 pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
     let nvml = Arc::new(nvml);
     // The first one is `sluiced`.
-    let mut peers = vec![Peer::new(control)?];
-    if let Some(daemon) = peers.first() {
-        xid::start(&nvml, &daemon.socket)?;
-    }
+    let daemon = Peer::new(control)?;
+    xid::start(&nvml, &daemon.socket)?;
+    let changes = Changes::start(&nvml, &daemon.socket)?;
+    let mut peers = vec![daemon];
     loop {
         let mut polled: Vec<_> =
             peers.iter().map(|peer| PollFd::from_borrowed_fd(peer.socket.as_fd(), PollFlags::IN)).collect();
@@ -91,7 +115,8 @@ pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
         let mut clients = Vec::new();
         let mut gone = Vec::new();
         for (index, peer) in peers.iter_mut().enumerate().filter(|(index, _)| ready[*index]) {
-            match answer(&nvml, peer, (index == 0).then_some(&mut clients)) {
+            let authority = (index == 0).then_some(Authority { changes: &changes, clients: &mut clients });
+            match answer(&nvml, peer, authority) {
                 Ok(()) => {}
                 Err(Gone::Closed) if index == 0 => return Ok(()),
                 Err(Gone::Malformed) if index == 0 => return Err(ServeError::Malformed),
@@ -119,15 +144,46 @@ pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
     }
 }
 
-/// Answers one request. From who may bring clients, new ones go to `clients`.
-fn answer(nvml: &Nvml, peer: &mut Peer, clients: Option<&mut Vec<OwnedFd>>) -> Result<(), Gone> {
+/// What only `sluiced` may do.
+struct Authority<'a> {
+    changes: &'a Changes,
+    clients: &'a mut Vec<OwnedFd>,
+}
+
+/// Answers one request. Whoever has the authority may ask for changes, which are answered later, and bring clients.
+fn answer(nvml: &Nvml, peer: &mut Peer, authority: Option<Authority<'_>>) -> Result<(), Gone> {
     let Some((request, descriptor)) = peer.receive()? else { return Ok(()) };
     let (serial, answered) = match request {
+        ToInventory::Client {} => {
+            authority.ok_or(Gone::Malformed)?.clients.extend(descriptor);
+            return Ok(());
+        }
+        ToInventory::Create { serial, .. }
+        | ToInventory::Destroy { serial, .. }
+        | ToInventory::SetMig { serial, .. } => {
+            if authority.ok_or(Gone::Malformed)?.changes.ask(request) {
+                return Ok(());
+            }
+            (serial, Err(Status::INSUFFICIENT_RESOURCES))
+        }
+        question => say(nvml, peer, question),
+    };
+    let message = answered.unwrap_or_else(|Status(error)| FromInventory::Failed { serial, error });
+    match socket::send(&*peer.socket, &message.encode(), &[]) {
+        Ok(()) => Ok(()),
+        Err(Errno::PIPE | Errno::CONNRESET) => Err(Gone::Closed),
+        Err(error) => Err(Gone::Failed(error)),
+    }
+}
+
+/// The answer to a question, and the serial of that.
+fn say(nvml: &Nvml, peer: &mut Peer, question: ToInventory) -> (u64, Answered<FromInventory>) {
+    match question {
         ToInventory::Units { serial } => {
             (serial, nvml.count().map(|count| FromInventory::Units { serial, count }))
         }
-        ToInventory::Memory { serial, unit, instance: WHOLE } => {
-            let answered = nvml.memory(unit).map(|memory| FromInventory::Memory {
+        ToInventory::Memory { serial, unit, instance } => {
+            let answered = nvml.memory(unit, instance).map(|memory| FromInventory::Memory {
                 serial,
                 total: memory.total,
                 used: memory.used,
@@ -135,9 +191,9 @@ fn answer(nvml: &Nvml, peer: &mut Peer, clients: Option<&mut Vec<OwnedFd>>) -> R
             });
             (serial, answered)
         }
-        ToInventory::Process { serial, unit, process, instance: WHOLE } => {
+        ToInventory::Process { serial, unit, process, instance } => {
             // Never from a list that was there already: memory changes hands by this answer.
-            let answered = nvml.processes(unit).map(|list| {
+            let answered = nvml.processes(unit, instance).map(|list| {
                 let found = list.iter().find(|listed| listed.pid == process);
                 FromInventory::Process {
                     serial,
@@ -148,49 +204,72 @@ fn answer(nvml: &Nvml, peer: &mut Peer, clients: Option<&mut Vec<OwnedFd>>) -> R
             });
             (serial, answered)
         }
-        ToInventory::Nth { serial, unit, index, instance: WHOLE } => {
-            (serial, nth(nvml, peer, serial, unit, index))
+        ToInventory::Nth { serial, unit, index, instance } => {
+            let ask = || nvml.processes(unit, instance);
+            let found = nth(&mut peer.processes, (unit, instance), index, ask);
+            let answer = |found: Option<Process>| FromInventory::Process {
+                serial,
+                process: found.map_or(0, |found| found.pid),
+                present: found.is_some(),
+                bytes: found.map_or(0, |found| found.bytes),
+            };
+            (serial, found.map(answer))
         }
-        ToInventory::Memory { serial, .. }
-        | ToInventory::Process { serial, .. }
-        | ToInventory::Nth { serial, .. }
-        | ToInventory::Device { serial, .. }
-        | ToInventory::DeviceName { serial, .. }
-        | ToInventory::Health { serial, .. }
-        | ToInventory::Utilization { serial, .. }
-        | ToInventory::Profile { serial, .. }
-        | ToInventory::ProfileName { serial, .. }
-        | ToInventory::Places { serial, .. }
-        | ToInventory::Capacity { serial, .. }
-        | ToInventory::Instance { serial, .. }
-        | ToInventory::Create { serial, .. }
+        ToInventory::Device { serial, unit } => {
+            let answer = |Identity { uuid, memory, multiprocessors, node, pci }| FromInventory::Device {
+                serial,
+                uuid,
+                memory,
+                multiprocessors,
+                node,
+                pci,
+            };
+            (serial, nvml.identity(unit).map(answer))
+        }
+        ToInventory::DeviceName { serial, unit, part } => (
+            serial,
+            nvml.name(unit).map(|name| FromInventory::Name { serial, text: Name::part(&name, part) }),
+        ),
+        ToInventory::Health { serial, unit } => {
+            let answer = |Health { mig, pending, ecc, recovery, uncorrected, repair }| {
+                FromInventory::Health { serial, mig, pending, ecc, recovery, uncorrected, repair }
+            };
+            (serial, nvml.health(unit).map(answer))
+        }
+        ToInventory::Utilization { serial, unit, instance } => {
+            let answer = |(gpu, memory)| FromInventory::Utilization { serial, gpu, memory };
+            (serial, nvml.utilization(unit, instance).map(answer))
+        }
+        ToInventory::Profile { serial, unit, index } => {
+            let ask = || Ok(nvml.profiles(unit)?.into_iter().map(|(profile, _)| profile).collect());
+            let answer = |found| match found {
+                Some(profile) => FromInventory::Profile { serial, profile },
+                None => FromInventory::Nothing { serial },
+            };
+            (serial, nth(&mut peer.profiles, unit, index, ask).map(answer))
+        }
+        ToInventory::ProfileName { serial, unit, profile, part } => {
+            let answer =
+                |(_, name): (_, String)| FromInventory::Name { serial, text: Name::part(&name, part) };
+            (serial, nvml.profile_of(unit, profile).map(answer))
+        }
+        ToInventory::Places { serial, unit, profile } => {
+            (serial, nvml.places(unit, profile).map(|places| FromInventory::Places { serial, places }))
+        }
+        ToInventory::Capacity { serial, unit, profile } => {
+            (serial, nvml.capacity(unit, profile).map(|count| FromInventory::Capacity { serial, count }))
+        }
+        ToInventory::Instance { serial, unit, index } => {
+            let answer = |found| match found {
+                Some(instance) => FromInventory::Instance { serial, instance },
+                None => FromInventory::Nothing { serial },
+            };
+            (serial, nth(&mut peer.instances, unit, index, || nvml.instances(unit)).map(answer))
+        }
+        // Handled before; no question.
+        ToInventory::Client {} => (0, Err(Status::INVALID_ARGUMENT)),
+        ToInventory::Create { serial, .. }
         | ToInventory::Destroy { serial, .. }
-        | ToInventory::SetMig { serial, .. } => (serial, Err(Status::FUNCTION_NOT_FOUND)),
-        ToInventory::Client {} => {
-            let clients = clients.ok_or(Gone::Malformed)?;
-            clients.extend(descriptor);
-            return Ok(());
-        }
-    };
-    let message = answered.unwrap_or_else(|Status(error)| FromInventory::Failed { serial, error });
-    match socket::send(&*peer.socket, &message.encode(), &[]) {
-        Ok(()) => Ok(()),
-        Err(Errno::PIPE | Errno::CONNRESET) => Err(Gone::Closed),
-        Err(error) => Err(Gone::Failed(error)),
+        | ToInventory::SetMig { serial, .. } => (serial, Err(Status::INVALID_ARGUMENT)),
     }
-}
-
-/// One of a device's processes. A peer that counts up goes through one list, however much changes meanwhile.
-fn nth(nvml: &Nvml, peer: &mut Peer, serial: u64, unit: u32, index: u32) -> Answered<FromInventory> {
-    let list = match &mut peer.listed {
-        Some((listed, list)) if *listed == unit && index > 0 => list,
-        listed => &mut listed.insert((unit, nvml.processes(unit)?)).1,
-    };
-    let found = usize::try_from(index).ok().and_then(|index| list.get(index));
-    Ok(FromInventory::Process {
-        serial,
-        process: found.map_or(0, |found| found.pid),
-        present: found.is_some(),
-        bytes: found.map_or(0, |found| found.bytes),
-    })
 }

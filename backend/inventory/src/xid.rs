@@ -1,9 +1,9 @@
 //! The thread that waits for errors of devices.
 
-use crate::nvml::Nvml;
+use crate::nvml::{Events, Nvml};
 use rustix::fd::OwnedFd;
-use sluice_cuda_abi::nvml::{EventSetHandle, Status};
-use sluice_protocol::{control::FromInventory, inventory::WHOLE};
+use sluice_cuda_abi::nvml::Status;
+use sluice_protocol::control::FromInventory;
 use sluice_shared_memory::socket;
 use std::{sync::Arc, thread, time::Duration};
 
@@ -29,16 +29,16 @@ pub(crate) fn start(nvml: &Arc<Nvml>, control: &Arc<OwnedFd>) -> std::io::Result
     thread::Builder::new().name("xid".into()).spawn(move || tell(&nvml, set, &control)).map(drop)
 }
 
-fn tell(nvml: &Nvml, set: EventSetHandle, control: &OwnedFd) {
+fn tell(nvml: &Nvml, set: Events, control: &OwnedFd) {
     let mut failed = None;
     loop {
         match nvml.wait(set, WAIT) {
             Ok(None) => failed = None,
-            Ok(Some((unit, xid))) => {
+            Ok(Some((unit, xid, instance))) => {
                 failed = None;
                 tracing::warn!("device {unit} reports Xid {xid}");
                 // NVML does not say whose fault it was.
-                let message = FromInventory::Xid { unit, xid, process: 0, instance: WHOLE }.encode();
+                let message = FromInventory::Xid { unit, xid, process: 0, instance }.encode();
                 if let Err(error) = socket::send(control, &message, &[]) {
                     tracing::error!("cannot report Xid {xid} of device {unit}: {error}");
                 }

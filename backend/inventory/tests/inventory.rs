@@ -8,7 +8,9 @@ use rustix::{
 };
 // Has cargo build the libraries.
 use sluice_protocol::control::{BYTES, FromInventory, ToInventory};
-use sluice_protocol::inventory::WHOLE;
+use sluice_protocol::inventory::{
+    Instance, NAME_PARTS, Name, Place, Profile, Recovery, Switch, Visible, WHOLE,
+};
 use sluice_shared_memory::socket;
 use softgpu_cuda as _;
 use softgpu_nvml as _;
@@ -52,8 +54,14 @@ impl Drop for Process {
 
 /// A program on the second device, with a context and three pages of memory.
 fn holder(state: &Path) -> Process {
+    holder_on(state, "1")
+}
+
+/// The same on another device.
+fn holder_on(state: &Path, visible: &str) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", "holds_memory"]).stdout(Stdio::piped());
+    command.env("CUDA_VISIBLE_DEVICES", visible);
     on_device(&mut command, state);
     let mut child = command.spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -76,7 +84,7 @@ fn holds_memory() {
     }
     let (mut context, mut address) = (0u64, 0u64);
     cuda!(cuInit(0 => u32));
-    cuda!(cuCtxCreate_v2(&raw mut context => *mut u64, 0 => u32, 1 => i32));
+    cuda!(cuCtxCreate_v2(&raw mut context => *mut u64, 0 => u32, 0 => i32));
     cuda!(cuMemAlloc_v2(&raw mut address => *mut u64, 3 * PAGE => u64));
     println!("holding");
     std::io::stdout().flush().unwrap();
@@ -92,10 +100,15 @@ struct Inventory {
 
 impl Inventory {
     fn start(state: &Path) -> Inventory {
+        Inventory::start_with(state, &[])
+    }
+
+    fn start_with(state: &Path, settings: &[(&str, &str)]) -> Inventory {
         let (ours, theirs) = socket::pair().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-inventory"));
         command.args(["--control-fd", "0", "--nvml"]).arg(library("libsoftgpu_nvml.so"));
         on_device(&mut command, state);
+        command.envs(settings.iter().copied());
         let process = Process(command.stdin(Stdio::from(theirs)).spawn().unwrap());
         Inventory { process, control: ours }
     }
@@ -277,4 +290,283 @@ fn without_a_library_there_is_no_inventory() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(String::from_utf8_lossy(&output.stderr).contains(path), "{output:?}");
     }
+}
+
+/// Devices that are divided, with nothing on them.
+const DIVIDED: [(&str, &str); 4] = [
+    ("SLUICE_SOFTGPU_MIG", "1"),
+    ("SLUICE_SOFTGPU_MODEL", "H100-80"),
+    ("SLUICE_SOFTGPU_ECC", "1"),
+    ("SLUICE_SOFTGPU_NODES", "1,0"),
+];
+
+const NOT_SUPPORTED: u32 = 3;
+const NOT_FOUND: u32 = 6;
+const IN_USE: u32 = 19;
+const INSUFFICIENT_RESOURCES: u32 = 23;
+
+fn kinds(socket: &OwnedFd) -> Vec<(Profile, String, Vec<Place>)> {
+    let mut kinds = Vec::new();
+    for index in 0.. {
+        let profile = match ask(socket, ToInventory::Profile { serial: 1, unit: 0, index }) {
+            FromInventory::Profile { serial: 1, profile } => profile,
+            FromInventory::Nothing { serial: 1 } => break,
+            other => panic!("{other:?}"),
+        };
+        let id = profile.id;
+        let part =
+            |part| match ask(socket, ToInventory::ProfileName { serial: 2, unit: 0, profile: id, part }) {
+                FromInventory::Name { serial: 2, text } => text,
+                other => panic!("{other:?}"),
+            };
+        let name = Name::join(&(0..NAME_PARTS).map(part).collect::<Vec<_>>());
+        match ask(socket, ToInventory::Places { serial: 3, unit: 0, profile: id }) {
+            FromInventory::Places { serial: 3, places } => {
+                kinds.push((profile, name, places.as_slice().to_vec()));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    kinds
+}
+
+fn instances(socket: &OwnedFd) -> Vec<Instance> {
+    let mut instances = Vec::new();
+    for index in 0.. {
+        match ask(socket, ToInventory::Instance { serial: 4, unit: 0, index }) {
+            FromInventory::Instance { serial: 4, instance } => instances.push(instance),
+            FromInventory::Nothing { serial: 4 } => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    instances
+}
+
+fn create(profile: u32, start: u32, size: u32) -> ToInventory {
+    ToInventory::Create { serial: 5, unit: 0, profile, start, size }
+}
+
+fn made(socket: &OwnedFd, profile: u32, start: u32, size: u32) -> Instance {
+    match ask(socket, create(profile, start, size)) {
+        FromInventory::Instance { serial: 5, instance } => instance,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn destroy(instance: &Instance) -> ToInventory {
+    let Instance { gpu, profile, start, size, .. } = *instance;
+    ToInventory::Destroy { serial: 6, unit: 0, instance: gpu, profile, start, size }
+}
+
+// Promise: P44
+#[test]
+fn what_a_device_is_and_divides_into_is_the_drivers_word() {
+    let state = state();
+    let inventory = Inventory::start_with(state.path(), &DIVIDED);
+    let client = inventory.client();
+    let part = |part| match ask(&client, ToInventory::DeviceName { serial: 1, unit: 1, part }) {
+        FromInventory::Name { serial: 1, text } => text,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(Name::join(&[part(0), part(1)]), "NVIDIA H100 80GB HBM3");
+    match ask(&client, ToInventory::Device { serial: 2, unit: 1 }) {
+        FromInventory::Device { serial: 2, uuid, memory, multiprocessors: 132, node: 0, pci: 0x200 } => {
+            assert!(uuid != [0; 16] && memory == 81_559 / 2 / 1024 * PAGE);
+        }
+        other => panic!("{other:?}"),
+    }
+    let health = |mig, recovery, uncorrected, repair| FromInventory::Health {
+        serial: 3,
+        mig,
+        pending: mig,
+        ecc: Switch::On,
+        recovery,
+        uncorrected,
+        repair,
+    };
+    let well = ask(&client, ToInventory::Health { serial: 3, unit: 0 });
+    assert_eq!(well, health(Switch::On, Recovery::None, 0, false));
+    std::fs::write(state.path().join("gpu0/health"), "uncorrected 2\npending 1\nrecovery 1\n").unwrap();
+    let ill = ask(&client, ToInventory::Health { serial: 3, unit: 0 });
+    assert_eq!(ill, health(Switch::On, Recovery::Reset, 2, true));
+
+    let kinds = kinds(&client);
+    let shown: Vec<_> =
+        kinds.iter().map(|(profile, name, places)| (profile.id, name.as_str(), places.len())).collect();
+    let expected = [
+        (19, "1g.10gb", 7),
+        (14, "2g.20gb", 3),
+        (9, "3g.40gb", 2),
+        (5, "4g.40gb", 1),
+        (0, "7g.80gb", 1),
+        (20, "1g.10gb+me", 7),
+        (15, "1g.20gb", 4),
+    ];
+    assert_eq!(shown, expected);
+    let (profile, _, places) = &kinds[2];
+    assert_eq!(
+        (profile.slices, profile.instances, profile.multiprocessors, profile.engines.copy),
+        (3, 2, 60, 3)
+    );
+    assert_eq!(profile.memory, 40_448 / 2 / 1024 * PAGE);
+    assert_eq!(places[..], [Place { start: 0, size: 4 }, Place { start: 4, size: 4 }]);
+    let capacity = ToInventory::Capacity { serial: 4, unit: 0, profile: 9 };
+    assert_eq!(ask(&client, capacity), FromInventory::Capacity { serial: 4, count: 2 });
+    assert!(inventory.ends());
+}
+
+// Promise: P44
+#[test]
+fn an_instance_is_made_where_sluiced_says_and_unmade_when_nobody_uses_it() {
+    let state = state();
+    let inventory = Inventory::start_with(state.path(), &DIVIDED);
+    let client = inventory.client();
+    assert_eq!(instances(&client), []);
+    let large = made(&inventory.control, 9, 4, 4);
+    // The kind whose compute instance is not the one of its number.
+    let double = made(&inventory.control, 15, 2, 2);
+    assert_eq!((large.gpu, large.compute, large.profile, large.start, large.size), (2, 0, 9, 4, 4));
+    assert_eq!(instances(&client), [double, large], "everybody may look");
+    let refused = ask(&inventory.control, create(19, 5, 1));
+    assert_eq!(refused, FromInventory::Failed { serial: 5, error: INSUFFICIENT_RESOURCES });
+
+    // A program finds it by its UUID, and is on it alone.
+    let visible = Visible::Instance(large.uuid).variable().unwrap();
+    let program = holder_on(state.path(), &visible);
+    let memory = |instance| match ask(&client, ToInventory::Memory { serial: 7, unit: 0, instance }) {
+        FromInventory::Memory { serial: 7, total, used, .. } => (total, used),
+        other => panic!("{other:?}"),
+    };
+    let bytes = CONTEXT + 3 * PAGE;
+    assert_eq!(memory(large.gpu), (40_448 / 2 / 1024 * PAGE, bytes));
+    assert_eq!((memory(double.gpu).1, memory(WHOLE).1), (0, bytes));
+    let listed = |instance| {
+        let question = ToInventory::Process { serial: 8, unit: 0, process: program.0.id(), instance };
+        matches!(ask(&client, question), FromInventory::Process { present: true, .. })
+    };
+    assert_eq!((listed(large.gpu), listed(double.gpu), listed(WHOLE)), (true, false, true));
+    let first = |instance| ask(&client, ToInventory::Nth { serial: 9, unit: 0, index: 0, instance });
+    assert!(matches!(first(large.gpu), FromInventory::Process { process, .. } if process == program.0.id()));
+    assert!(matches!(first(double.gpu), FromInventory::Process { process: 0, present: false, .. }));
+    let busy = ToInventory::Utilization { serial: 2, unit: 0, instance: large.gpu };
+    assert!(matches!(ask(&client, busy), FromInventory::Utilization { serial: 2, .. }));
+    let gone = ToInventory::Memory { serial: 2, unit: 0, instance: 13 };
+    assert_eq!(ask(&client, gone), FromInventory::Failed { serial: 2, error: NOT_FOUND });
+
+    assert_eq!(ask(&inventory.control, destroy(&large)), FromInventory::Failed { serial: 6, error: IN_USE });
+    // Not the one that is meant, whatever its number: left alone.
+    for other in [
+        Instance { profile: 5, ..double },
+        Instance { start: 0, ..double },
+        Instance { size: 1, ..double },
+        Instance { gpu: 13, ..double },
+    ] {
+        let answer = ask(&inventory.control, destroy(&other));
+        assert_eq!(answer, FromInventory::Failed { serial: 6, error: NOT_FOUND }, "{other:?}");
+    }
+    assert_eq!(instances(&client), [double, large]);
+    drop(program);
+    for instance in [large, double] {
+        assert_eq!(ask(&inventory.control, destroy(&instance)), FromInventory::Done { serial: 6 });
+    }
+    assert_eq!(instances(&client), []);
+    assert_eq!(
+        ask(&inventory.control, destroy(&large)),
+        FromInventory::Failed { serial: 6, error: NOT_FOUND }
+    );
+    let off = ToInventory::SetMig { serial: 3, unit: 0, on: false };
+    assert_eq!(ask(&inventory.control, off), FromInventory::Done { serial: 3 });
+    let refused = ask(&inventory.control, create(9, 4, 4));
+    assert_eq!(refused, FromInventory::Failed { serial: 5, error: NOT_SUPPORTED });
+    assert!(
+        kinds(&client).len() == 7 && instances(&client).is_empty(),
+        "a device that is not divided has profiles"
+    );
+    assert!(inventory.ends());
+}
+
+// Promise: P44
+#[test]
+fn an_instance_that_cannot_be_completed_is_not_left_behind() {
+    let state = state();
+    let inventory = Inventory::start_with(state.path(), &DIVIDED);
+    ask(&inventory.control, ToInventory::Units { serial: 1 });
+    let faults = state.path().join("faults");
+    std::fs::write(&faults, "fail nvmlGpuInstanceCreateComputeInstance 23\n").unwrap();
+    let refused = ask(&inventory.control, create(19, 0, 1));
+    assert_eq!(refused, FromInventory::Failed { serial: 5, error: INSUFFICIENT_RESOURCES });
+    assert_eq!(instances(&inventory.control), []);
+    // Nor can it be unmade: then it is there, with nothing in it, and can be named.
+    std::fs::write(&faults, "fail nvmlGpuInstanceCreateComputeInstance 23\nfail nvmlGpuInstanceDestroy 19\n")
+        .unwrap();
+    ask(&inventory.control, create(19, 0, 1));
+    let left = instances(&inventory.control);
+    assert!(
+        matches!(left[..], [Instance { compute: WHOLE, profile: 19, start: 0, size: 1, .. }]),
+        "{left:?}"
+    );
+    std::fs::remove_file(&faults).unwrap();
+    assert_eq!(ask(&inventory.control, destroy(&left[0])), FromInventory::Done { serial: 6 });
+    assert!(inventory.ends());
+}
+
+// Promise: P44
+#[test]
+fn a_change_that_hangs_holds_up_no_question() {
+    let state = state();
+    let inventory = Inventory::start_with(state.path(), &DIVIDED);
+    let client = inventory.client();
+    ask(&client, ToInventory::Units { serial: 1 });
+    let faults = state.path().join("faults");
+    std::fs::write(&faults, "hang nvmlDeviceCreateGpuInstanceWithPlacement\n").unwrap();
+    socket::send(&inventory.control, &create(19, 0, 1).encode(), &[]).unwrap();
+    for socket in [&client, &inventory.control] {
+        for _ in 0..20 {
+            let units = FromInventory::Units { serial: 1, count: 2 };
+            assert_eq!(ask(socket, ToInventory::Units { serial: 1 }), units);
+        }
+    }
+    assert_eq!(instances(&client), []);
+    std::fs::remove_file(&faults).unwrap();
+    assert!(matches!(hear(&inventory.control), Some(FromInventory::Instance { serial: 5, .. })));
+    assert_eq!(instances(&client).len(), 1);
+    // Killed while it changes something: what there is, is there for the next.
+    std::fs::write(&faults, "hang nvmlGpuInstanceCreateComputeInstance\n").unwrap();
+    socket::send(&inventory.control, &create(19, 1, 1).encode(), &[]).unwrap();
+    let start = Instant::now();
+    while instances(&client).len() < 2 {
+        assert!(start.elapsed() < PATIENCE);
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(inventory);
+    std::fs::remove_file(&faults).unwrap();
+    let next = Inventory::start_with(state.path(), &DIVIDED);
+    let found = instances(&next.control);
+    assert_eq!(
+        found.iter().map(|instance| (instance.start, instance.compute)).collect::<Vec<_>>(),
+        [(0, 0), (1, WHOLE)]
+    );
+    for instance in &found {
+        assert_eq!(ask(&next.control, destroy(instance)), FromInventory::Done { serial: 6 });
+    }
+    assert!(next.ends());
+}
+
+// Promise: P44
+#[test]
+fn only_sluiced_changes_anything() {
+    let state = state();
+    let inventory = Inventory::start_with(state.path(), &DIVIDED);
+    let there = made(&inventory.control, 19, 0, 1);
+    for change in [create(19, 1, 1), destroy(&there), ToInventory::SetMig { serial: 1, unit: 0, on: false }] {
+        let client = inventory.client();
+        assert!(matches!(
+            ask(&client, ToInventory::Units { serial: 1 }),
+            FromInventory::Units { count: 2, .. }
+        ));
+        socket::send(&client, &change.encode(), &[]).unwrap();
+        assert_eq!(hear(&client), None, "{change:?}");
+    }
+    assert_eq!(instances(&inventory.control), [there]);
+    assert!(inventory.ends());
 }
