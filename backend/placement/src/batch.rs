@@ -2,18 +2,34 @@
 //!
 //! Deciding one after the other can end in a corner: 1g, 1g, 2g, 3g fit on one GPU, but not in every order. Here all wishes are
 //! known, so a search settles it. It always works on the wish with the fewest positions left, tries positions in
-//! the order of [`Geometry::best`], never tries two GPUs that are alike, and remembers the states from which it failed. On one
-//! GPU that makes it exact at once; over many GPUs its work is bounded, and it says so when the bound is reached.
+//! the order of [`Geometry::best`], never tries two GPUs that are alike, and remembers the states from which it failed. That
+//! mostly answers at once. What it leaves open after a part of the work is settled GPU by GPU (`patterns`). Real questions
+//! are answered exactly; the work is bounded all the same, and it says so when the bound is reached.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
 use crate::geometry::{Geometry, Need, Placement, State};
+use crate::patterns;
 
 /// Most instances in one question.
 pub const MAX_ITEMS: usize = 1024;
-/// Steps of the search before it gives up. A few hundredths of a second.
-pub const MAX_STEPS: u32 = 100_000;
+/// How much the solver looks at before it gives up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// Positions tried instance by instance.
+    pub positions: u32,
+    /// Positions and patterns tried GPU by GPU, after that.
+    pub patterns: u32,
+}
+
+impl Default for Work {
+    /// Some tenths of a second at most with real geometries, some seconds with absurd ones.
+    fn default() -> Self {
+        Self { positions: 20_000, patterns: 4_000_000 }
+    }
+}
+
 /// Memory for states that are known to fail.
 const MEMORY_BYTES: usize = 16 << 20;
 
@@ -65,11 +81,11 @@ pub enum Answer {
 
 /// Finds places for all wishes together. Slots beyond the 64th are not used.
 pub fn pack(slots: &[Slot<'_>], items: &[Item]) -> Answer {
-    pack_within(slots, items, MAX_STEPS)
+    pack_within(slots, items, Work::default())
 }
 
 /// [`pack`] with a bound of its own.
-pub fn pack_within(slots: &[Slot<'_>], items: &[Item], steps: u32) -> Answer {
+pub fn pack_within(slots: &[Slot<'_>], items: &[Item], work: Work) -> Answer {
     if items.len() > MAX_ITEMS {
         return Answer::Unknown;
     }
@@ -93,30 +109,36 @@ pub fn pack_within(slots: &[Slot<'_>], items: &[Item], steps: u32) -> Answer {
         found: Vec::new(),
         failed: HashSet::new(),
         failed_bytes: 0,
-        steps,
+        work: work.positions,
     };
-    match search.solve() {
-        Some(true) => {
-            let mut places: Vec<Vec<Position>> = vec![Vec::new(); search.kinds.len()];
-            for (kind, position) in search.found.into_iter().rev() {
-                places[kind].push(position);
+    let found = match search.solve() {
+        Some(true) => Some(std::mem::take(&mut search.found)),
+        Some(false) => None,
+        None => {
+            let mut work = work.patterns;
+            match patterns::solve(slots, &search.kinds, &mut work) {
+                Some(found) => found,
+                None => return Answer::Unknown,
             }
-            Answer::Fits(kind_of.into_iter().filter_map(|kind| places[kind].pop()).collect())
         }
-        Some(false) => Answer::Impossible,
-        None => Answer::Unknown,
+    };
+    let Some(found) = found else { return Answer::Impossible };
+    let mut places: Vec<Vec<Position>> = vec![Vec::new(); search.kinds.len()];
+    for (kind, position) in found.into_iter().rev() {
+        places[kind].push(position);
     }
+    Answer::Fits(kind_of.into_iter().filter_map(|kind| places[kind].pop()).collect())
 }
 
 /// Wishes that are equal.
-struct Kind {
+pub(crate) struct Kind {
     item: Item,
-    count: u16,
+    pub(crate) count: u16,
     /// Per slot, the profiles that will do.
-    profiles: Vec<Vec<usize>>,
+    pub(crate) profiles: Vec<Vec<usize>>,
     /// The least that one of them takes anywhere.
-    least_slices: u32,
-    least_compute: u32,
+    pub(crate) least_slices: u32,
+    pub(crate) least_compute: u32,
 }
 
 impl Kind {
@@ -163,7 +185,7 @@ struct Search<'a> {
     found: Vec<(usize, Position)>,
     failed: HashSet<Situation>,
     failed_bytes: usize,
-    steps: u32,
+    work: u32,
 }
 
 impl Search<'_> {
@@ -172,17 +194,18 @@ impl Search<'_> {
         if self.left.iter().all(|&left| left == 0) {
             return Some(true);
         }
-        self.steps = self.steps.checked_sub(1)?;
+        self.work = self.work.checked_sub(1)?;
         if !self.enough_slices() {
             return Some(false);
         }
         let Some(kind) = self.scarcest() else { return Some(false) };
-        // Which GPU is which depends on the item when it names GPUs; only then they must be kept apart.
         let situation = self.situation();
         if self.failed.contains(&situation) {
             return Some(false);
         }
-        for position in self.positions(kind, true) {
+        let positions = self.positions(kind, true);
+        self.work = self.work.checked_sub(u32::try_from(positions.len()).unwrap_or(u32::MAX))?;
+        for position in positions {
             let before = self.states[position.slot];
             self.states[position.slot] =
                 self.slots[position.slot].geometry.with(&before, position.profile, position.placement);
@@ -262,6 +285,7 @@ impl Search<'_> {
     fn situation(&self) -> Situation {
         let mut states: Vec<(usize, State)> =
             self.alike.iter().copied().zip(self.states.iter().copied()).collect();
+        // Which GPU is which matters only to wishes that name GPUs.
         if self.kinds.iter().all(|kind| kind.item.slots == u64::MAX) {
             states.sort_unstable();
         }

@@ -22,9 +22,41 @@
 //!
 //! # The rule
 //!
-//! N(state) is the number of sets of instances that could still be added ([`Geometry::remaining`]; 723 for an empty GPU of
-//! the figure). An instance goes where N falls least; of equals to the higher start, then to the lower GPU. The same rule chooses
+//! N(state) is the number of sets of instances that could still be added ([`Geometry::remaining`]; 723 for an empty H200). An instance goes where N falls least; of equals to the higher start, then to the lower GPU. The same rule chooses
 //! among GPUs: one that is nearly full has little to lose, so GPUs are filled before others are opened.
+//!
+//! # How it is used
+//!
+//! ```
+//! # use sluice_placement::*;
+//! # use std::{sync::Arc, time::Duration};
+//! # let at = |size, starts: &[u8]| starts.iter().map(|&start| Placement { start, size }).collect::<Vec<_>>();
+//! # let profile = |id, size, compute, instances, starts: &[u8]| Profile {
+//! #     id, memory_slices: size, compute_slices: compute, instances, placements: at(size, starts),
+//! #     memory_bytes: u64::from(size) << 34, multiprocessors: 16, attributes: Attributes::default(),
+//! # };
+//! # let reported = vec![profile(19, 1, 1, 7, &[0, 1, 2, 3, 4, 5, 6]), profile(0, 8, 7, 1, &[0])];
+//! let geometry = Arc::new(Geometry::new(8, reported)?);
+//! let gpu = Gpu::new([1; 16], None, Division::Mig(geometry));
+//! let mut fleet = Fleet::new(Rules::default(), vec![gpu]);
+//!
+//! // Decide and hold the slices; create the instance; record it; prove its memory clean.
+//! let request = Request { policy: Policy::Mig, ..Request::new(VmId(7), 10 << 30) };
+//! let (unit, decision) = fleet.place(&request)?;
+//! assert!(matches!(decision, Decision::Open { spot: Spot::Instance { profile: 19, .. }, .. }));
+//! let epoch = fleet.created(unit, Some(Identity { instance: 3, compute_instance: 0, uuid: [9; 16] }))?;
+//! fleet.proven_clean(unit)?;
+//! assert_eq!((epoch, fleet.records().len()), (1, 1));
+//!
+//! // The VM goes, then the instance: ask what to do, do it, say how it went.
+//! let now = Duration::ZERO;
+//! let empty = fleet.leave(VmId(7))?.ok_or("its unit is empty")?;
+//! fleet.close(empty, now)?;
+//! assert_eq!(fleet.closing_step(empty, now)?, Step::DestroyCompute);
+//! fleet.closing_answer(empty, now, Answer::InUse)?;
+//! assert_eq!(fleet.closing_step(empty, now)?, Step::WaitUntil(Duration::from_millis(50)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # Rooms
 //!
@@ -32,7 +64,7 @@
 //! - [`request`]: what a VM asks for.
 //! - [`fleet`]: the plan, and the life of a unit from reservation to destruction.
 //! - [`decide`]: one VM, now.
-//! - [`batch`]: many at once, by search; finds a solution whenever there is one.
+//! - [`batch`], `patterns`: many at once, by search; finds a solution whenever there is one.
 //! - [`capacity`]: how many more would fit; fragmentation.
 //! - [`adoption`], [`destruction`]: after a restart; the end of an instance.
 //! - [`moves`]: emptying a GPU, and making room by moving idle VMs.
@@ -51,6 +83,7 @@ pub mod rebalance;
 pub mod request;
 
 mod configurations;
+mod patterns;
 
 pub use adoption::{Listed, Matches};
 pub use capacity::More;

@@ -13,7 +13,7 @@ use crate::request::{Distance, Request, Strictness, VmId};
 /// Most moves that [`Fleet::make_room`] considers in a row.
 pub const MAX_MOVES: usize = 3;
 /// Situations that [`Fleet::make_room`] looks at before it gives up.
-const MAX_SITUATIONS: u32 = 50_000;
+const MAX_SITUATIONS: u32 = 10_000;
 
 /// What is to be emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

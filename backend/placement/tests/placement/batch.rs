@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use sluice_placement::batch::{Answer, Item, Position, Slot, pack, pack_within};
+use proptest::prelude::*;
+use sluice_placement::batch::{Answer, Item, Position, Slot, Work, pack, pack_within};
 use sluice_placement::{Geometry, Need, State};
 
 use crate::axis::{reachable, state_of};
@@ -69,6 +70,17 @@ fn the_solver_equals_exhaustive_search_on_all_states() {
             for set in &wanted {
                 let mut sorted = set.clone();
                 sorted.sort_unstable();
+                // GPU by GPU alone, it is the same.
+                let by_gpu = Work { positions: 0, patterns: u32::MAX };
+                let same = pack_within(&slots, &items(&geometry, set), by_gpu);
+                assert_eq!(
+                    matches!(same, Answer::Fits(_)),
+                    possible.contains(&sorted),
+                    "{key} {placed:?} {set:?}"
+                );
+                if let Answer::Fits(positions) = same {
+                    assert!(legal(&slots, set, &positions), "{key} {placed:?} {set:?} {positions:?}");
+                }
                 match pack(&slots, &items(&geometry, set)) {
                     Answer::Fits(positions) => {
                         assert!(possible.contains(&sorted), "{key} {placed:?} {set:?}");
@@ -115,10 +127,67 @@ fn over_many_gpus_the_work_is_bounded_and_the_end_is_said() {
     assert_eq!(pack(&slots, &of(14, 53)), Answer::Impossible);
     let mixed: Vec<Item> = [of(5, 8), of(9, 12), of(19, 12), of(15, 4)].concat();
     assert!(matches!(pack(&slots, &mixed), Answer::Fits(_)));
-    assert_eq!(pack_within(&slots, &mixed, 3), Answer::Unknown);
+    assert_eq!(pack_within(&slots, &mixed, Work { positions: 3, patterns: 3 }), Answer::Unknown);
     assert_eq!(pack(&slots, &of(19, 1025)), Answer::Unknown);
+    // Tiles exactly, in two ways of filling a GPU, eight times each.
+    let slots = [Slot { geometry: &hopper, state: State::default() }; 16];
+    let tight: Vec<Item> = [of(9, 16), of(14, 8), of(15, 16), of(19, 16)].concat();
+    assert!(matches!(pack(&slots, &tight), Answer::Fits(_)));
+    assert_eq!(pack(&slots, &[tight, of(19, 1)].concat()), Answer::Impossible);
     // A wish that is bound to one GPU.
     let bound = Item { need: Need::Profile(0), slots: 1 << 1 };
     assert!(matches!(pack(&slots, std::slice::from_ref(&bound)), Answer::Fits(found) if found[0].slot == 1));
     assert_eq!(pack(&slots, &[bound.clone(), bound]), Answer::Impossible);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    // Promise: P3
+    #[test]
+    fn both_ways_of_searching_agree_on_several_gpus(
+        gpus in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..4),
+        wishes in prop::collection::vec((0_usize..6, prop::option::weighted(0.2, 0_u64..16)), 0..14),
+    ) {
+        let (hopper, small) = (geometry("h200-141"), geometry("a30-24"));
+        let of = |small_one: bool| if small_one { (&small, "a30-24") } else { (&hopper, "h200-141") };
+        let slots: Vec<Slot<'_>> = gpus.iter().map(|(small_one, index)| {
+            let (geometry, key) = of(*small_one);
+            let profiles: Vec<usize> = plain(key, geometry).into_iter().map(|(_, index)| index).collect();
+            let states: Vec<_> = reachable(geometry, &profiles, &State::default()).into_iter().collect();
+            // Half of them are empty.
+            let placed = if index.index(2) == 0 { &states[0] } else { index.get(&states) };
+            Slot { geometry, state: state_of(geometry, placed) }
+        }).collect();
+        let items: Vec<Item> = wishes.iter().map(|&(wish, slots)| {
+            let need = match wish {
+                0 => Need::Profile(19),
+                1 => Need::Profile(14),
+                2 => Need::Profile(9),
+                3 => Need::Size { memory_bytes: 20 << 30, multiprocessors: 0 },
+                4 => Need::Size { memory_bytes: 5 << 30, multiprocessors: 20 },
+                _ => Need::Profile(15),
+            };
+            Item { need, slots: slots.unwrap_or(u64::MAX) }
+        }).collect();
+        let by_instance = pack_within(&slots, &items, Work { positions: 300_000, patterns: 0 });
+        let by_gpu = pack_within(&slots, &items, Work { positions: 0, patterns: u32::MAX });
+        prop_assert_ne!(&by_gpu, &Answer::Unknown);
+        if by_instance != Answer::Unknown {
+            prop_assert_eq!(matches!(by_instance, Answer::Fits(_)), matches!(by_gpu, Answer::Fits(_)));
+        }
+        for answer in [by_instance, by_gpu] {
+            let Answer::Fits(positions) = answer else { continue };
+            prop_assert_eq!(positions.len(), items.len());
+            let mut states: Vec<State> = slots.iter().map(|slot| slot.state).collect();
+            for (item, position) in items.iter().zip(&positions) {
+                let geometry = slots[position.slot].geometry;
+                prop_assert!(item.slots >> position.slot & 1 == 1);
+                prop_assert!(geometry.suitable(item.need).contains(&position.profile));
+                let state = &mut states[position.slot];
+                prop_assert!(geometry.free(state, position.profile).any(|free| free == position.placement));
+                *state = geometry.with(state, position.profile, position.placement);
+            }
+        }
+    }
 }

@@ -288,7 +288,7 @@ fn restart(fleet: &mut Fleet, now: Duration) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     // Promise: P6, P10
     #[test]

@@ -4,6 +4,7 @@ mod axis;
 mod batch;
 mod capacity;
 mod choice;
+mod cost;
 mod geometries;
 mod histories;
 mod life;

@@ -1,0 +1,148 @@
+//! What answers cost on the largest plan: 64 GPUs. The bounds are those of a slow, busy machine.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_placement::batch::{Answer, Item, Slot, pack};
+use sluice_placement::fleet::MAX_GPUS;
+use sluice_placement::moves::MAX_MOVES;
+use sluice_placement::{Attributes, Fleet, Geometry, Need, Placement, Profile, Rules, State, Target, VmId};
+
+use crate::geometries::geometry;
+use crate::life::{identity, mig_gpu, of_profile};
+use crate::simulation::Random;
+
+/// Runs it, and fails if it took longer.
+fn within<T>(bound: Duration, name: &str, run: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = run();
+    let took = start.elapsed();
+    println!("{name}: {took:?}");
+    assert!(took <= bound, "{name} took {took:?}");
+    result
+}
+
+// Promise: P16
+#[test]
+fn answers_come_fast_on_the_largest_plan() {
+    let (moment, second) = (Duration::from_millis(20), Duration::from_secs(3));
+    let geometry = Arc::new(geometry("h200-141"));
+    let gpus = (0..MAX_GPUS).map(|number| mig_gpu(u8::try_from(number).unwrap_or(0), &geometry));
+    let mut fleet = Fleet::new(Rules::default(), gpus.collect());
+    let mut random = Random(1);
+    let kinds = [19, 19, 19, 15, 14, 9];
+    let mut vms = 0_u64;
+    while let Ok((unit, _)) = fleet.place(&of_profile(vms, kinds[(random.next() % 6) as usize])) {
+        fleet.created(unit, Some(identity(1))).expect("created");
+        vms += 1;
+    }
+    let whole = of_profile(9999, 0);
+    within(moment, "a refusal", || assert!(fleet.decide(&whole).is_err()));
+    within(second, "no room to be made", || assert!(fleet.make_room(&whole, MAX_MOVES).is_none()));
+    // A third leaves.
+    for vm in (0..vms).step_by(3).map(VmId) {
+        let unit = fleet.leave(vm).expect("left").expect("empty");
+        fleet.close(unit, Duration::ZERO).expect("closing");
+        for _ in 0..2 {
+            fleet.closing_answer(unit, Duration::ZERO, sluice_placement::Answer::Gone).expect("closing");
+        }
+    }
+    println!("{} VMs", fleet.units().count());
+    within(moment, "a decision", || assert!(fleet.decide(&of_profile(9999, 19)).is_ok()));
+    within(second, "room for a whole GPU", || assert!(fleet.make_room(&whole, MAX_MOVES).is_some()));
+    within(second, "eight moves that tidy up", || assert!(!fleet.tidy(8, 1).is_empty()));
+    within(second, "a drain", || assert!(!fleet.drain(Target::Gpu(3)).moves.is_empty()));
+    within(moment, "capacity", || assert!(!fleet.capacity().is_empty()));
+    within(second, "fragmentation of all", || {
+        (0..MAX_GPUS).filter_map(|gpu| fleet.fragmentation(gpu)).sum::<f64>()
+    });
+}
+
+// Promise: P16
+#[test]
+fn mixtures_near_the_limit_are_settled_in_bounded_time() {
+    let geometry = geometry("h200-141");
+    let mut random = Random(7);
+    let (mut fit, mut not, mut unknown, mut worst) = (0, 0, 0, Duration::ZERO);
+    for gpus in [4, 8, 16, 32, 64] {
+        for _ in 0..12 {
+            // On every second GPU something small lies where it happens to lie.
+            let small = geometry.index(19).expect("1g");
+            let slots: Vec<Slot<'_>> = (0..gpus)
+                .map(|at| {
+                    let placement = Placement { start: (random.next() % 7) as u8, size: 1 };
+                    let state = State::default();
+                    let state = if at % 2 == 0 { state } else { geometry.with(&state, small, placement) };
+                    Slot { geometry: &geometry, state }
+                })
+                .collect();
+            // At random until the slices, or the compute slices, are used up or nothing was found to fill the rest.
+            let (mut slices, mut compute, mut tries) = (gpus / 2, gpus / 2, 0);
+            let mut items: Vec<Item> = Vec::new();
+            while tries < 20 {
+                let id = [19, 15, 14, 9, 5][(random.next() % 5) as usize];
+                let profile = &geometry.profiles()[geometry.index(id).expect("a profile")];
+                let more = slices + usize::from(profile.memory_slices);
+                let more_compute = compute + usize::from(profile.compute_slices);
+                if more > gpus * 8 || more_compute > gpus * 7 {
+                    tries += 1;
+                    continue;
+                }
+                (slices, compute) = (more, more_compute);
+                items.push(Need::Profile(id).into());
+            }
+            let start = Instant::now();
+            match pack(&slots, &items) {
+                Answer::Fits(_) => fit += 1,
+                Answer::Impossible => not += 1,
+                Answer::Unknown => unknown += 1,
+            }
+            worst = worst.max(start.elapsed());
+        }
+    }
+    println!("{fit} fit, {not} do not, {unknown} unknown, {worst:?} at worst");
+    assert!(fit > 0 && not > 0 && worst < Duration::from_secs(10));
+}
+
+// Promise: P16
+#[test]
+fn absurd_geometries_and_wishes_cost_no_more() {
+    // 64 slices, nearly any start, and a hundred kinds of wishes: whatever is answered, it is answered.
+    let starts = |size: u8, step: usize| {
+        (0..=64 - size).step_by(step).map(|start| Placement { start, size }).collect::<Vec<_>>()
+    };
+    let profile = |id: u32, size: u8, compute: u8, step: usize| Profile {
+        id,
+        memory_slices: size,
+        compute_slices: compute,
+        instances: 64 / u16::from(compute),
+        placements: starts(size, step),
+        memory_bytes: u64::from(size) << 30,
+        multiprocessors: u32::from(compute),
+        attributes: Attributes::default(),
+    };
+    let sizes = [(1, 3), (2, 5), (3, 4), (5, 7), (7, 2), (11, 13), (64, 64)];
+    let profiles =
+        sizes.iter().zip(0..).map(|(&(size, compute), id)| profile(id, size, compute, 1 + id as usize % 3));
+    let second = Duration::from_secs(3);
+    let geometry = within(second, "geometry", || Geometry::new(64, profiles.collect()).expect("a geometry"));
+    let slots = vec![Slot { geometry: &geometry, state: State::default() }; 64];
+    let wishes = |kinds: u32, each: usize| {
+        let size = |at| Need::Size {
+            memory_bytes: (1 << 30) + u64::from(at) * (100 << 20),
+            multiprocessors: at % 7,
+        };
+        (0..kinds).flat_map(|at| vec![Item::from(size(at)); each]).collect::<Vec<Item>>()
+    };
+    for (kinds, each) in [(1, 1024), (16, 40), (512, 2)] {
+        let items = wishes(kinds, each);
+        within(second * 10, &format!("{kinds} kinds"), || pack(&slots, &items));
+    }
+    let state = within(second, "the best of many", || {
+        (0..20).fold(State::default(), |state, _| match geometry.best(&state, 1) {
+            Some((placement, _)) => geometry.with(&state, 1, placement),
+            None => state,
+        })
+    });
+    assert!(state.occupied() != 0);
+}
