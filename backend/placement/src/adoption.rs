@@ -24,7 +24,7 @@ pub struct Listed {
     pub profile: u32,
     /// Position.
     pub placement: Placement,
-    /// Compute slices, as far as its profile is known.
+    /// Compute slices, if its profile is not known.
     pub compute_slices: u8,
 }
 

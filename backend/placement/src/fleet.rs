@@ -71,7 +71,7 @@ pub struct Foreign {
     pub profile: Option<u32>,
     /// Position.
     pub placement: Placement,
-    /// Compute slices.
+    /// Compute slices, if the profile is not known.
     pub compute_slices: u8,
 }
 
@@ -423,6 +423,26 @@ impl Fleet {
         }
         let of = self.gpus.get_mut(gpu).ok_or(PlanError::UnknownGpu)?;
         (of.division, of.foreign, of.state) = (division, Vec::new(), State::default());
+        Ok(())
+    }
+
+    /// The driver reports more, or less, about how a GPU can be divided, as some do when instances come and go. Refused if
+    /// what is on it has no place in the new geometry.
+    pub fn set_geometry(&mut self, gpu: usize, geometry: Arc<Geometry>) -> Result<(), PlanError> {
+        let mut changed = self.gpus.get(gpu).ok_or(PlanError::UnknownGpu)?.clone();
+        if changed.geometry().is_none() {
+            return Err(PlanError::Taken);
+        }
+        let unknown = |unit: &Unit| match unit.spot {
+            Spot::Instance { profile, .. } => geometry.index(profile).is_none(),
+            Spot::Whole => true,
+        };
+        if self.units.values().filter(|unit| unit.gpu == gpu).any(unknown) {
+            return Err(PlanError::InUse);
+        }
+        changed.division = Division::Mig(geometry);
+        changed.state = self.state_of(gpu, &changed)?;
+        self.gpus[gpu] = changed;
         Ok(())
     }
 
@@ -785,7 +805,9 @@ impl Fleet {
         let mut state = State::default();
         for foreign in &gpu.foreign {
             let profile = foreign.profile.and_then(|id| geometry.index(id));
-            state = geometry.with_existing(&state, profile, foreign.placement, foreign.compute_slices)?;
+            let compute =
+                profile.map_or(foreign.compute_slices, |index| geometry.profiles()[index].compute_slices);
+            state = geometry.with_existing(&state, profile, foreign.placement, compute)?;
         }
         for unit in self.units.values().filter(|unit| unit.gpu == index) {
             if let Spot::Instance { profile, placement } = unit.spot {

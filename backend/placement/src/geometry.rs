@@ -198,6 +198,13 @@ impl Geometry {
         Ok(Self { slices, compute, optical_flow: rationed.then_some(whole), profiles, configurations })
     }
 
+    /// [`Self::new`] where the axis ends with the last slice that any profile can occupy: drivers do not report its length.
+    pub fn from_profiles(profiles: Vec<Profile>) -> Result<Self, GeometryError> {
+        let ends = profiles.iter().flat_map(|profile| &profile.placements);
+        let slices = ends.map(|placement| placement.start.saturating_add(placement.size)).max().unwrap_or(0);
+        Self::new(slices, profiles)
+    }
+
     /// Memory slices.
     pub const fn slices(&self) -> u8 {
         self.slices

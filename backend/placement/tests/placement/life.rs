@@ -294,3 +294,36 @@ fn a_gpu_changes_its_mode_only_while_it_is_empty() {
     let decision = fleet.decide(&Request::new(VmId(1), 1 << 30));
     assert_eq!(decision, Ok(Decision::Open { gpu: 0, spot: Spot::Whole, shared: true }));
 }
+
+// Promise: P1
+#[test]
+fn a_geometry_may_become_better_known_while_instances_exist() {
+    // Some drivers name no places of a profile of which no more fits.
+    let full = Arc::new(geometry("h200-141"));
+    let profiles = full.profiles().to_vec();
+    let mut less = profiles.clone();
+    for profile in less.iter_mut().filter(|profile| profile.id == 9) {
+        profile.placements.clear();
+    }
+    let less = Arc::new(Geometry::from_profiles(less).expect("a geometry"));
+    assert_eq!(less.slices(), 8);
+    let mut before = fleet(1);
+    let unit = make(&mut before, 1, 9, 1);
+    let mut after = Fleet::new(Rules::default(), vec![mig_gpu(0, &less)]);
+    let records = before.records();
+    after.adopt(&records, &[listed(&records[0])], before.highest(), SECOND).expect("adopted");
+    assert_eq!(after.gpus()[0].state().occupied(), before.gpus()[0].state().occupied());
+    assert!(after.decide(&of_profile(2, 9)).is_err());
+    after.set_geometry(0, full).expect("what is there has a place");
+    assert_eq!(after.gpus()[0].state(), before.gpus()[0].state());
+    assert!(after.decide(&of_profile(2, 9)).is_ok() && after.consistent());
+
+    // Not one in which what is there has none.
+    let without: Vec<_> = profiles.into_iter().filter(|profile| profile.id != 9).collect();
+    let without = Arc::new(Geometry::from_profiles(without).expect("a geometry"));
+    assert_eq!(after.set_geometry(0, without.clone()), Err(PlanError::InUse));
+    assert!(after.unit(unit).is_some());
+    let mut empty = fleet(1);
+    assert_eq!(empty.set_geometry(0, without), Ok(()));
+    assert!(Geometry::from_profiles(vec![]).is_err());
+}
