@@ -112,8 +112,8 @@ messages! {
             /** The session. */ session: u32,
             /** Which devices its driver shows it. */ visible: Visible
         } fds 0,
-        /// Start the device of a VM.
-        2 StartDevice { /** The VM. */ vm: u32 } fds 0,
+        /// Start the device of a VM. What the launcher's own command line says of a VM holds instead of what is said here.
+        2 StartDevice { /** The VM. */ vm: u32, /** Displays, 0 or 1. */ scanouts: u32, /** Whether programs of this host connect to it. */ direct: bool } fds 0,
         /// Start the arbiter of a placement unit.
         3 StartArbiter { /** The unit. */ unit: u32, /** Which device its driver shows it. */ visible: Visible } fds 0,
         /// Start the inventory.

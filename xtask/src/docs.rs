@@ -9,7 +9,7 @@ use clap::Args;
 use sluice_protocol::calls::{C, Parameter, VERSION, WIRE, WireRow};
 use sluice_tests::paths;
 
-use crate::runner;
+use crate::{api_page, runner};
 
 /// Write the generated pages of docs/.
 #[derive(Debug, Args)]
@@ -33,7 +33,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         }
         return Ok(stale.is_empty());
     }
-    for page in pages() {
+    for page in pages()? {
         fs::create_dir_all(page.path.parent().context("a page lies in a folder")?)?;
         fs::write(&page.path, page.text).with_context(|| format!("writing {}", page.path.display()))?;
         println!("wrote {}", runner::shown(&page.path));
@@ -44,7 +44,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
 /// The pages that differ from what the code says.
 pub(crate) fn stale() -> Result<Vec<String>> {
     let mut stale = Vec::new();
-    for page in pages() {
+    for page in pages()? {
         let there = match fs::read_to_string(&page.path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -57,8 +57,12 @@ pub(crate) fn stale() -> Result<Vec<String>> {
     Ok(stale)
 }
 
-fn pages() -> Vec<Page> {
-    vec![Page { path: paths::workspace().join("docs/protocol.md"), text: protocol() }]
+fn pages() -> Result<Vec<Page>> {
+    let docs = paths::workspace().join("docs");
+    let openapi = sluice_daemon::api::openapi().context("describing the management API")?;
+    let api = api_page::page(&serde_json::from_str(&openapi)?);
+    let page = |name, text| Page { path: docs.join(name), text };
+    Ok(vec![page("protocol.md", protocol()), page("openapi.json", openapi), page("api.md", api)])
 }
 
 fn protocol() -> String {

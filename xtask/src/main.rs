@@ -2,6 +2,7 @@
 //!
 //! Owns no product logic; it installs what is needed, builds, starts programs and judges what they say.
 
+mod api_page;
 mod bench;
 mod cargo;
 mod custody;

@@ -16,7 +16,7 @@ use crate::{
     custodian::Custodian,
     launching::Launching,
     process::{Identity, kill},
-    vm::Vm,
+    roster::Roster,
 };
 
 /// How often.
@@ -27,13 +27,14 @@ const UNKNOWN: Duration = Duration::from_secs(10);
 const WORKER: &str = "sluice-worker";
 
 /// Looks again and again, for ever.
-pub(crate) async fn serve(launching: Rc<Launching>, vms: Vec<Rc<Vm>>, custodian: Rc<Custodian>) {
+pub(crate) async fn serve(launching: Rc<Launching>, roster: Rc<Roster>, custodian: Rc<Custodian>) {
     let mut suspects = Suspects::default();
     let mut turn = interval(EVERY);
     loop {
         turn.tick().await;
         // Asked before those who know: what the launcher starts meanwhile is not looked at.
         let children = launching.process().map(workers_of).unwrap_or_default();
+        let vms = roster.all();
         let known = vms.iter().flat_map(|vm| vm.worker_numbers()).collect();
         for orphan in suspects.look(&children, &known, Instant::now()) {
             custodian.event("worker-without-session", 0, || format!("process {} is ended", orphan.process));

@@ -58,6 +58,15 @@ pub struct Arguments {
     /// `1,direct` for programs of this host; repeatable
     #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1][,memory=SIZE]…")]
     pub vms: Vec<VmSpec>,
+    /// Numbers for VMs that are made at run time, through the management API, for instance `1000:4096`
+    #[arg(long, value_name = "FIRST:COUNT")]
+    pub vm_numbers: Option<NumberRange>,
+    /// The socket of the management API [default: api.sock in the runtime directory]
+    #[arg(long, value_name = "PATH")]
+    pub api: Option<PathBuf>,
+    /// Its socket for those who only read [default: api-read.sock in the runtime directory]
+    #[arg(long, value_name = "PATH")]
+    pub api_read: Option<PathBuf>,
     /// The socket that answers `sluice status` [default: control.sock in the runtime directory]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
@@ -75,7 +84,7 @@ pub struct Arguments {
     pub starts_per_second: Option<u32>,
     /// Run each worker as a user of its own from this range of ids; needs root
     #[arg(long, value_name = "FIRST:COUNT")]
-    pub worker_uids: Option<UidRange>,
+    pub worker_uids: Option<NumberRange>,
     /// A cgroup v2 directory delegated to Sluice, in which each worker gets a group of its own
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
@@ -105,12 +114,16 @@ struct File {
     vm: Vec<VmSpec>,
     organisation: Vec<Ancestor>,
     project: Vec<Ancestor>,
+    vm_numbers: Option<NumberRange>,
+    access: Vec<Access>,
+    api: Option<PathBuf>,
+    api_read: Option<PathBuf>,
     control: Option<PathBuf>,
     state_dir: Option<PathBuf>,
     scrub_every_free: bool,
     verify: Option<VerifyWord>,
     starts_per_second: Option<u32>,
-    worker_uids: Option<UidRange>,
+    worker_uids: Option<NumberRange>,
     cgroup: Option<PathBuf>,
     fence: FencePolicy,
 }
@@ -139,6 +152,57 @@ impl Default for FencePolicy {
     }
 }
 
+/// What somebody may do through the management API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Everything.
+    Admin,
+    /// VMs and units of everybody; not who may have how much.
+    Operator,
+    /// VMs of one organisation or project.
+    Tenant,
+    /// Look at everything.
+    ReadOnly,
+}
+
+/// Who has a role.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Access {
+    /// The role.
+    pub role: Role,
+    /// These users …
+    #[serde(default)]
+    pub uids: Vec<u32>,
+    /// … and the members of these groups.
+    #[serde(default)]
+    pub gids: Vec<u32>,
+    /// A tenant's organisation …
+    #[serde(default)]
+    pub organisation: Option<String>,
+    /// … or project.
+    #[serde(default)]
+    pub project: Option<String>,
+}
+
+impl Access {
+    fn check(&self) -> Result<()> {
+        ensure!(
+            !(self.uids.is_empty() && self.gids.is_empty()),
+            "an [[access]] names nobody: give uids or gids"
+        );
+        let scopes = usize::from(self.organisation.is_some()) + usize::from(self.project.is_some());
+        match self.role {
+            Role::Tenant => {
+                ensure!(scopes == 1, "an [[access]] for a tenant names one organisation or one project")
+            }
+            _ => ensure!(scopes == 0, "only an [[access]] for a tenant names an organisation or project"),
+        }
+        Ok(())
+    }
+}
+
 /// A project or an organisation, with what all its VMs together may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -150,6 +214,9 @@ pub struct Ancestor {
     pub organisation: u32,
     /// Bytes of device memory of all its VMs on all units.
     pub memory: Size,
+    /// Whether it is a project.
+    #[serde(skip)]
+    pub is_project: bool,
 }
 
 /// A checked configuration.
@@ -171,8 +238,18 @@ pub struct Configuration {
     pub reserve: u64,
     /// The VMs, ids unique, with what they may have and whose they are resolved.
     pub vms: Vec<VmSpec>,
+    /// Device memory of each VM that does not say its own.
+    pub memory: Size,
     /// Projects and organisations with a limit, ids unique.
     pub ancestors: Vec<Ancestor>,
+    /// Numbers for VMs that are made at run time.
+    pub vm_numbers: Option<NumberRange>,
+    /// Who may do what through the management API, beside root and the user of this process, who may do all.
+    pub access: Vec<Access>,
+    /// The socket of the management API.
+    pub api: PathBuf,
+    /// Its socket for those who only read.
+    pub api_read: PathBuf,
     /// The control socket.
     pub control: PathBuf,
     /// Where what must outlive the daemon is kept.
@@ -188,7 +265,7 @@ pub struct Configuration {
     /// Session starts per second and VM.
     pub starts_per_second: u32,
     /// Users for workers.
-    pub worker_uids: Option<UidRange>,
+    pub worker_uids: Option<NumberRange>,
     /// Where cgroups are made.
     pub cgroup: Option<PathBuf>,
     /// Whether standard input is a supervisor.
@@ -228,7 +305,14 @@ impl Configuration {
             None => beside_this_program()?,
         };
         let mut vms = if arguments.vms.is_empty() { file.vm } else { arguments.vms };
-        ensure!(!vms.is_empty(), "no VM: give --vm, or [[vm]] in the file of --config");
+        let vm_numbers = arguments.vm_numbers.or(file.vm_numbers);
+        ensure!(
+            !vms.is_empty() || vm_numbers.is_some(),
+            "no VM: give --vm, or [[vm]] in the file of --config, or --vm-numbers for VMs that are made at run time"
+        );
+        for access in &file.access {
+            access.check()?;
+        }
         if let Some(twice) = first_twice(vms.iter().map(|vm| vm.id)) {
             bail!("VM {twice} is given twice");
         }
@@ -249,6 +333,9 @@ impl Configuration {
         }
         let control = arguments.control.or(file.control).unwrap_or_else(|| runtime_dir.join("control.sock"));
         let state_dir = arguments.state_dir.or(file.state_dir).unwrap_or_else(|| runtime_dir.clone());
+        let api = arguments.api.or(file.api).unwrap_or_else(|| runtime_dir.join("api.sock"));
+        let api_read =
+            arguments.api_read.or(file.api_read).unwrap_or_else(|| runtime_dir.join("api-read.sock"));
         let all = arguments.verify_all || file.verify == Some(VerifyWord::All);
         Ok(Self {
             control: std::path::absolute(control)?,
@@ -261,7 +348,12 @@ impl Configuration {
             units,
             reserve: file.reserve.unwrap_or(RESERVE).0,
             vms,
+            memory,
             ancestors,
+            vm_numbers,
+            access: file.access,
+            api: std::path::absolute(api)?,
+            api_read: std::path::absolute(api_read)?,
             scrub_every_free: arguments.scrub_every_free || file.scrub_every_free,
             verify: if all { Verify::All } else { Verify::Sampled },
             scrub: std::env::var_os(UNSAFE_NO_SCRUB).is_none_or(|value| value != "1"),
@@ -308,7 +400,8 @@ fn first_twice(numbers: impl Iterator<Item = u32>) -> Option<u32> {
 
 /// Projects and organisations in one list, for which they need numbers of their own.
 fn ancestors(organisations: &[Ancestor], projects: &[Ancestor]) -> Result<Vec<Ancestor>> {
-    let all: Vec<Ancestor> = organisations.iter().chain(projects).copied().collect();
+    let projects = projects.iter().map(|project| Ancestor { is_project: true, ..*project });
+    let all: Vec<Ancestor> = organisations.iter().copied().chain(projects.clone()).collect();
     if let Some(twice) = first_twice(all.iter().map(|ancestor| ancestor.id)) {
         bail!("{twice} is the number of two projects or organisations");
     }
@@ -321,7 +414,7 @@ fn ancestors(organisations: &[Ancestor], projects: &[Ancestor]) -> Result<Vec<An
         "an organisation is in no other"
     );
     for Ancestor { id, organisation, .. } in projects {
-        let known = *organisation == 0 || organisations.iter().any(|known| known.id == *organisation);
+        let known = organisation == 0 || organisations.iter().any(|known| known.id == organisation);
         ensure!(known, "project {id} is of organisation {organisation}, which there is not");
     }
     Ok(all)
@@ -544,9 +637,9 @@ pub enum ValueError {
     /// Not a number of bytes.
     #[error("{0:?} is not a size: a number of bytes, or one with KiB, MiB, GiB or TiB behind it")]
     Size(String),
-    /// Not a range of user ids.
-    #[error("{0:?} is not a range of user ids: the first, which is not 0, `:`, and how many")]
-    Uids(String),
+    /// Not a range of numbers.
+    #[error("{0:?} is not a range of numbers: the first, which is not 0, `:`, and how many")]
+    Range(String),
 }
 
 impl FromStr for VmSpec {
@@ -618,38 +711,44 @@ impl fmt::Display for VmSpec {
     }
 }
 
-/// User ids for workers, one each.
+/// Numbers one after the other: user ids for workers, or VMs that may be made at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub struct UidRange {
+pub struct NumberRange {
     /// The first.
     pub first: u32,
     /// How many.
     pub count: u32,
 }
 
-impl UidRange {
-    /// The ids.
-    pub fn ids(self) -> impl Iterator<Item = u32> {
+impl NumberRange {
+    /// Whether a number is one of them.
+    #[must_use]
+    pub const fn contains(self, number: u32) -> bool {
+        number >= self.first && number - self.first < self.count
+    }
+
+    /// The numbers.
+    pub fn numbers(self) -> impl Iterator<Item = u32> {
         self.first..self.first.saturating_add(self.count)
     }
 }
 
-impl FromStr for UidRange {
+impl FromStr for NumberRange {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let parse = || {
             let (first, count) = text.split_once(':')?;
             let (first, count): (u32, u32) = (first.parse().ok()?, count.parse().ok()?);
-            // 0 is root; the last id of all means "no change" to the kernel.
+            // 0 is root, and no VM; the last id of all means "no change" to the kernel.
             (first > 0 && count > 0 && first.checked_add(count).is_some()).then_some(Self { first, count })
         };
-        parse().ok_or_else(|| ValueError::Uids(text.to_owned()))
+        parse().ok_or_else(|| ValueError::Range(text.to_owned()))
     }
 }
 
-impl TryFrom<String> for UidRange {
+impl TryFrom<String> for NumberRange {
     type Error = ValueError;
 
     fn try_from(text: String) -> Result<Self, ValueError> {
@@ -657,7 +756,7 @@ impl TryFrom<String> for UidRange {
     }
 }
 
-impl fmt::Display for UidRange {
+impl fmt::Display for NumberRange {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}:{}", self.first, self.count)
     }
@@ -698,9 +797,9 @@ mod tests {
 
     #[test]
     fn root_is_never_a_worker() {
-        assert_eq!("1000:5".parse::<UidRange>().map(|range| range.ids().count()), Ok(5));
+        assert_eq!("1000:5".parse::<NumberRange>().map(|range| range.numbers().count()), Ok(5));
         for text in ["0:5", "1000:0", "1000", "4294967295:1", "a:b", ":"] {
-            assert!(text.parse::<UidRange>().is_err(), "{text:?} was taken");
+            assert!(text.parse::<NumberRange>().is_err(), "{text:?} was taken");
         }
     }
 

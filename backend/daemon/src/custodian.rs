@@ -3,68 +3,74 @@
 //! Rooms report by notices, one after the other; what is decided here is carried out by the rooms. It must never wait for a
 //! process: a notice behind it may be the one that protects a tenant.
 
-use std::{cell::RefCell, collections::BTreeMap, rc::Rc, time::Instant};
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use sluice_protocol::control::ArbiterEvent;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::sleep,
+};
 
 use crate::{
-    checkpoint::Checkpoint,
-    conduct::Conduct,
-    configuration::{Configuration, FencePolicy},
-    escrow::Escrows,
-    notice::Notice,
-    rate::TokenBucket,
-    unit::Unit,
-    vm::Vm,
-    xid::Class,
+    conduct::Conduct, configuration::FencePolicy, escrow::Escrows, journal::Journal, notice::Notice,
+    rate::TokenBucket, roster::Roster, state::checkpoint::Checkpoint, unit::Unit, xid::Class,
 };
 
 /// Events told of at once, and per second in the long run; all are counted.
 const EVENTS: (u32, f64) = (20, 0.5);
 
+/// How long until what may not be had any more is asked for again.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// The one who decides.
 #[derive(Debug)]
 pub(crate) struct Custodian {
     units: Rc<[Rc<Unit>]>,
-    vms: Vec<Rc<Vm>>,
+    roster: Rc<Roster>,
     checkpoint: Rc<Checkpoint>,
     conduct: RefCell<Conduct>,
-    events: RefCell<BTreeMap<(&'static str, u32), u64>>,
+    journal: Arc<Journal>,
+    events: RefCell<BTreeMap<(&'static str, u32), Tally>>,
     told: RefCell<TokenBucket>,
 }
 
 impl Custodian {
     pub(crate) fn new(
         units: Rc<[Rc<Unit>]>,
-        vms: Vec<Rc<Vm>>,
+        roster: Rc<Roster>,
         checkpoint: Rc<Checkpoint>,
         policy: FencePolicy,
+        journal: Arc<Journal>,
     ) -> Rc<Self> {
         Rc::new(Self {
             units,
-            vms,
+            roster,
             checkpoint,
             conduct: RefCell::new(Conduct::new(policy)),
+            journal,
             events: RefCell::new(BTreeMap::new()),
             told: RefCell::new(TokenBucket::new(EVENTS.1, EVENTS.0, Instant::now())),
         })
     }
 
-    /// Events since the start, for people: their kind, the VM they are about, how many there were.
-    pub(crate) fn events(&self) -> Vec<serde_json::Value> {
-        let event = |((kind, vm), count): (&(&'static str, u32), &u64)| serde_json::json!({ "kind": kind, "vm": vm, "count": count });
-        self.events.borrow().iter().map(event).collect()
+    /// Events since the start: their kind, the VM they are about, how many there were.
+    pub(crate) fn counts(&self) -> Vec<(&'static str, u32, u64)> {
+        self.events.borrow().iter().map(|((kind, vm), tally)| (*kind, *vm, tally.count)).collect()
     }
 
     /// Hears notices until nobody is left who could give one.
     pub(crate) async fn serve(
         self: Rc<Self>,
         mut notices: UnboundedReceiver<Notice>,
-        configuration: &Configuration,
+        limits: Vec<(u32, u64)>,
     ) {
         let (escrows, wanted) = unbounded_channel();
-        let limits = configuration.ancestors.iter().map(|ancestor| (ancestor.id, ancestor.memory.0));
         let book = Escrows::new(limits, self.units.len());
         for (ancestor, unit, bytes) in book.all() {
             self.units[unit].escrow(ancestor, bytes);
@@ -81,7 +87,7 @@ impl Custodian {
         match notice {
             Notice::ArbiterEnded { unit } => {
                 self.event("arbiter-ended", 0, || format!("unit {unit}: every worker of it is ended"));
-                self.vms.iter().for_each(|vm| vm.end_workers());
+                self.roster.all().iter().for_each(|vm| vm.end_workers());
             }
             Notice::Arbiter { unit, kind, vm, process, bytes } => {
                 let Some(kind) = ArbiterEvent::from_number(kind) else { return };
@@ -90,8 +96,9 @@ impl Custodian {
             }
             Notice::Escrow { unit, ancestor, bytes } => {
                 // Heard by nobody while everything ends.
-                _ = escrows.send(Want { unit, ancestor, bytes });
+                _ = escrows.send(Want::Part { unit, ancestor, bytes });
             }
+            Notice::Ancestor { ancestor, bytes } => _ = escrows.send(Want::Limit { ancestor, bytes }),
             Notice::Xid { unit, xid, process, instance } => self.heed_xid(unit, xid, process, instance),
             Notice::Hung { vm, process } => {
                 self.event("hung", vm, || format!("process {process} was killed and is still there"));
@@ -104,7 +111,11 @@ impl Custodian {
     }
 
     fn heed_arbiter(&self, unit: u32, kind: ArbiterEvent, vm: u32) {
-        let fence = |reason| self.vms.iter().filter(|known| known.id() == vm).for_each(|vm| vm.fence(reason));
+        let fence = |reason| {
+            if let Some(vm) = self.roster.get(vm) {
+                vm.fence(reason);
+            }
+        };
         match kind {
             ArbiterEvent::Abuse | ArbiterEvent::Headroom if vm != 0 => {
                 if self.conduct.borrow_mut().note(vm, Instant::now()) {
@@ -140,7 +151,7 @@ impl Custodian {
             }
         } else if class == Class::Session && process != 0 {
             // One that is no worker is a stranger, whom the arbiter reports.
-            _ = self.vms.iter().any(|vm| vm.end_worker(process));
+            _ = self.roster.all().iter().any(|vm| vm.end_worker(process));
         }
     }
 
@@ -150,36 +161,94 @@ impl Custodian {
             return;
         }
         tracing::error!("unit {unit} is quarantined: {reason}");
+        self.journal.note("unit-quarantined", None, format!("unit {unit}: {reason}"));
         if let Err(error) = self.checkpoint.set_quarantine(unit, reason) {
             tracing::error!("the checkpoint cannot be written: {error}");
         }
-        self.vms.iter().for_each(|vm| vm.end_workers());
+        self.roster.all().iter().for_each(|vm| vm.end_workers());
     }
 
-    /// Counts an event, and tells of it as often as is useful.
+    /// Counts an event, and tells of it as often as is useful: what one VM brings about does not push out what others do.
     pub(crate) fn event(&self, kind: &'static str, vm: u32, what: impl FnOnce() -> String) {
-        *self.events.borrow_mut().entry((kind, vm)).or_insert(0) += 1;
-        if self.told.borrow_mut().take(Instant::now()).is_ok() {
-            let what = what();
+        let now = Instant::now();
+        let count = {
+            let mut events = self.events.borrow_mut();
+            let tally = events.entry((kind, vm)).or_insert_with(|| Tally::new(now));
+            tally.count += 1;
+            tally.told.take(now).is_ok().then_some(tally.count)
+        };
+        let logged = self.told.borrow_mut().take(now).is_ok();
+        if count.is_none() && !logged {
+            return;
+        }
+        let what = what();
+        if let Some(count) = count {
+            let subject = self.roster.get(vm).map(|vm| vm.subject().clone());
+            self.journal.note(kind, subject, format!("{what} (number {count} of its kind)"));
+        }
+        if logged {
             if vm == 0 { tracing::warn!(kind, "{what}") } else { tracing::warn!(kind, vm, "{what}") }
         }
     }
 
     /// Gives units what they want of what others do not need, one wish after the other.
     async fn move_escrows(&self, mut book: Escrows, mut wanted: UnboundedReceiver<Want>) {
-        while let Some(Want { unit, ancestor, bytes }) = wanted.recv().await {
-            let Some(index) = usize::try_from(unit).ok().filter(|index| *index < self.units.len()) else {
-                continue;
-            };
-            let mut missing = book.grow(ancestor, index, bytes);
-            for other in (0..self.units.len()).filter(|other| *other != index) {
-                if missing == 0 {
-                    break;
+        loop {
+            let over = !book.excess().is_empty();
+            let want = tokio::select! {
+                want = wanted.recv() => want,
+                // What is still lent cannot be taken; it comes back by and by.
+                () = sleep(AGAIN), if over => {
+                    self.take_excess(&mut book).await;
+                    continue;
                 }
-                self.take_escrow(&mut book, ancestor, other, missing).await;
-                missing = book.grow(ancestor, index, bytes);
+            };
+            match want {
+                Some(Want::Part { unit, ancestor, bytes }) => {
+                    self.give_part(&mut book, unit, ancestor, bytes).await
+                }
+                Some(Want::Limit { ancestor, bytes: 0 }) => {
+                    book.remove(ancestor);
+                    self.units.iter().for_each(|unit| unit.forget_ancestor(ancestor));
+                }
+                Some(Want::Limit { ancestor, bytes }) => {
+                    let is_new = !book.knows(ancestor);
+                    book.limit(ancestor, bytes, self.units.len());
+                    if is_new {
+                        for (index, unit) in self.units.iter().enumerate() {
+                            unit.escrow(ancestor, book.share(ancestor, index));
+                        }
+                    }
+                    self.take_excess(&mut book).await;
+                }
+                None => return,
             }
-            self.units[index].escrow(ancestor, book.share(ancestor, index));
+        }
+    }
+
+    async fn give_part(&self, book: &mut Escrows, unit: u32, ancestor: u32, bytes: u64) {
+        let Some(index) = usize::try_from(unit).ok().filter(|index| *index < self.units.len()) else {
+            return;
+        };
+        let mut missing = book.grow(ancestor, index, bytes);
+        for other in (0..self.units.len()).filter(|other| *other != index) {
+            if missing == 0 {
+                break;
+            }
+            self.take_escrow(book, ancestor, other, missing).await;
+            missing = book.grow(ancestor, index, bytes);
+        }
+        self.units[index].escrow(ancestor, book.share(ancestor, index));
+    }
+
+    /// Takes from units what their ancestors may not have any more.
+    async fn take_excess(&self, book: &mut Escrows) {
+        for (ancestor, _) in book.excess() {
+            for unit in 0..self.units.len() {
+                let left = book.excess().into_iter().find(|(over, _)| *over == ancestor);
+                let Some((_, excess)) = left else { break };
+                self.take_escrow(book, ancestor, unit, excess).await;
+            }
         }
     }
 
@@ -191,7 +260,7 @@ impl Custodian {
         // Said after it, so what is lent now can only become less, until it is below the new escrow.
         let lent = async {
             let mut sum = 0_u64;
-            for vm in self.vms.iter().filter(|vm| vm.is_of(ancestor)) {
+            for vm in self.roster.all().iter().filter(|vm| vm.is_of(ancestor)) {
                 sum = sum.saturating_add(self.units[unit].describe_vm(vm.id()).await?.lent);
             }
             Some(sum)
@@ -202,12 +271,26 @@ impl Custodian {
     }
 }
 
-/// A unit wants more of an ancestor's limit.
+/// How often something has happened.
 #[derive(Debug)]
-struct Want {
-    unit: u32,
-    ancestor: u32,
-    bytes: u64,
+struct Tally {
+    count: u64,
+    told: TokenBucket,
+}
+
+impl Tally {
+    fn new(now: Instant) -> Self {
+        Self { count: 0, told: TokenBucket::new(EVENTS.1, EVENTS.0, now) }
+    }
+}
+
+/// A wish about the escrows of an ancestor.
+#[derive(Debug)]
+enum Want {
+    /// A unit wants so much in all.
+    Part { unit: u32, ancestor: u32, bytes: u64 },
+    /// The limit is another; 0 when the ancestor is gone.
+    Limit { ancestor: u32, bytes: u64 },
 }
 
 /// What an event is called.

@@ -8,6 +8,7 @@ use std::{
     },
     path::Path,
     rc::Rc,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -16,26 +17,35 @@ use sluice_protocol::limits;
 use tokio::{
     io::AsyncReadExt as _,
     signal::unix::{SignalKind, signal},
-    sync::{mpsc::unbounded_channel, watch as stop_signal},
-    task::{JoinSet, LocalSet},
+    sync::{Semaphore, mpsc::unbounded_channel, watch as stop_signal},
+    task::{JoinHandle, JoinSet, LocalSet},
     time::timeout,
 };
 
 use crate::{
+    api::{self, Api, bridge::bridge, peer::Directory},
     audit,
-    checkpoint::Checkpoint,
     configuration::Configuration,
     custodian::Custodian,
     inventory::Inventory,
+    journal::Journal,
     launching::Launching,
     notice::Notices,
     process::{gone, kill},
+    registry::{Parts, Registry},
+    roster::{House, Roster},
+    sampling,
+    state::checkpoint::Checkpoint,
     status,
+    trail::Trail,
     unit::{Place, Unit, UnitError},
-    vm::{Vm, VmError},
+    usage::Usage,
+    vm::Vm,
     watched::watch,
 };
 
+/// Clients that may follow events at once.
+const FOLLOWERS: usize = 64;
 /// Units where neither NVML nor the configuration says how many there are.
 const UNITS: u32 = 1;
 
@@ -70,17 +80,25 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
     let configuration = Rc::new(configuration);
     make_directory(&configuration.runtime_dir)?;
     let listener = status::listen(&configuration.control)?;
+    let directory = Rc::new(Directory::new(configuration.access.clone()));
+    let api_listener = api::serve::listen(&configuration.api, directory.is_shared())?;
+    let reading_listener = api::serve::listen(&configuration.api_read, directory.is_shared())?;
     let lifeline = supervisor.as_ref().map(OwnedFd::try_clone).transpose()?;
     let launching = Rc::new(Launching::new(Rc::clone(&configuration), lifeline));
 
     make_directory(&configuration.state_dir)?;
     let checkpoint = Rc::new(Checkpoint::open(&configuration.state_dir)?);
+    let usage = Rc::new(Usage::open(&configuration.state_dir)?);
+    let trail = Trail::open(&configuration.state_dir).context("cannot open the audit log")?;
+    let journal = Arc::new(Journal::new());
+    if let Some(why) = checkpoint.recovered() {
+        journal.note("state-recovered", None, format!("the last checkpoint cannot be understood: {why}"));
+    }
     end_left_over(&checkpoint).await;
     if !configuration.scrub {
         tracing::error!("SCRUBBING IS OFF: WHAT ONE TENANT LEAVES BEHIND REACHES THE NEXT. FOR TESTS ONLY");
     }
 
-    let (stop, stopping) = stop_signal::channel(false);
     // Those whom VMs rest upon end after them.
     let (stop_units, stopping_units) = stop_signal::channel(false);
     let (notices, noticed) = unbounded_channel();
@@ -99,69 +117,79 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
         beneath.spawn_local(Rc::clone(unit).serve(stopping_units.clone(), supervisor.is_some()));
     }
 
-    let (ready_sender, mut ready) = unbounded_channel();
-    let mut serving: JoinSet<Result<(), VmError>> = JoinSet::new();
-    let mut vms = Vec::with_capacity(configuration.vms.len());
-    for &spec in &configuration.vms {
-        let vm = Vm::new(
-            spec,
-            Rc::clone(&configuration),
-            Rc::clone(&launching),
-            Rc::clone(&units),
-            Rc::clone(&checkpoint),
-            notices.clone(),
-        );
-        vms.push(Rc::clone(&vm));
-        tokio::task::spawn_local(Rc::clone(&vm).keep_fence());
-        let ready = ready_sender.clone();
-        // The receiver counts; when it is gone already, the daemon is ending.
-        serving.spawn_local(vm.serve(stopping.clone(), move || _ = ready.send(())));
-    }
-    drop((ready_sender, notices));
-    let custodian =
-        Custodian::new(Rc::clone(&units), vms.clone(), Rc::clone(&checkpoint), configuration.fence);
-    let deciding = tokio::task::spawn_local({
-        let (custodian, configuration) = (Rc::clone(&custodian), Rc::clone(&configuration));
-        async move { custodian.serve(noticed, &configuration).await }
-    });
-    let auditing =
-        tokio::task::spawn_local(audit::serve(Rc::clone(&launching), vms.clone(), Rc::clone(&custodian)));
-    let control = Rc::new(Control {
+    let (failures, mut failed) = unbounded_channel();
+    let house = House {
+        configuration: Rc::clone(&configuration),
         launching: Rc::clone(&launching),
-        inventory,
-        units,
-        vms,
-        custodian,
+        units: Rc::clone(&units),
         checkpoint: Rc::clone(&checkpoint),
+        notices: notices.clone(),
+        journal: Arc::clone(&journal),
+    };
+    let roster = Roster::new(house, failures);
+    let custodian = Custodian::new(
+        Rc::clone(&units),
+        Rc::clone(&roster),
+        Rc::clone(&checkpoint),
+        configuration.fence,
+        Arc::clone(&journal),
+    );
+    let registry = Registry::new(Parts {
+        configuration: Rc::clone(&configuration),
+        launching: Rc::clone(&launching),
+        inventory: inventory.clone(),
+        units: Rc::clone(&units),
+        roster: Rc::clone(&roster),
+        custodian: Rc::clone(&custodian),
+        checkpoint: Rc::clone(&checkpoint),
+        journal: Arc::clone(&journal),
+        usage: Rc::clone(&usage),
+        trail,
+        notices,
     });
+    let deciding = tokio::task::spawn_local(Rc::clone(&custodian).serve(noticed, registry.limits()));
+    let auditing = tokio::task::spawn_local(audit::serve(
+        Rc::clone(&launching),
+        Rc::clone(&roster),
+        Rc::clone(&custodian),
+    ));
+    let sampling = tokio::task::spawn_local(sampling::serve(Rc::clone(&registry)));
+    registry.restore();
+
+    let (bridge, works) = bridge();
+    let mut answering = vec![tokio::task::spawn_local(works.serve(Rc::clone(&registry)))];
+    let router = api::router(Api { bridge, journal, followers: Arc::new(Semaphore::new(FOLLOWERS)) });
+    for (listener, reading) in [(api_listener, false), (reading_listener, true)] {
+        let serve = api::serve::serve(listener, router.clone(), Rc::clone(&directory), reading);
+        answering.push(tokio::task::spawn_local(serve));
+    }
+    let control = Rc::new(Control { registry: Rc::clone(&registry) });
     let respond = move |question: String| -> status::Answer {
         let control = Rc::clone(&control);
         Box::pin(async move { control.respond(&question).await })
     };
-    let answering = tokio::task::spawn_local(status::serve(listener, respond));
+    answering.push(tokio::task::spawn_local(status::serve(listener, respond)));
 
+    let supervised = supervisor.is_some();
     let mut supervisor = supervisor.map(Supervisor::new).transpose()?;
-    let mut waiting = configuration.vms.len();
+    let mut all_there = std::pin::pin!(registry.all_there());
     let mut failure = None;
     loop {
         tokio::select! {
-            Some(()) = ready.recv() => {
-                waiting -= 1;
-                if waiting == 0 {
-                    tracing::info!("ready: {} VMs", configuration.vms.len());
-                    if let Some(supervisor) = &mut supervisor {
-                        supervisor.say_ready()?;
-                    }
+            served = &mut all_there, if !registry.ready.get() => {
+                if served == 0 && roster.has_failed() {
+                    failure = failed.recv().await;
+                    break;
+                }
+                registry.ready.set(true);
+                tracing::info!("ready: {served} VMs");
+                if let Some(supervisor) = &mut supervisor {
+                    supervisor.say_ready()?;
                 }
             }
-            Some(ended) = serving.join_next() => {
-                let error = match ended {
-                    Ok(Ok(())) => continue,
-                    Ok(Err(error)) => anyhow::Error::from(error),
-                    Err(panic) => anyhow::Error::from(panic),
-                };
-                // A supervisor runs one thing, which is now without its device; a host may have other VMs.
-                if supervisor.is_some() || serving.is_empty() {
+            Some(error) = failed.recv(), if registry.ready.get() || supervisor.is_some() => {
+                // A supervisor runs one thing, which is now without its device; a host may have other VMs, and gets more.
+                if supervisor.is_some() {
                     failure = Some(error);
                     break;
                 }
@@ -183,16 +211,15 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
         }
     }
 
-    answering.abort();
-    if let Err(error) = std::fs::remove_file(&configuration.control) {
-        tracing::warn!("{} stays behind: {error}", configuration.control.display());
-    }
-    stop.send_replace(true);
-    while let Some(ended) = serving.join_next().await {
-        if let Err(error) = ended.map_err(anyhow::Error::from).and_then(|ended| Ok(ended?)) {
-            tracing::error!("{error:#}");
+    answering.iter().for_each(JoinHandle::abort);
+    for socket in [&configuration.control, &configuration.api, &configuration.api_read] {
+        if let Err(error) = std::fs::remove_file(socket) {
+            tracing::warn!("{} stays behind: {error}", socket.display());
         }
     }
+    sampling.abort();
+    registry.sample();
+    roster.end().await;
     stop_units.send_replace(true);
     while let Some(ended) = beneath.join_next().await {
         if let Err(error) = ended.map_err(anyhow::Error::from).and_then(|ended| Ok(ended?)) {
@@ -202,8 +229,15 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
     deciding.abort();
     auditing.abort();
     launching.end().await;
-    if let Err(error) = checkpoint.finish() {
-        tracing::warn!("the checkpoint stays behind: {error}");
+    match checkpoint.finish() {
+        // A supervisor's VMs are nobody's to be billed for.
+        Ok(true) if supervised => {
+            if let Err(error) = usage.forget().and_then(|()| registry.trail.forget()) {
+                tracing::warn!("figures stay behind: {error}");
+            }
+        }
+        Ok(_) => {}
+        Err(error) => tracing::warn!("the checkpoint stays behind: {error}"),
     }
     failure.map_or(Ok(()), Err)
 }
@@ -277,12 +311,7 @@ async fn units(
 
 /// What the control socket's questions are about.
 struct Control {
-    launching: Rc<Launching>,
-    inventory: Option<Rc<Inventory>>,
-    units: Rc<[Rc<Unit>]>,
-    vms: Vec<Rc<Vm>>,
-    custodian: Rc<Custodian>,
-    checkpoint: Rc<Checkpoint>,
+    registry: Rc<Registry>,
 }
 
 impl Control {
@@ -301,8 +330,8 @@ impl Control {
         answer.unwrap_or_else(|error| serde_json::json!({ "error": error })).to_string()
     }
 
-    fn vm(&self, id: u32) -> Result<&Rc<Vm>, String> {
-        self.vms.iter().find(|vm| vm.id() == id).ok_or_else(|| format!("there is no VM {id}"))
+    fn vm(&self, id: u32) -> Result<Rc<Vm>, String> {
+        self.registry.roster.get(id).ok_or_else(|| format!("there is no VM {id}"))
     }
 
     async fn fence(&self, id: u32, reason: &str) -> Result<serde_json::Value, String> {
@@ -323,7 +352,7 @@ impl Control {
     }
 
     fn readmit_unit(&self, unit: u32) -> Result<serde_json::Value, String> {
-        match self.checkpoint.lift_quarantine(unit) {
+        match self.registry.checkpoint.lift_quarantine(unit) {
             Ok(true) => Ok(serde_json::json!({ "unit": unit })),
             Ok(false) => Err(format!("unit {unit} is not quarantined")),
             Err(error) => Err(format!("the checkpoint cannot be written: {error}")),
@@ -331,29 +360,31 @@ impl Control {
     }
 
     async fn status(&self) -> serde_json::Value {
-        let mut vms = Vec::with_capacity(self.vms.len());
-        for vm in &self.vms {
+        let registry = &self.registry;
+        let mut vms = Vec::new();
+        for vm in registry.roster.all() {
             vms.push(vm.status().await);
         }
-        let mut units = Vec::with_capacity(self.units.len());
-        for unit in self.units.iter() {
+        let mut units = Vec::with_capacity(registry.units.len());
+        for unit in registry.units.iter() {
             units.push(serde_json::json!({
                 "unit": unit.number(),
                 "arbiter": unit.process(),
                 "lendable": unit.lendable(),
-                "quarantined": self.checkpoint.quarantine(unit.number()),
+                "quarantined": registry.checkpoint.quarantine(unit.number()),
                 "stale_epoch_messages": unit.stale(),
                 "memory": unit.describe().await,
             }));
         }
+        let event = |(kind, vm, count)| serde_json::json!({ "kind": kind, "vm": vm, "count": count });
         serde_json::json!({
             "version": env!("CARGO_PKG_VERSION"),
             "process": std::process::id(),
-            "launcher": self.launching.process(),
-            "inventory": self.inventory.as_ref().and_then(|inventory| inventory.process()),
+            "launcher": registry.launching.process(),
+            "inventory": registry.inventory.as_ref().and_then(|inventory| inventory.process()),
             "units": units,
             "vms": vms,
-            "events": self.custodian.events(),
+            "events": registry.custodian.counts().into_iter().map(event).collect::<Vec<_>>(),
         })
     }
 }

@@ -33,6 +33,37 @@ impl Escrows {
         Self { books: limits.into_iter().map(|(ancestor, limit)| (ancestor, book(limit))).collect() }
     }
 
+    /// Says what an ancestor may have from now on. A new one has even parts; one that may have less keeps its parts until
+    /// they are taken.
+    pub(crate) fn limit(&mut self, ancestor: u32, limit: u64, units: usize) {
+        match self.books.get_mut(&ancestor) {
+            Some(book) => book.limit = limit,
+            None => {
+                let new = Self::new([(ancestor, limit)], units);
+                self.books.extend(new.books);
+            }
+        }
+    }
+
+    /// Whether an ancestor has a limit.
+    pub(crate) fn knows(&self, ancestor: u32) -> bool {
+        self.books.contains_key(&ancestor)
+    }
+
+    /// An ancestor is gone.
+    pub(crate) fn remove(&mut self, ancestor: u32) {
+        self.books.remove(&ancestor);
+    }
+
+    /// Ancestors whose parts add up to more than they may have now, and by how much.
+    pub(crate) fn excess(&self) -> Vec<(u32, u64)> {
+        let over = |(ancestor, book): (&u32, &Book)| {
+            let excess = book.shares.iter().sum::<u64>().checked_sub(book.limit)?;
+            (excess > 0).then_some((*ancestor, excess))
+        };
+        self.books.iter().filter_map(over).collect()
+    }
+
     /// All of them: ancestor, unit, bytes.
     pub(crate) fn all(&self) -> impl Iterator<Item = (u32, usize, u64)> + '_ {
         self.books.iter().flat_map(|(ancestor, book)| {
@@ -81,6 +112,23 @@ mod tests {
         assert_eq!(escrows.share(7, 0), 40 * UNIT);
         assert_eq!(escrows.grow(7, 0, u64::MAX), 55 * UNIT, "never more than the limit");
         assert_eq!(escrows.grow(8, 0, 1), 0, "an unknown ancestor has nothing");
+    }
+
+    // Promise: Q40
+    #[test]
+    fn a_limit_that_falls_leaves_what_has_to_be_taken() {
+        let mut escrows = Escrows::new([], 2);
+        escrows.limit(7, 100 * UNIT, 2);
+        assert_eq!((escrows.share(7, 0), escrows.excess()), (50 * UNIT, Vec::new()));
+        escrows.limit(7, 60 * UNIT, 2);
+        assert_eq!(escrows.excess(), [(7, 40 * UNIT)]);
+        assert_eq!(escrows.grow(7, 1, 55 * UNIT), 5 * UNIT, "nobody gets more meanwhile");
+        escrows.shrink(7, 0, 10 * UNIT);
+        assert_eq!(escrows.excess(), []);
+        escrows.limit(7, 200 * UNIT, 2);
+        assert_eq!(escrows.grow(7, 1, 150 * UNIT), 0);
+        escrows.remove(7);
+        assert_eq!((escrows.share(7, 1), escrows.grow(7, 1, 1)), (0, 0));
     }
 
     proptest! {

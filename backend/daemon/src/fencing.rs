@@ -51,6 +51,7 @@ impl Vm {
         reason.truncate(reason.floor_char_boundary(REASON));
         let Some(fence) = self.stands().begin(&reason, self.workers()) else { return };
         tracing::warn!("VM {} is fenced: {reason}", self.id());
+        self.tell("vm-fenced", reason.as_str());
         self.enter(fence);
     }
 
@@ -60,6 +61,7 @@ impl Vm {
         let epoch = fence.epoch;
         self.checkpoint().admit_vm(self.id(), fence)?;
         tracing::info!("VM {} is admitted again: epoch {epoch}", self.id());
+        self.tell("vm-readmitted", format!("epoch {epoch}"));
         for unit in self.units().iter() {
             unit.admit(self.id(), self.terms());
         }
@@ -159,9 +161,11 @@ impl Vm {
         let vm = self.id();
         if fence.clean {
             tracing::info!("VM {vm} is quarantined: nothing is left of it");
+            self.tell("vm-quarantined", "nothing is left of it");
             return;
         }
         tracing::error!("VM {vm} is quarantined, but something of it is left: {seen:?}");
+        self.tell("vm-quarantined", "something of it is left");
         if seen.workers > 0 {
             for worker in self.workers().into_iter().chain(fence.workers.iter().copied()) {
                 if worker.open().is_some() {

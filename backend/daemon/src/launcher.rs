@@ -39,7 +39,7 @@ use sluice_shared_memory::socket;
 
 use crate::{
     cgroup::Cgroups,
-    configuration::{UidRange, VmSpec, device_socket},
+    configuration::{NumberRange, VmSpec, device_socket},
     logging,
     rate::TokenBucket,
     spawn::{self, Given, Program, Reserved},
@@ -101,9 +101,12 @@ pub struct Arguments {
     /// A VM that may be started; repeatable
     #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1]")]
     pub vms: Vec<VmSpec>,
+    /// Numbers of VMs that may be started although they are not named
+    #[arg(long, value_name = "FIRST:COUNT")]
+    pub vm_numbers: Option<NumberRange>,
     /// User ids for workers
     #[arg(long, value_name = "FIRST:COUNT")]
-    pub worker_uids: Option<UidRange>,
+    pub worker_uids: Option<NumberRange>,
     /// A delegated cgroup v2 directory
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
@@ -165,6 +168,7 @@ pub struct Launcher {
     reserved: Reserved,
     socket_dir: PathBuf,
     vms: Vec<VmSpec>,
+    vm_numbers: Option<NumberRange>,
     units: u32,
     device: Program,
     worker: Program,
@@ -225,7 +229,8 @@ impl Launcher {
             worker: program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty()),
             socket_dir: arguments.socket_dir,
             vms: arguments.vms,
-            free_uids: arguments.worker_uids.map(|range| range.ids().collect()),
+            vm_numbers: arguments.vm_numbers,
+            free_uids: arguments.worker_uids.map(|range| range.numbers().collect()),
             cgroups: cgroups(arguments.cgroup),
             events,
             control: Some(control),
@@ -282,12 +287,20 @@ impl Launcher {
             Err(error) => return Err(LauncherError::Receive(error)),
         };
         let started = match request {
-            Some(ToLauncher::StartDevice { vm }) => self.start(Role::Device(vm), Visible::Host),
-            Some(ToLauncher::StartWorker { vm, session: _, visible }) => {
-                self.start(Role::Worker(vm), visible)
+            Some(ToLauncher::StartDevice { vm, scanouts, direct }) => self
+                .device_spec(vm, scanouts, direct)
+                .map_err(io::Error::from)
+                .and_then(|spec| self.start(Role::Device(vm), spec, Visible::Host)),
+            Some(ToLauncher::StartWorker { vm, session: _, visible }) => self
+                .spec(vm)
+                .map_err(io::Error::from)
+                .and_then(|spec| self.start(Role::Worker(vm), spec, visible)),
+            Some(ToLauncher::StartArbiter { unit, visible }) => {
+                self.start(Role::Arbiter(unit), VmSpec::default(), visible)
             }
-            Some(ToLauncher::StartArbiter { unit, visible }) => self.start(Role::Arbiter(unit), visible),
-            Some(ToLauncher::StartInventory {}) => self.start(Role::Inventory, Visible::Host),
+            Some(ToLauncher::StartInventory {}) => {
+                self.start(Role::Inventory, VmSpec::default(), Visible::Host)
+            }
             None => {
                 tracing::error!("sluiced sent a message that is none");
                 Err(Errno::BADMSG.into())
@@ -315,8 +328,9 @@ impl Launcher {
         Ok(())
     }
 
-    /// Starts a process and enters it among the children. Returns the other end of its control socket, and its key.
-    fn start(&mut self, role: Role, visible: Visible) -> io::Result<(OwnedFd, u64)> {
+    /// Starts a process and enters it among the children; `spec` is of its VM, if it is of one. Returns the other end of its
+    /// control socket, and its key.
+    fn start(&mut self, role: Role, spec: VmSpec, visible: Visible) -> io::Result<(OwnedFd, u64)> {
         let running = self.children.values().filter(|child| child.role == role).count();
         let bound = match role {
             Role::Worker(_) => limits::SESSIONS,
@@ -331,9 +345,8 @@ impl Launcher {
         self.next_key += 1;
         let (mut uid, mut cgroup) = (None, None);
         let started = match role {
-            Role::Device(vm) => self.start_device(self.spec(vm)?, theirs),
+            Role::Device(_) => self.start_device(spec, theirs),
             Role::Worker(vm) => {
-                let spec = self.spec(vm)?;
                 let mut door = None;
                 if let Some(cgroups) = &mut self.cgroups {
                     let (group, procs) = cgroups.make_for_worker(vm, key)?;
@@ -385,9 +398,21 @@ impl Launcher {
         Ok((ours, key))
     }
 
-    /// What this launcher's own command line says of a VM.
+    /// What this launcher's own command line says of a VM; of one that is made at run time only that there may be one.
     fn spec(&self, vm: u32) -> Result<VmSpec, Errno> {
-        self.vms.iter().find(|spec| spec.id == vm).copied().ok_or(Errno::INVAL)
+        let known = self.vms.iter().find(|spec| spec.id == vm).copied();
+        let made = self.vm_numbers.filter(|numbers| numbers.contains(vm));
+        known.or(made.map(|_| VmSpec { id: vm, ..VmSpec::default() })).ok_or(Errno::INVAL)
+    }
+
+    /// The same for its device, which for a VM that is made at run time is as the request says.
+    fn device_spec(&self, vm: u32, scanouts: u32, direct: bool) -> Result<VmSpec, Errno> {
+        let spec = self.spec(vm)?;
+        if self.vms.iter().any(|known| known.id == vm) {
+            return Ok(spec);
+        }
+        let scanouts = u8::try_from(scanouts).ok().filter(|count| *count <= 1).ok_or(Errno::INVAL)?;
+        Ok(VmSpec { scanouts, direct, ..spec })
     }
 
     fn start_device(&self, spec: VmSpec, control: OwnedFd) -> io::Result<spawn::Started> {

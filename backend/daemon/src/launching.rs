@@ -138,6 +138,9 @@ impl Launching {
         for vm in &configuration.vms {
             command.arg("--vm").arg(vm.to_string());
         }
+        if let Some(numbers) = configuration.vm_numbers {
+            command.arg("--vm-numbers").arg(numbers.to_string());
+        }
         if let Some(uids) = configuration.worker_uids {
             command.arg("--worker-uids").arg(uids.to_string());
         }

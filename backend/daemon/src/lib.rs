@@ -2,14 +2,15 @@
 //!
 //! Two programs come from this crate:
 //!
-//! - **`sluiced`** ([`daemon`]): has a device started for each configured VM, answers devices that want a worker for a
-//!   session ([`vm`]), and says what is running ([`status`]). It must never parse a guest byte, load a GPU library or sit
+//! - **`sluiced`** ([`daemon`]): serves the management API ([`api`]), has a device started for each VM, answers devices that
+//!   want a worker for a session ([`vm`]), and says what is running ([`status`]). It must never parse a guest byte, load a GPU library or sit
 //!   on the data path: killed, it leaves devices and workers running.
 //! - **`sluice-launcher`** ([`launcher`]): the only process that forks. It reads fixed-size messages, and starts only
 //!   the programs, users and VMs of its own command line.
 //!
 //! Descriptors flow down, requests flow up, on one SEQPACKET socket per authority ([`channel`]).
 
+pub mod api;
 pub mod channel;
 pub mod configuration;
 pub mod daemon;
@@ -21,18 +22,25 @@ pub mod vm;
 
 mod audit;
 mod cgroup;
-mod checkpoint;
 mod conduct;
 mod custodian;
 mod escrow;
+mod fault;
 mod fence;
 mod fencing;
 mod inventory;
+mod journal;
 mod launching;
 mod notice;
 mod outbox;
 mod process;
+mod registry;
+mod roster;
+mod sampling;
 mod spawn;
+mod state;
+mod trail;
 mod unit;
+mod usage;
 mod watched;
 mod xid;

@@ -32,6 +32,13 @@ pub(crate) enum Notice {
         /// Bytes that would do.
         bytes: u64,
     },
+    /// What a project or organisation may have of all units has changed; 0 for one that is gone.
+    Ancestor {
+        /// The project or organisation.
+        ancestor: u32,
+        /// Bytes it may have.
+        bytes: u64,
+    },
     /// A device reports an error.
     Xid {
         /// The unit.

@@ -32,7 +32,6 @@ use tokio::{
 
 use crate::{
     channel::Channel,
-    checkpoint::Checkpoint,
     configuration::Configuration,
     inventory::Inventory,
     launching::Launching,
@@ -40,6 +39,7 @@ use crate::{
     outbox::{Outbox, outbox},
     process::{Identity, gone, kill, signal},
     rate::TokenBucket,
+    state::checkpoint::Checkpoint,
     watched::watch,
 };
 
@@ -243,6 +243,29 @@ impl Unit {
         self.tell_terms(vm, &terms);
     }
 
+    /// Says that a VM is gone, to this arbiter and to every one that follows.
+    pub(crate) fn forget(&self, vm: u32) {
+        if let Some(Terms { epoch, .. }) = self.terms.borrow_mut().remove(&vm) {
+            self.tell(ToArbiter::Forget { vm, epoch });
+        }
+        self.heard.borrow_mut().vms.remove(&vm);
+    }
+
+    /// What a VM had of the unit when its arbiter was last asked.
+    pub(crate) fn last_of_vm(&self, vm: u32) -> Option<VmReport> {
+        self.heard.borrow().vms.get(&vm).map(|(_, report)| *report)
+    }
+
+    /// Asks what a VM has, without waiting for the answer.
+    pub(crate) fn ask_vm(&self, vm: u32) {
+        self.tell(ToArbiter::DescribeVm { vm });
+    }
+
+    /// What the unit had when its arbiter was last asked.
+    pub(crate) fn last(&self) -> Option<UnitReport> {
+        self.heard.borrow().unit.map(|(_, report)| report)
+    }
+
     /// Says that a VM gets nothing any more.
     pub(crate) fn fence(&self, vm: u32) {
         let epoch = {
@@ -258,6 +281,13 @@ impl Unit {
     pub(crate) fn escrow(&self, ancestor: u32, bytes: u64) {
         self.escrows.borrow_mut().insert(ancestor, bytes);
         self.tell(ToArbiter::Escrow { ancestor, bytes });
+    }
+
+    /// A project or organisation is gone, and no VM is in it.
+    pub(crate) fn forget_ancestor(&self, ancestor: u32) {
+        if self.escrows.borrow_mut().remove(&ancestor).is_some() {
+            self.tell(ToArbiter::Escrow { ancestor, bytes: 0 });
+        }
     }
 
     /// Waits, not longer than `limit`, until the unit lends.

@@ -10,6 +10,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     rc::Rc,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -29,13 +30,15 @@ use tokio::{
 
 use crate::{
     channel::Channel,
-    checkpoint::Checkpoint,
     configuration::{Configuration, VmSpec},
     fence::Fence,
+    journal::{Journal, Subject},
     launching::{Launching, Started},
     notice::{Notice, Notices},
     process::{Identity, gone, is_gone, kill, signal},
     rate::TokenBucket,
+    roster::House,
+    state::checkpoint::Checkpoint,
     unit::{Borrower, Terms, Unit, VmReport},
     watched::watch,
 };
@@ -60,7 +63,15 @@ const RESTART_RATE: f64 = 0.1;
 /// A VM.
 #[derive(Debug)]
 pub struct Vm {
-    spec: VmSpec,
+    spec: Cell<VmSpec>,
+    /// What clients know it by.
+    subject: Subject,
+    journal: Arc<Journal>,
+    /// Whether sessions that run may go on but none may begin.
+    draining: Cell<bool>,
+    phase: watch::Sender<Phase>,
+    /// Sessions that got a worker.
+    begun: Cell<u64>,
     configuration: Rc<Configuration>,
     launching: Rc<Launching>,
     units: Rc<[Rc<Unit>]>,
@@ -71,6 +82,17 @@ pub struct Vm {
     starts: RefCell<TokenBucket>,
     complaints: RefCell<TokenBucket>,
     life: RefCell<Option<Rc<Life>>>,
+}
+
+/// Whether a VM has its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// It has not had one yet.
+    Starting,
+    /// It has one, or is getting the next.
+    Running,
+    /// It has none and gets none.
+    Failed(String),
 }
 
 /// One device process, and everything that exists because of it.
@@ -153,23 +175,22 @@ struct SessionStatus {
 }
 
 impl Vm {
-    pub(crate) fn new(
-        spec: VmSpec,
-        configuration: Rc<Configuration>,
-        launching: Rc<Launching>,
-        units: Rc<[Rc<Unit>]>,
-        checkpoint: Rc<Checkpoint>,
-        notices: Notices,
-    ) -> Rc<Self> {
+    pub(crate) fn new(spec: VmSpec, subject: Subject, house: &House) -> Rc<Self> {
+        let House { configuration, launching, units, checkpoint, notices, journal } = house;
         let now = Instant::now();
         let rate = configuration.starts_per_second;
         let vm = Rc::new(Self {
-            spec,
-            configuration,
-            launching,
-            units,
-            checkpoint,
-            notices,
+            spec: Cell::new(spec),
+            subject,
+            journal: Arc::clone(journal),
+            draining: Cell::new(false),
+            phase: watch::Sender::new(Phase::Starting),
+            begun: Cell::new(0),
+            configuration: Rc::clone(configuration),
+            launching: Rc::clone(launching),
+            units: Rc::clone(units),
+            checkpoint: Rc::clone(checkpoint),
+            notices: notices.clone(),
             fenced: Notify::new(),
             starts: RefCell::new(TokenBucket::new(f64::from(rate), rate.saturating_mul(2), now)),
             complaints: RefCell::new(TokenBucket::new(0.1, 10, now)),
@@ -183,17 +204,78 @@ impl Vm {
 
     /// Its number.
     pub(crate) fn id(&self) -> u32 {
-        self.spec.id
+        self.spec.get().id
+    }
+
+    /// What clients know it by.
+    pub(crate) fn subject(&self) -> &Subject {
+        &self.subject
+    }
+
+    /// Tells clients of something.
+    pub(crate) fn tell(&self, kind: &'static str, detail: impl Into<String>) {
+        self.journal.note(kind, Some(self.subject.clone()), detail);
     }
 
     /// Whether it belongs to a project or organisation.
     pub(crate) fn is_of(&self, ancestor: u32) -> bool {
-        self.spec.project == ancestor || self.spec.organisation == ancestor
+        let spec = self.spec.get();
+        spec.project == ancestor || spec.organisation == ancestor
     }
 
     /// What it may have.
-    pub(crate) fn spec(&self) -> &VmSpec {
-        &self.spec
+    pub(crate) fn spec(&self) -> VmSpec {
+        self.spec.get()
+    }
+
+    /// Says what it may have from now on.
+    pub(crate) fn change(&self, spec: VmSpec) {
+        self.spec.set(VmSpec { id: self.id(), ..spec });
+        for unit in self.units.iter() {
+            unit.admit(self.id(), self.terms());
+        }
+    }
+
+    /// Whether sessions that run go on but none begins.
+    pub(crate) fn draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    /// Lets no session begin any more, or lets them again.
+    pub(crate) fn drain(&self, draining: bool) {
+        self.draining.set(draining);
+    }
+
+    /// Whether it has its device.
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase.borrow().clone()
+    }
+
+    /// It is to get its device.
+    pub(crate) fn begin(&self) {
+        self.phase.send_replace(Phase::Starting);
+    }
+
+    /// Waits until it has had its device, or cannot have one.
+    pub(crate) async fn started(&self) -> Phase {
+        let mut phase = self.phase.subscribe();
+        // The sender is ours.
+        phase.wait_for(|phase| *phase != Phase::Starting).await.map_or(Phase::Starting, |phase| phase.clone())
+    }
+
+    /// How many of its sessions have got a worker since it was made known.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.get()
+    }
+
+    /// Its device's process, if it runs.
+    pub(crate) fn device(&self) -> Option<u32> {
+        self.life.borrow().as_ref().map(|life| life.process)
+    }
+
+    /// Where its device listens.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.configuration.device_socket(self.id())
     }
 
     /// Who lends to it.
@@ -211,7 +293,7 @@ impl Vm {
 
     /// Where it stands.
     pub(crate) fn stands(&self) -> Fence {
-        self.checkpoint.vm(self.spec.id)
+        self.checkpoint.vm(self.id())
     }
 
     pub(crate) fn notify(&self, notice: Notice) {
@@ -221,7 +303,7 @@ impl Vm {
 
     /// What arbiters are told of it.
     pub(crate) fn terms(&self) -> Terms {
-        let (spec, fence) = (&self.spec, self.stands());
+        let (spec, fence) = (self.spec.get(), self.stands());
         Terms {
             epoch: fence.epoch,
             fenced: fence.admitted().is_none(),
@@ -271,6 +353,24 @@ impl Vm {
         sessions.values().filter_map(|session| session.worker.as_ref()).map(|worker| worker.process).collect()
     }
 
+    /// Its sessions and their workers.
+    pub(crate) fn sessions(&self) -> Vec<(u32, Option<u32>)> {
+        let life = self.life.borrow();
+        let Some(life) = life.as_ref() else { return Vec::new() };
+        let sessions = life.sessions.borrow();
+        let describe =
+            |session: &Session| (session.number, session.worker.as_ref().map(|worker| worker.process));
+        sessions.values().map(describe).collect()
+    }
+
+    /// Asks every unit what it has, and waits for the answers, not longer than for a moment.
+    pub(crate) async fn ask(&self) {
+        for unit in self.units.iter() {
+            // One that does not answer is as it was.
+            _ = unit.describe_vm(self.id()).await;
+        }
+    }
+
     /// Its sessions that should have a worker or be no more, each once.
     pub(crate) fn lost_sessions(&self) -> Vec<u32> {
         let life = self.life.borrow();
@@ -296,7 +396,7 @@ impl Vm {
     pub(crate) async fn status(&self) -> VmStatus {
         let mut memory = Vec::with_capacity(self.units.len());
         for unit in self.units.iter() {
-            memory.push(VmMemory { unit: unit.number(), has: unit.describe_vm(self.spec.id).await });
+            memory.push(VmMemory { unit: unit.number(), has: unit.describe_vm(self.id()).await });
         }
         let life = self.life.borrow();
         let sessions = life.as_ref().map_or_else(Vec::new, |life| {
@@ -308,37 +408,29 @@ impl Vm {
             sessions.values().map(describe).collect()
         });
         VmStatus {
-            id: self.spec.id,
-            socket: self.configuration.device_socket(self.spec.id),
+            id: self.id(),
+            socket: self.configuration.device_socket(self.id()),
             device: life.as_ref().map(|life| life.process),
             fence: self.stands(),
-            limit: self.spec.memory.0,
+            limit: self.spec.get().memory.0,
             memory,
             sessions,
         }
     }
 
-    /// Serves the VM until `stop` says so: starts its device, again should it end, and answers it. Calls `ready` when
-    /// the device has been started for the first time.
+    /// Serves the VM until `stop` says so: starts its device, again should it end, and answers it.
     ///
     /// # Errors
     /// When there can be no device; everything of the VM has ended then.
-    pub async fn serve(
-        self: Rc<Self>,
-        mut stop: watch::Receiver<bool>,
-        ready: impl FnOnce(),
-    ) -> Result<(), VmError> {
-        let vm = self.spec.id;
-        let mut ready = Some(ready);
+    pub(crate) async fn serve(self: Rc<Self>, mut stop: watch::Receiver<bool>) -> Result<(), VmError> {
+        let vm = self.id();
         let mut restarts = TokenBucket::new(RESTART_RATE, RESTARTS, Instant::now());
         let result = loop {
             let life = match self.start_device().await {
                 Ok(life) => life,
                 Err(reason) => break Err(VmError::Device { vm, reason }),
             };
-            if let Some(ready) = ready.take() {
-                ready();
-            }
+            self.phase.send_replace(Phase::Running);
             let mut sessions = JoinSet::new();
             let stopped = tokio::select! {
                 () = self.converse(&life, &mut sessions) => false,
@@ -352,6 +444,7 @@ impl Vm {
                 break Err(VmError::Ending { vm });
             }
             tracing::warn!("the device of VM {vm} has ended and is started again");
+            self.tell("device-ended", "it is started again, without the sessions it had");
         };
         match std::fs::remove_file(self.configuration.device_socket(vm)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -359,13 +452,18 @@ impl Vm {
             }
             _ => {}
         }
+        if let Err(error) = &result {
+            self.tell("vm-failed", error.to_string());
+            self.phase.send_replace(Phase::Failed(error.to_string()));
+        }
         result
     }
 
     async fn start_device(&self) -> Result<Rc<Life>, String> {
-        let request = ToLauncher::StartDevice { vm: self.spec.id };
+        let VmSpec { id: vm, scanouts, direct, .. } = self.spec.get();
+        let request = ToLauncher::StartDevice { vm, scanouts: scanouts.into(), direct };
         let started = self.launching.start(request).await.map_err(|error| error.to_string())?;
-        tracing::info!("VM {}: device is process {}", self.spec.id, started.process);
+        tracing::info!("VM {}: device is process {}", self.id(), started.process);
         let life = Life::new(started).map_err(|error| error.to_string())?;
         *self.life.borrow_mut() = Some(Rc::clone(&life));
         Ok(life)
@@ -430,7 +528,7 @@ impl Vm {
 
     /// One session: starts its worker, hands it to the device, and sees it end.
     async fn session(&self, life: &Life, serial: u64, session: u32) {
-        let epoch = self.checkpoint.admitted(self.spec.id);
+        let epoch = self.checkpoint.admitted(self.id());
         let worker = match self.start_worker(session, epoch.is_some()).await {
             Ok(started) => Worker::new(started),
             Err(reason) => Err(reason),
@@ -445,8 +543,9 @@ impl Vm {
         };
         // Known from here on to whoever fences the VM; if that was before, it is not for this epoch any more.
         let wanted = life.run(serial, &worker);
-        if let Some(epoch) = epoch.filter(|_| wanted && self.checkpoint.admitted(self.spec.id) == epoch) {
-            tracing::debug!("VM {}: session {session} has worker {}", self.spec.id, worker.process);
+        if let Some(epoch) = epoch.filter(|_| wanted && self.checkpoint.admitted(self.id()) == epoch) {
+            tracing::debug!("VM {}: session {session} has worker {}", self.id(), worker.process);
+            self.begun.set(self.begun.get() + 1);
             if let Err(error) = self.hand_over(life, session, epoch, &socket, &worker).await {
                 self.log_limited(&format!("cannot hand over the worker of session {session}: {error}"));
                 kill(worker.pidfd.as_fd());
@@ -462,6 +561,9 @@ impl Vm {
     async fn start_worker(&self, session: u32, admitted: bool) -> Result<Started, String> {
         if !admitted {
             return Err("the VM is fenced".to_owned());
+        }
+        if self.draining.get() {
+            return Err("the VM is being drained".to_owned());
         }
         if let Some(unit) = self.units.iter().find(|unit| self.checkpoint.quarantine(unit.number()).is_some())
         {
@@ -483,14 +585,14 @@ impl Vm {
             }
         };
         timeout(TURN, turn).await.map_err(|_| "sessions are started too often".to_owned())?;
-        let request = ToLauncher::StartWorker { vm: self.spec.id, session, visible: self.visible() };
+        let request = ToLauncher::StartWorker { vm: self.id(), session, visible: self.visible() };
         self.launching.start(request).await.map_err(|error| error.to_string())
     }
 
     /// Waits for a killed worker to go. One that does not hangs in the driver.
     async fn see_off(self: Rc<Self>, worker: Worker) {
         if timeout(KILLED, gone(&worker.pidfd)).await.is_err() {
-            self.notify(Notice::Hung { vm: self.spec.id, process: worker.process });
+            self.notify(Notice::Hung { vm: self.id(), process: worker.process });
         }
     }
 
@@ -505,7 +607,7 @@ impl Vm {
     ) -> Result<(), String> {
         let custody = self.introduce(session, epoch, worker)?;
         let setup = WorkerSetup {
-            vm: self.spec.id,
+            vm: self.id(),
             session,
             driver: self.configuration.driver.clone(),
             mapped_runs: self.configuration.mapped_runs,
@@ -527,7 +629,7 @@ impl Vm {
 
     /// Introduces a worker to every arbiter. Returns its custody sockets in the order of devices.
     fn introduce(&self, session: u32, epoch: u64, worker: &Worker) -> Result<Vec<OwnedFd>, String> {
-        let borrower = Borrower { vm: self.spec.id, epoch, process: worker.process, session };
+        let borrower = Borrower { vm: self.id(), epoch, process: worker.process, session };
         let introduce = |unit: &Rc<Unit>| match unit.introduce(borrower, worker.pidfd.get_ref()) {
             Ok(Some(custody)) => Ok(custody),
             Ok(None) => Err(format!("unit {} does not lend memory any more", unit.number())),
@@ -560,7 +662,7 @@ impl Vm {
         if running {
             signal(life.pidfd.as_fd(), Signal::TERM);
             if timeout(DEVICE_END, life.pidfd.readable()).await.is_err() {
-                tracing::warn!("the device of VM {} does not end: it is killed", self.spec.id);
+                tracing::warn!("the device of VM {} does not end: it is killed", self.id());
                 kill(life.pidfd.as_fd());
             }
         }
@@ -573,21 +675,21 @@ impl Vm {
             while sessions.join_next().await.is_some() {}
         };
         if timeout(KILLED, gone).await.is_err() {
-            tracing::error!("processes of VM {} were killed and are still there", self.spec.id);
+            tracing::error!("processes of VM {} were killed and are still there", self.id());
         }
         *self.life.borrow_mut() = None;
     }
 
     /// Notes that the device broke the protocol. Returns false: it is not listened to any more.
     fn complain(&self, what: &str) -> bool {
-        tracing::error!("the device of VM {} is not listened to any more: {what}", self.spec.id);
+        tracing::error!("the device of VM {} is not listened to any more: {what}", self.id());
         false
     }
 
     /// Logs what a guest can bring about, as often as is useful.
     fn log_limited(&self, what: &str) {
         if self.complaints.borrow_mut().take(Instant::now()).is_ok() {
-            tracing::warn!("VM {}: {what}", self.spec.id);
+            tracing::warn!("VM {}: {what}", self.id());
         }
     }
 }

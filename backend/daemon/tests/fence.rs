@@ -179,15 +179,18 @@ fn a_daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
             .parse()
             .expect("ticks");
         let checkpoint = serde_json::json!({
-            "version": 1,
             "vms": { "1": {
                 "step": step, "epoch": 6, "clean": false, "reason": "a test",
                 "workers": [{ "process": worker.id(), "started": started }],
             } },
             "units": {},
             "arbiters": {},
+            "objects": {
+                "vms": {}, "organisations": {}, "projects": {}, "sizes": {}, "draining": [],
+                "last_vm": 0, "last_ancestor": 0,
+            },
         });
-        std::fs::write(place.run().join("checkpoint.json"), checkpoint.to_string()).expect("written");
+        place.checkpoint(&checkpoint);
         let daemon = Daemon::start(&place, &["--vm", "1,direct"]);
         assert!(!worker.wait().expect("ended").success());
         reaches(&place, "quarantined");

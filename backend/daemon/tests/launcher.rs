@@ -150,7 +150,8 @@ fn a_worker_has_nothing_but_what_it_is_given() {
 fn a_device_is_reachable_as_soon_as_it_is_started_and_there_is_one() {
     let place = Place::new();
     let launcher = Launcher::start(&place, true, &[]);
-    let device = launcher.ask(ToLauncher::StartDevice { vm: 1 }).expect("a device");
+    let device =
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
     let socket = place.run().join("vm-1.sock");
     assert_eq!(std::fs::metadata(&socket).expect("a socket").permissions().mode() & 0o777, 0o660);
     let found: serde_json::Value =
@@ -160,16 +161,19 @@ fn a_device_is_reachable_as_soon_as_it_is_started_and_there_is_one() {
     let capabilities = found["capabilities"].as_u64().expect("capabilities");
     assert_eq!(capabilities & !(1 << 24), u64::from(rustix::process::geteuid().is_root()) << 5);
     assert_eq!(
-        launcher.ask(ToLauncher::StartDevice { vm: 1 }).err(),
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).err(),
         Some(Errno::AGAIN),
         "a second device for a VM"
     );
     assert!(is_alive(&device.pidfd));
-    let other = launcher.ask(ToLauncher::StartDevice { vm: 2 }).expect("a device for another VM");
+    let other = launcher
+        .ask(ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: false })
+        .expect("a device for another VM");
     // A device that has ended makes room for the next, by the time one can know that it ended.
     signal(&device.pidfd, Signal::KILL);
     wait_gone(&device.pidfd);
-    let next = launcher.ask(ToLauncher::StartDevice { vm: 1 }).expect("a device again");
+    let next =
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device again");
     launcher.end();
     wait_gone(&next.pidfd);
     wait_gone(&other.pidfd);
@@ -202,7 +206,10 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
             launcher.ask(ToLauncher::StartWorker { vm, session: 1, visible: Visible::Host }).err(),
             Some(Errno::INVAL)
         );
-        assert_eq!(launcher.ask(ToLauncher::StartDevice { vm }).err(), Some(Errno::INVAL));
+        assert_eq!(
+            launcher.ask(ToLauncher::StartDevice { vm, scanouts: 0, direct: false }).err(),
+            Some(Errno::INVAL)
+        );
     }
     assert_eq!(children(launcher.pid()), [] as [u32; 0], "something was started");
     launcher.worker(1).expect("it still serves");
@@ -283,7 +290,8 @@ fn workers_of_a_vm_are_bounded() {
 fn without_a_supervisor_children_outlive_the_launcher() {
     let place = Place::new();
     let mut launcher = Launcher::start(&place, false, &[]);
-    let device = launcher.ask(ToLauncher::StartDevice { vm: 1 }).expect("a device");
+    let device =
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     launcher.process.kill().expect("killed");
     launcher.process.wait().expect("ended");
@@ -300,7 +308,8 @@ fn under_a_supervisor_children_outlive_sluiced_but_not_the_supervisor() {
     let place = Place::new();
     let mut launcher = Launcher::start(&place, true, &[]);
     let lifeline = launcher.lifeline.take();
-    let device = launcher.ask(ToLauncher::StartDevice { vm: 1 }).expect("a device");
+    let device =
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     let dead = launcher.worker(2).expect("a worker");
     let Launcher { mut process, socket, .. } = launcher;
@@ -323,7 +332,8 @@ fn under_a_supervisor_children_outlive_sluiced_but_not_the_supervisor() {
 fn under_a_supervisor_children_die_with_a_killed_launcher() {
     let place = Place::new();
     let mut launcher = Launcher::start(&place, true, &[]);
-    let device = launcher.ask(ToLauncher::StartDevice { vm: 1 }).expect("a device");
+    let device =
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     launcher.process.kill().expect("killed");
     launcher.process.wait().expect("ended");
@@ -426,7 +436,10 @@ fn a_cgroup_ends_what_a_worker_has_forked() {
         let another = launcher.worker(2).expect("a worker");
         signal(&another.pidfd, Signal::KILL);
         wait_gone(&another.pidfd);
-        assert_eq!(launcher.ask(ToLauncher::StartDevice { vm: 99 }).err(), Some(Errno::INVAL));
+        assert_eq!(
+            launcher.ask(ToLauncher::StartDevice { vm: 99, scanouts: 0, direct: false }).err(),
+            Some(Errno::INVAL)
+        );
         std::fs::read_dir(&directory.0)
             .expect("the directory")
             .flatten()

@@ -81,6 +81,36 @@ impl Place {
         serde_json::from_str(&line).expect("JSON")
     }
 
+    /// Asks the management API.
+    pub(crate) fn api(&self, method: &str, path: &str, body: Option<&serde_json::Value>) -> Reply {
+        self.try_api(method, path, body).expect("an answer of the API")
+    }
+
+    /// Asks the management API, if there is one.
+    pub(crate) fn try_api(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&serde_json::Value>,
+    ) -> std::io::Result<Reply> {
+        let body = body.map(ToString::to_string).unwrap_or_default();
+        let mut head = format!("{method} {path} HTTP/1.1\r\nContent-Length: {}\r\n", body.len());
+        if !body.is_empty() {
+            head.push_str("Content-Type: application/json\r\n");
+        }
+        request(&self.run().join("api.sock"), &head, body.as_bytes())
+    }
+
+    /// Leaves a checkpoint, as a daemon before would have.
+    pub(crate) fn checkpoint(&self, content: &serde_json::Value) {
+        use sha2::Digest as _;
+        let content = content.to_string();
+        let sum: String =
+            sha2::Sha256::digest(content.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        let header = serde_json::json!({ "version": 2, "sha256": sum });
+        std::fs::write(self.run().join("checkpoint.json"), format!("{header}\n{content}")).expect("written");
+    }
+
     /// Makes a file beside the programs that a stand-in looks for.
     pub(crate) fn mark(&self, name: &str, text: &str) {
         std::fs::write(self.libexec().join(name), text).expect("written");
@@ -126,6 +156,33 @@ impl Drop for Place {
             }
         }
     }
+}
+
+/// An answer of the management API.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) body: serde_json::Value,
+}
+
+/// One request, on a connection of its own. What is no JSON is a string.
+pub(crate) fn request(socket: &Path, head: &str, body: &[u8]) -> std::io::Result<Reply> {
+    use std::io::Read as _;
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("{head}Host: sluice\r\nConnection: close\r\n\r\n").as_bytes())?;
+    // The answer may come before all of it was sent.
+    _ = stream.write_all(body);
+    let mut answer = Vec::new();
+    let read = stream.read_to_end(&mut answer);
+    let text = String::from_utf8_lossy(&answer);
+    let (Some(status), Some((_, body))) = (text.get(9..12), text.split_once("\r\n\r\n")) else {
+        read?;
+        return Err(std::io::ErrorKind::UnexpectedEof.into());
+    };
+    let status = status.parse().map_err(|_| std::io::ErrorKind::InvalidData)?;
+    let body = serde_json::from_str(body).unwrap_or_else(|_| body.into());
+    Ok(Reply { status, body })
 }
 
 /// A connection to a stand-in device.

@@ -1,46 +1,48 @@
 //! What must outlive the daemon: which VMs are fenced, how far, in which epoch; which units are quarantined; which arbiters
-//! hold memory.
+//! hold memory; and what clients have made.
 //!
-//! One small file, written whole and put in place by a rename, so that at any moment it is one that was written: the daemon
-//! may be killed between any two instructions. It is written before what it says is done.
+//! It is written before what it says is done, and before a client is told so.
 
 use std::{
-    cell::RefCell,
+    cell::{Ref, RefCell},
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::{Path, PathBuf},
+    io,
+    path::Path,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use super::{
+    file::{Found, StateFile},
+    objects::Objects,
+};
 use crate::{
     fence::{Fence, Step},
     process::Identity,
 };
 
 /// The form of the file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The file's content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
-    version: u32,
     vms: BTreeMap<u32, Fence>,
     /// Quarantined units, and why.
     units: BTreeMap<u32, String>,
     /// By unit: an arbiter that may still hold its memory.
     arbiters: BTreeMap<u32, Identity>,
+    objects: Objects,
 }
 
 /// The checkpoint.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
-    path: PathBuf,
+    file: StateFile,
     content: RefCell<Content>,
+    recovered: Option<String>,
 }
 
 impl Checkpoint {
@@ -49,18 +51,46 @@ impl Checkpoint {
     /// # Errors
     /// When it cannot be read or understood: then nobody knows who is fenced, and nothing may be started.
     pub(crate) fn open(directory: &Path) -> Result<Self> {
-        let path = directory.join("checkpoint.json");
-        let content = match fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).with_context(|| {
-                format!("{} cannot be understood; without it nobody knows who is fenced", path.display())
-            })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Content { version: VERSION, ..Content::default() }
-            }
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        let file = StateFile::new(directory.join("checkpoint.json"), VERSION);
+        let found = file.load().context("without it nobody knows who is fenced")?;
+        let (content, recovered) = match found {
+            Found::Nothing => (Content::default(), None),
+            Found::Current(content) => (content, None),
+            Found::Previous(content, why) => (content, Some(why)),
         };
-        ensure!(content.version == VERSION, "{} is of another version of Sluice", path.display());
-        Ok(Self { path, content: RefCell::new(content) })
+        if let Some(why) = &recovered {
+            tracing::error!(
+                "{} cannot be understood ({why}): the one before it is taken, and what was changed last is lost",
+                file.path().display()
+            );
+        }
+        Ok(Self { file, content: RefCell::new(content), recovered })
+    }
+
+    /// What is wrong with what was last written, if the one before it had to be taken.
+    pub(crate) fn recovered(&self) -> Option<&str> {
+        self.recovered.as_deref()
+    }
+
+    /// What clients have made.
+    pub(crate) fn objects(&self) -> Ref<'_, Objects> {
+        Ref::map(self.content.borrow(), |content| &content.objects)
+    }
+
+    /// Changes what clients have made. Nothing has changed where that cannot be written.
+    pub(crate) fn change_objects(&self, change: impl FnOnce(&mut Objects)) -> io::Result<()> {
+        self.commit(|content| change(&mut content.objects))
+    }
+
+    /// Takes a VM from what clients have made; whoever gets its number is another epoch. Nothing has changed where that
+    /// cannot be written.
+    pub(crate) fn remove_vm(&self, id: &str, number: u32) -> io::Result<()> {
+        self.commit(|content| {
+            content.objects.vms.remove(id);
+            content.objects.draining.remove(&number);
+            let epoch = content.vms.get(&number).map_or(Fence::default().epoch, |fence| fence.epoch);
+            content.vms.insert(number, Fence { epoch: epoch.saturating_add(1), ..Fence::default() });
+        })
     }
 
     /// Where a VM stands.
@@ -90,20 +120,14 @@ impl Checkpoint {
 
     /// Notes that it is no more; false when it was not. Nothing has changed where that cannot be written.
     pub(crate) fn lift_quarantine(&self, unit: u32) -> io::Result<bool> {
-        let mut content = self.content.borrow().clone();
-        let was = content.units.remove(&unit).is_some();
-        write(&self.path, &content)?;
-        *self.content.borrow_mut() = content;
+        let mut was = false;
+        self.commit(|content| was = content.units.remove(&unit).is_some())?;
         Ok(was)
     }
 
     /// Notes a VM that is admitted again. Nothing has changed where that cannot be written.
     pub(crate) fn admit_vm(&self, vm: u32, fence: Fence) -> io::Result<()> {
-        let mut content = self.content.borrow().clone();
-        content.vms.insert(vm, fence);
-        write(&self.path, &content)?;
-        *self.content.borrow_mut() = content;
-        Ok(())
+        self.commit(|content| _ = content.vms.insert(vm, fence))
     }
 
     /// Notes which process holds a unit's memory; `None` for nobody.
@@ -120,39 +144,37 @@ impl Checkpoint {
     }
 
     /// Everything has ended in order. If nobody is fenced there is nothing to be remembered: no message of any epoch can be
-    /// under way any more.
-    pub(crate) fn finish(&self) -> io::Result<()> {
+    /// under way any more. Returns whether that is so.
+    pub(crate) fn finish(&self) -> io::Result<bool> {
         let content = self.content.borrow();
-        if !content.units.is_empty() || content.vms.values().any(|fence| fence.step != Step::Active) {
-            return Ok(());
+        let fenced = content.vms.values().any(|fence| fence.step != Step::Active);
+        if fenced || !content.units.is_empty() || !content.objects.is_empty() {
+            return Ok(false);
         }
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        self.file.remove().map(|()| true)
     }
 
+    /// A change that holds in this process even where it cannot be written.
     fn change(&self, change: impl FnOnce(&mut Content)) -> io::Result<()> {
         let mut content = self.content.borrow_mut();
         change(&mut content);
-        write(&self.path, &content)
+        self.file.store(&*content)
     }
-}
 
-/// Puts a file in place as a whole, and returns when it is there for good.
-fn write(path: &Path, content: &Content) -> io::Result<()> {
-    let text = serde_json::to_vec_pretty(content)?;
-    let new = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(&text)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    // The name, too, has to be there after a power cut.
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    /// A change that is written or not made.
+    fn commit(&self, change: impl FnOnce(&mut Content)) -> io::Result<()> {
+        let mut content = self.content.borrow().clone();
+        change(&mut content);
+        self.file.store(&content)?;
+        *self.content.borrow_mut() = content;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -1,0 +1,66 @@
+//! From the tasks that serve connections to the one thread that knows everything.
+//!
+//! What the daemon has is of one thread and not locked; a request's handler may be of any. So it sends what is to be done,
+//! and gets what came of it. What was begun is carried through even where the client has gone.
+
+use std::{future::Future, pin::Pin, rc::Rc};
+
+use tokio::{
+    sync::{
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+        oneshot,
+    },
+    task::spawn_local,
+};
+
+use super::error::{Code, Error};
+use crate::registry::Registry;
+
+type Work = Box<dyn FnOnce(Rc<Registry>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
+/// Where work is put.
+#[derive(Clone, Debug)]
+pub(crate) struct Bridge(UnboundedSender<Work>);
+
+/// Where it comes from.
+pub(crate) struct Works(UnboundedReceiver<Work>);
+
+/// Both sides.
+pub(crate) fn bridge() -> (Bridge, Works) {
+    let (sender, receiver) = unbounded_channel();
+    (Bridge(sender), Works(receiver))
+}
+
+impl Bridge {
+    /// Has something done with the registry.
+    pub(crate) async fn call<T, W, F>(&self, work: W) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        W: FnOnce(Rc<Registry>) -> F + Send + 'static,
+        F: Future<Output = Result<T, Error>> + 'static,
+    {
+        let (sender, answer) = oneshot::channel();
+        let work: Work = Box::new(move |registry| {
+            let work = work(registry);
+            Box::pin(async move {
+                // The client may have gone.
+                _ = sender.send(work.await);
+            })
+        });
+        let sent = self.0.send(work).is_ok();
+        let ending = || Error::new(Code::Unavailable, "sluiced is ending");
+        if !sent {
+            return Err(ending());
+        }
+        answer.await.unwrap_or_else(|_| Err(ending()))
+    }
+}
+
+impl Works {
+    /// Does what is asked, all at once, for ever.
+    pub(crate) async fn serve(mut self, registry: Rc<Registry>) {
+        while let Some(work) = self.0.recv().await {
+            spawn_local(work(Rc::clone(&registry)));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What handlers take from a request, with errors in the API's own form.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    extract::{
+        FromRequest, FromRequestParts, Path, Query, Request,
+        rejection::{JsonRejection, PathRejection, QueryRejection},
+    },
+    http::{StatusCode, request::Parts},
+};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use tokio::time::timeout;
+
+use super::error::{Code, Error};
+
+/// How long a client may take to send a body.
+const BODY: Duration = Duration::from_secs(10);
+/// Bytes of a name.
+const NAME: usize = 64;
+
+/// A name that a client chose: letters, digits, `.`, `_` and `-`, the first a letter or a digit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Id(pub(crate) String);
+
+impl Id {
+    /// What is a name, and no path, option or markup.
+    pub(crate) fn check(name: &str) -> Result<(), Error> {
+        let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+        if begins && name.len() <= NAME && name.bytes().all(inner) {
+            return Ok(());
+        }
+        let shown: String = name.chars().take(NAME).collect();
+        Err(Error::invalid(format!(
+            "{shown:?} is no name: it takes 1 to {NAME} letters, digits, '.', '_' and '-', the first a letter or digit"
+        )))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        let Path(name): Path<String> =
+            Path::from_request_parts(parts, state).await.map_err(|error: PathRejection| {
+                Error::invalid("the path is not one of the API").because(error)
+            })?;
+        Self::check(&name)?;
+        Ok(Self(name))
+    }
+}
+
+/// A number in the path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Number(pub(crate) u32);
+
+impl<S: Send + Sync> FromRequestParts<S> for Number {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        let Path(text): Path<String> =
+            Path::from_request_parts(parts, state).await.map_err(|error: PathRejection| {
+                Error::invalid("the path is not one of the API").because(error)
+            })?;
+        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        let number = text.parse().ok().filter(|_| digits);
+        number.map(Self).ok_or_else(|| Error::invalid(format!("{text:?} is not a number")))
+    }
+}
+
+/// What follows the `?`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        let Query(query) =
+            Query::from_request_parts(parts, state).await.map_err(|error: QueryRejection| {
+                Error::invalid("what follows the ? is not understood").because(error)
+            })?;
+        Ok(Self(query))
+    }
+}
+
+/// A body of JSON.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
+        let read = timeout(BODY, Json::from_request(request, state)).await;
+        let read =
+            read.map_err(|_| Error::new(Code::RequestTimeout, format!("the body has not come in {BODY:?}")))?;
+        let Json(Object(body)) = read.map_err(refuse)?;
+        Ok(Self(body))
+    }
+}
+
+/// What is an object: by itself, a structure would be taken from a list of its values, too.
+struct Object<T>(T);
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        object(deserializer).map(Self)
+    }
+}
+
+/// A structure within one.
+pub(crate) fn object<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    let map = serde_json::Map::deserialize(deserializer)?;
+    serde_json::from_value(map.into()).map_err(serde::de::Error::custom)
+}
+
+/// The same, where there may be none.
+pub(crate) fn optional_object<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(value)| value))
+}
+
+fn refuse(rejection: JsonRejection) -> Error {
+    let code = match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => Code::BodyTooLarge,
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => Code::UnsupportedMediaType,
+        _ => Code::InvalidRequest,
+    };
+    let message = match code {
+        Code::BodyTooLarge => "the body is longer than 64 KiB",
+        Code::UnsupportedMediaType => "the body is not said to be application/json",
+        _ => "the body is not what the API describes",
+    };
+    Error::new(code, message).because(rejection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_no_path() {
+        for good in ["a", "7", "web-1", "0f9e.b_c", &"x".repeat(64)] {
+            assert!(Id::check(good).is_ok(), "{good}");
+        }
+        for bad in ["", ".", "..", "-a", "_a", "a/b", "a b", "ä", "a\0", "a\n", &"x".repeat(65)] {
+            assert!(Id::check(bad).is_err(), "{bad:?} was taken");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The management API: REST and JSON on Unix sockets, for control planes and the command line.
+//!
+//! What the API is stands in [`v1`], from which its description (OpenAPI) is generated; nothing is promised that is not
+//! there. How clients are told apart is [`peer`]'s, how they are bounded [`serve`]'s. Nothing is decided here: a handler
+//! takes a request apart and asks the [`crate::registry`], across [`bridge`].
+
+pub(crate) mod bridge;
+pub mod error;
+pub(crate) mod extract;
+pub(crate) mod peer;
+pub(crate) mod serve;
+pub mod v1;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, Request},
+    http::{HeaderValue, Method, header},
+    middleware::{Next, from_fn},
+    response::{IntoResponse as _, Response},
+};
+use tokio::time::timeout;
+use utoipa::OpenApi as _;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use self::{
+    bridge::Bridge,
+    error::{Code, Error},
+    peer::Caller,
+};
+use crate::journal::Journal;
+
+/// Bytes of a body.
+const BODY_BYTES: usize = 64 << 10;
+/// How long an answer may take to be made.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// What handlers have.
+#[derive(Clone, Debug)]
+pub(crate) struct Api {
+    pub(crate) bridge: Bridge,
+    pub(crate) journal: Arc<Journal>,
+    /// How many may follow events at once.
+    pub(crate) followers: Arc<tokio::sync::Semaphore>,
+}
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(
+        title = "Sluice",
+        description = "The management API of sluiced, on a Unix socket. Requests and answers are JSON. PUT makes a thing \
+                       or changes it to be as said, DELETE of what is gone succeeds, so both can be repeated. Who asks is \
+                       told apart by the kernel (SO_PEERCRED) and given a role by the configuration.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    components(schemas(Error))
+)]
+struct Description;
+
+fn parts() -> (Router<Api>, utoipa::openapi::OpenApi) {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(v1::health::healthz))
+        .routes(routes!(v1::health::readyz))
+        .routes(routes!(v1::health::metrics))
+        .routes(routes!(v1::host::host))
+        .routes(routes!(v1::vms::list))
+        .routes(routes!(v1::vms::get, v1::vms::put, v1::vms::delete))
+        .routes(routes!(v1::vms::fence))
+        .routes(routes!(v1::vms::readmit))
+        .routes(routes!(v1::vms::drain))
+        .routes(routes!(v1::units::gpus))
+        .routes(routes!(v1::units::list))
+        .routes(routes!(v1::units::get))
+        .routes(routes!(v1::units::readmit))
+        .routes(routes!(v1::tree::list_organisations))
+        .routes(routes!(
+            v1::tree::get_organisation,
+            v1::tree::put_organisation,
+            v1::tree::delete_organisation
+        ))
+        .routes(routes!(v1::tree::list_projects))
+        .routes(routes!(v1::tree::get_project, v1::tree::put_project, v1::tree::delete_project))
+        .routes(routes!(v1::sizes::list))
+        .routes(routes!(v1::sizes::get, v1::sizes::put, v1::sizes::delete))
+        .routes(routes!(v1::usage::usage))
+        .routes(routes!(v1::events::events))
+        .split_for_parts()
+}
+
+/// The description of the API.
+///
+/// # Errors
+/// When it cannot be written as JSON.
+pub fn openapi() -> serde_json::Result<String> {
+    let mut text = parts().1.to_pretty_json()?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// The API, to be served.
+pub(crate) fn router(api: Api) -> Router {
+    parts()
+        .0
+        .fallback(|| async { Error::new(Code::NotFound, "there is no such path in the API") })
+        .method_not_allowed_fallback(|| async {
+            Error::new(Code::MethodNotAllowed, "this path does not know that method")
+        })
+        .layer(DefaultBodyLimit::max(BODY_BYTES))
+        .layer(from_fn(guard))
+        .with_state(api)
+}
+
+/// What holds for every request.
+async fn guard(request: Request, next: Next) -> Response {
+    let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
+    let reading = request.extensions().get::<Caller>().is_none_or(|caller| caller.reading);
+    if changes && reading {
+        return Error::forbidden("this socket is for reading only").into_response();
+    }
+    let path = request.uri().path().to_owned();
+    match timeout(ANSWER, next.run(request)).await {
+        Ok(mut response) => {
+            // Nothing in between keeps what was true a moment ago.
+            response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            response
+        }
+        Err(_) => {
+            tracing::warn!("{path} is not answered in {ANSWER:?}");
+            Error::new(Code::Unavailable, format!("no answer in {ANSWER:?}; what was begun goes on"))
+                .into_response()
+        }
+    }
+}

@@ -1,0 +1,182 @@
+#![expect(unused_qualifications, reason = "in what describes the operation, which is generated")]
+
+//! `/v1/events`: what happens, as it happens.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    body::{Body, Bytes},
+    extract::State,
+    http::{HeaderName, header},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::{OwnedSemaphorePermit, watch},
+    time::timeout,
+};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::{
+    api::{
+        Api,
+        error::{Code, Error, Errors},
+        extract::Asked,
+        peer::Caller,
+    },
+    journal::{Event as Entry, Journal, Next},
+};
+
+/// Events in one piece of the answer.
+const PIECE: usize = 64;
+/// How long nothing may be said, so that a dead client is noticed.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// Where to begin.
+#[derive(Clone, Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Begin {
+    /// The token of the last event that was seen; events follow it. Without it, events from now on.
+    #[param(max_length = 64)]
+    after: Option<String>,
+    /// Whether the answer goes on with what happens next; it does if not given. Else it ends when there is no more, and without
+    /// `after` begins with the oldest event there is.
+    follow: Option<bool>,
+}
+
+/// Something that has happened: one line of the answer.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Event {
+    /// Counts without a hole from the daemon's start on; a tenant, who does not see all events, sees holes.
+    sequence: u64,
+    /// To go on behind this event.
+    token: String,
+    /// When, in milliseconds since 1970.
+    time: u64,
+    /// What. `gap`: events were lost, or are of a daemon that is no more. `alive`: nothing happened for a while.
+    kind: String,
+    /// The VM it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vm: Option<String>,
+    /// More, for people.
+    detail: String,
+}
+
+/// Who reads, and how far they are.
+struct Reader {
+    journal: Arc<Journal>,
+    changes: watch::Receiver<u64>,
+    caller: Caller,
+    /// The last event that was read.
+    at: u64,
+    follow: bool,
+    /// Whether what was before is of another daemon.
+    lost: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Reader {
+    /// The next piece of the answer; `None` at its end.
+    async fn next(&mut self) -> Option<Bytes> {
+        if std::mem::take(&mut self.lost) {
+            let text = "what the token is of is not known here; these are the oldest events there are";
+            return Some(line(&self.own("gap", text)));
+        }
+        loop {
+            self.changes.mark_unchanged();
+            match self.journal.after(self.at, PIECE) {
+                Next::Gap(count) => {
+                    self.at += count;
+                    return Some(line(&self.own("gap", &format!("{count} events were lost"))));
+                }
+                Next::Events(events) => {
+                    self.at = events.last().map_or(self.at, |event| event.sequence);
+                    let text: Vec<u8> = events
+                        .iter()
+                        .filter(|event| self.may_see(event))
+                        .flat_map(|event| line(&self.show(event)))
+                        .collect();
+                    if !text.is_empty() {
+                        return Some(text.into());
+                    }
+                }
+                Next::Nothing if !self.follow => return None,
+                Next::Nothing => match timeout(SILENCE, self.changes.changed()).await {
+                    Ok(Ok(())) => {}
+                    // The daemon is ending.
+                    Ok(Err(_)) => return None,
+                    Err(_) => return Some(line(&self.own("alive", ""))),
+                },
+            }
+        }
+    }
+
+    fn may_see(&self, event: &Entry) -> bool {
+        event.vm.as_ref().map_or_else(
+            || self.caller.may_read().is_ok(),
+            |vm| self.caller.may_see(vm.organisation.as_deref(), vm.project.as_deref()).is_ok(),
+        )
+    }
+
+    fn show(&self, event: &Entry) -> Event {
+        Event {
+            sequence: event.sequence,
+            token: self.journal.token(event.sequence),
+            time: event.time,
+            kind: event.kind.to_owned(),
+            vm: event.vm.as_ref().map(|vm| vm.id.clone()),
+            detail: event.detail.clone(),
+        }
+    }
+
+    /// Something that is said to this reader only.
+    fn own(&self, kind: &str, detail: &str) -> Event {
+        Event {
+            sequence: self.at,
+            token: self.journal.token(self.at),
+            time: crate::journal::now(),
+            kind: kind.to_owned(),
+            vm: None,
+            detail: detail.to_owned(),
+        }
+    }
+}
+
+fn line(event: &Event) -> Bytes {
+    // What has only strings and numbers can be written.
+    let mut text = serde_json::to_vec(event).unwrap_or_default();
+    text.push(b'\n');
+    text.into()
+}
+
+/// Follows events.
+///
+/// One JSON object per line. Who was disconnected goes on with the token of the last event it saw, and sees a `gap` where that
+/// is too long ago, or was another daemon's.
+#[utoipa::path(get, path = "/v1/events", tag = "events", operation_id = "get_events", params(Begin),
+    responses((status = 200, description = "A line for each event", body = Event, content_type = "application/x-ndjson"), Errors))]
+pub(crate) async fn events(
+    State(api): State<Api>,
+    caller: Caller,
+    Asked(begin): Asked<Begin>,
+) -> Result<Response, Error> {
+    let permit = Arc::clone(&api.followers)
+        .try_acquire_owned()
+        .map_err(|_| Error::new(Code::Unavailable, "too many clients follow events already"))?;
+    let journal = Arc::clone(&api.journal);
+    let follow = begin.follow.unwrap_or(true);
+    let (at, lost) = match &begin.after {
+        None if follow => (journal.last(), false),
+        None => (journal.oldest(), false),
+        Some(token) => journal.resume(token).map_or_else(|| (journal.oldest(), true), |at| (at, false)),
+    };
+    let changes = journal.changes();
+    let reader = Reader { journal, changes, caller, at, follow, lost, _permit: permit };
+    let pieces = futures_util::stream::unfold(reader, |mut reader| async move {
+        let piece = reader.next().await?;
+        Some((Ok::<_, Infallible>(piece), reader))
+    });
+    let kind: [(HeaderName, &str); 1] = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    Ok((kind, Body::from_stream(pieces)).into_response())
+}

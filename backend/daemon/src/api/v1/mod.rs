@@ -1,0 +1,24 @@
+//! Version 1 of the API: what clients send and get.
+//!
+//! Fields are added, never taken away or given another meaning; whatever else changes is another version.
+
+pub(crate) mod events;
+pub(crate) mod health;
+pub(crate) mod host;
+pub(crate) mod sizes;
+pub(crate) mod tree;
+pub(crate) mod units;
+pub(crate) mod usage;
+pub(crate) mod vms;
+
+use axum::http::StatusCode;
+
+use crate::registry::Put;
+
+/// 201 for what was not there, 200 for what was.
+const fn status(put: Put) -> StatusCode {
+    match put {
+        Put::Made => StatusCode::CREATED,
+        Put::Kept => StatusCode::OK,
+    }
+}

@@ -1,0 +1,99 @@
+//! `/v1/usage`: what was used, for billing.
+
+use std::rc::Rc;
+
+use axum::{Json, extract::State};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::{
+    api::{
+        Api,
+        error::{Error, Errors},
+        peer::Caller,
+    },
+    registry::Registry,
+    usage::Figures,
+};
+
+/// What one used. Figures only grow, also across restarts.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Used {
+    /// Its name.
+    id: String,
+    /// A VM's or project's organisation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    organisation: Option<String>,
+    /// A VM's project.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    project: Option<String>,
+    /// Bytes of device memory lent, times seconds.
+    memory_byte_seconds: f64,
+    /// Seconds of GPU time.
+    gpu_seconds: f64,
+    /// Seconds in which it existed; of all its VMs together for others than a VM.
+    seconds: f64,
+    /// Sessions that got a worker.
+    sessions: u64,
+}
+
+/// What was used.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Usage {
+    /// By VM, those that are gone included until there are too many.
+    vms: Vec<Used>,
+    /// By project, with all VMs it ever had.
+    projects: Vec<Used>,
+    /// By organisation, with all VMs it ever had.
+    organisations: Vec<Used>,
+    /// By all VMs there ever were; for those who may look at everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<Used>,
+}
+
+fn used(id: &str, organisation: Option<&String>, project: Option<&String>, figures: &Figures) -> Used {
+    Used {
+        id: id.to_owned(),
+        organisation: organisation.cloned(),
+        project: project.cloned(),
+        memory_byte_seconds: figures.byte_seconds,
+        gpu_seconds: figures.gpu_seconds,
+        seconds: figures.seconds,
+        sessions: figures.sessions,
+    }
+}
+
+impl Registry {
+    fn show_usage(&self, caller: &Caller) -> Usage {
+        let book = self.usage.book();
+        let may_see = |organisation: Option<&String>, project: Option<&String>| {
+            caller.may_see(organisation.map(String::as_str), project.map(String::as_str)).is_ok()
+        };
+        let vms = book.vms.iter().filter(|(_, vm)| may_see(vm.organisation.as_ref(), vm.project.as_ref()));
+        let vms = vms.map(|(id, vm)| used(id, vm.organisation.as_ref(), vm.project.as_ref(), &vm.figures));
+        let projects = book.projects.iter().filter_map(|(id, figures)| {
+            let organisation = self.project(id).and_then(|project| project.organisation);
+            let seen = may_see(organisation.as_ref(), Some(id));
+            seen.then(|| used(id, organisation.as_ref(), None, figures))
+        });
+        let organisations = book.organisations.iter().filter(|(id, _)| may_see(Some(id), None));
+        Usage {
+            vms: vms.collect(),
+            projects: projects.collect(),
+            organisations: organisations.map(|(id, figures)| used(id, None, None, figures)).collect(),
+            host: caller.may_read().is_ok().then(|| used("host", None, None, &book.host)),
+        }
+    }
+}
+
+/// Shows what was used.
+///
+/// As of the last few seconds: what is shown has been written down before, so that no restart takes it back.
+#[utoipa::path(get, path = "/v1/usage", tag = "usage", operation_id = "get_usage",
+    responses((status = 200, body = Usage), Errors))]
+pub(crate) async fn usage(State(api): State<Api>, caller: Caller) -> Result<Json<Usage>, Error> {
+    api.bridge
+        .call(move |registry: Rc<Registry>| async move { Ok(registry.show_usage(&caller)) })
+        .await
+        .map(Json)
+}

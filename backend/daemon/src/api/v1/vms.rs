@@ -1,0 +1,638 @@
+//! `/v1/vms`: VMs.
+
+use std::{rc::Rc, time::Duration};
+
+use axum::{Json, extract::State, http::StatusCode};
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+use utoipa::ToSchema;
+
+use super::status;
+use crate::{
+    api::{
+        Api,
+        error::{ChangeErrors, Error, Errors},
+        extract::{Body, Id, optional_object},
+        peer::Caller,
+    },
+    fence::Step,
+    registry::{CHUNK, Known, Registry},
+    state::objects::{self, SizeObject, VmObject},
+    vm::{Phase, Vm as Room},
+};
+
+/// Bytes that can be asked for at most: 2^52, which every JSON reader gets right.
+const BYTES: u64 = 1 << 52;
+
+/// How long units may take to say what a VM has.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A VM as a client wants it.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct VmRequest {
+    /// Named size that gives what is not said here.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    size: Option<String>,
+    /// Device memory it may have of each unit; what its size says, or the host's default, if not given. Counted in chunks of 2 MiB.
+    #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
+    memory_bytes: Option<u64>,
+    /// Of that, what is kept for it; the rest it has while nobody else does.
+    #[schema(minimum = 0, maximum = 4503599627370496_u64)]
+    guaranteed_bytes: Option<u64>,
+    /// What the driver may take for itself for this VM; no limit if not given.
+    #[schema(minimum = 0, maximum = 4503599627370496_u64)]
+    headroom_bytes: Option<u64>,
+    /// Guest memory it may have pinned; no limit if not given.
+    #[schema(minimum = 0, maximum = 4503599627370496_u64)]
+    pinned_bytes: Option<u64>,
+    /// Its share of GPU time in relation to others; 100 if not given.
+    #[schema(minimum = 1, maximum = 10000)]
+    weight: Option<u32>,
+    /// Whose work goes first; `normal` if not given.
+    priority: Option<Priority>,
+    /// Thousandths of a unit's time that it never exceeds; no limit if not given.
+    #[schema(minimum = 1, maximum = 1000)]
+    cap_permille: Option<u32>,
+    /// Thousandths of a unit's time that it has whenever it wants them.
+    #[schema(minimum = 0, maximum = 1000)]
+    guarantee_permille: Option<u32>,
+    /// Where it may be. Cannot be changed.
+    #[serde(deserialize_with = "optional_object")]
+    placement: Option<Placement>,
+    /// Its organisation; its project's if not given. Cannot be changed.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    organisation: Option<String>,
+    /// Its project. Cannot be changed.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    project: Option<String>,
+    /// Displays of its graphics device: 1 for guest kernels before 6.12. Cannot be changed.
+    #[schema(minimum = 0, maximum = 1)]
+    scanouts: u8,
+    /// Whether there is no VM: programs of this host connect to the device themselves. Cannot be changed.
+    direct: bool,
+    /// Seconds after which it is admitted again when it was fenced; when an operator says so if not given.
+    #[schema(minimum = 1, maximum = 4294967295_u32)]
+    readmit_after_seconds: Option<u32>,
+    /// Seconds after which work of which nothing ends makes its worker be ended; never if not given.
+    #[schema(minimum = 1, maximum = 4294967_u32)]
+    hang_after_seconds: Option<u32>,
+    /// Memory of the guest, for the arguments of its VMM.
+    #[schema(minimum = 1, maximum = 4503599627370496_u64)]
+    guest_memory_bytes: Option<u64>,
+}
+
+/// Whose work goes first.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Priority {
+    /// Behind all others.
+    Low,
+    /// As usual.
+    Normal,
+    /// Before all others.
+    High,
+}
+
+/// Where a VM may be.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Placement {
+    /// On what kind of unit.
+    policy: Policy,
+    /// With whom on it.
+    isolation: Isolation,
+}
+
+/// On what kind of unit a VM may be.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Policy {
+    /// A MIG instance.
+    Mig,
+    /// A unit shared by time-slice.
+    TimeSlice,
+    /// Either.
+    #[default]
+    Any,
+}
+
+/// With whom a VM may be on a unit.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Isolation {
+    /// With others, by turns.
+    #[default]
+    Shared,
+    /// A unit of its own.
+    Strict,
+    /// A GPU of its own.
+    StrictPlus,
+}
+
+/// A VM.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Vm {
+    /// Its name.
+    id: String,
+    /// What processes and logs know it by.
+    number: u32,
+    /// Whether it has its device.
+    state: VmState,
+    /// Why it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<String>,
+    /// Whether the configuration file names it; then it is changed there.
+    configured: bool,
+    /// Whether it begins no session any more.
+    draining: bool,
+    /// How far it is on its way out, or in again.
+    fence: Fence,
+    /// Named size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<String>,
+    /// Device memory it may have of each unit; 0 for all of it.
+    memory_bytes: u64,
+    /// Of that, what is kept for it.
+    guaranteed_bytes: u64,
+    /// What the driver may take for itself for this VM; 0 for no limit.
+    headroom_bytes: u64,
+    /// Guest memory it may have pinned; 0 for no limit.
+    pinned_bytes: u64,
+    /// Its share of GPU time in relation to others.
+    weight: u32,
+    /// Whose work goes first.
+    priority: Priority,
+    /// Thousandths of a unit's time that it never exceeds; 0 for no limit.
+    cap_permille: u32,
+    /// Thousandths of a unit's time that it has whenever it wants them.
+    guarantee_permille: u32,
+    /// Where it may be.
+    placement: Placement,
+    /// Its organisation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    organisation: Option<String>,
+    /// Its project.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    project: Option<String>,
+    /// Displays of its graphics device.
+    scanouts: u8,
+    /// Whether programs of this host connect to the device themselves.
+    direct: bool,
+    /// Seconds after which it is admitted again when it was fenced; 0 for when an operator says so.
+    readmit_after_seconds: u32,
+    /// Seconds after which work of which nothing ends makes its worker be ended; 0 for never.
+    hang_after_seconds: u32,
+    /// Memory of the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guest_memory_bytes: Option<u64>,
+    /// When it was made, in seconds since 1970; 0 for one of the configuration file.
+    created: u64,
+    /// What its VMM connects to.
+    connect: Connect,
+    /// Its device's process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_process: Option<u32>,
+    /// Guest processes that have a worker, or get one.
+    sessions: Vec<Session>,
+    /// What it has of each unit, as of the last second.
+    units: Vec<VmUnit>,
+}
+
+/// Whether a VM has its device.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum VmState {
+    /// It is getting it.
+    Starting,
+    /// Its VMM can connect.
+    Running,
+    /// It cannot have one; a PUT tries again.
+    Failed,
+}
+
+/// How far a VM is on its way out, or in again.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Fence {
+    /// The step.
+    step: FenceStep,
+    /// Grows with each admission.
+    epoch: u64,
+    /// In quarantine: whether everything was taken from it and is clean.
+    clean: bool,
+    /// Why it was fenced.
+    reason: String,
+}
+
+/// A step on the way out.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FenceStep {
+    /// It has what it may have.
+    Active,
+    /// Nothing new is given to it.
+    Fencing,
+    /// Its workers are being ended.
+    Killed,
+    /// What was lent to it is coming back.
+    Revoked,
+    /// What came back is being scrubbed.
+    Scrubbed,
+    /// Nothing is left of it, or nothing more can be done.
+    Quarantined,
+}
+
+/// What a VMM connects to.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Connect {
+    /// The vhost-user socket.
+    socket: String,
+    /// Arguments for QEMU. The guest's memory must be shared: with `guest_memory_bytes` that is among them, else add
+    /// `-object memory-backend-memfd,id=sluice-memory,size=SIZE,share=on -machine memory-backend=sluice-memory`.
+    qemu: Vec<String>,
+    /// Arguments for Cloud Hypervisor, 53 or newer. Without `guest_memory_bytes` add `--memory size=SIZE,shared=on`.
+    cloud_hypervisor: Vec<String>,
+}
+
+/// A guest process.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Session {
+    /// The device's number of it.
+    session: u32,
+    /// Its worker's process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<u32>,
+}
+
+/// What a VM has of a unit.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct VmUnit {
+    /// The unit.
+    unit: u32,
+    /// Device memory lent to it.
+    lent_bytes: u64,
+    /// What the driver has taken for it.
+    headroom_bytes: u64,
+    /// What it gave back and is not clean yet.
+    dirty_bytes: u64,
+    /// Workers that the driver may still know.
+    holders: u32,
+    /// GPU time it has used in this epoch, since the unit's arbiter was started.
+    gpu_seconds: f64,
+}
+
+/// VMs.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Vms {
+    /// Those that the caller may look at.
+    vms: Vec<Vm>,
+}
+
+/// Why a VM is fenced.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct FenceRequest {
+    /// For the log.
+    #[schema(max_length = 200)]
+    reason: Option<String>,
+}
+
+impl VmRequest {
+    fn wanted(self, registry: &Registry) -> Result<VmObject, Error> {
+        for name in [&self.size, &self.organisation, &self.project].into_iter().flatten() {
+            Id::check(name)?;
+        }
+        let size = match &self.size {
+            Some(name) => {
+                registry.size(name).ok_or_else(|| Error::invalid(format!("there is no size {name}")))?
+            }
+            None => SizeObject::default(),
+        };
+        if self.scanouts > 1 {
+            return Err(Error::invalid("scanouts can be 0 or 1"));
+        }
+        let shares = size.shares;
+        let placement = self.placement.unwrap_or_default();
+        Ok(VmObject {
+            number: 0,
+            created: 0,
+            organisation: self.organisation,
+            project: self.project,
+            scanouts: self.scanouts,
+            direct: self.direct,
+            size: self.size,
+            memory: memory(self.memory_bytes)?.unwrap_or(size.memory),
+            guaranteed: bytes("guaranteed_bytes", self.guaranteed_bytes)?.unwrap_or(size.guaranteed),
+            headroom: bytes("headroom_bytes", self.headroom_bytes)?.unwrap_or(size.headroom),
+            pinned: bytes("pinned_bytes", self.pinned_bytes)?.unwrap_or(size.pinned),
+            shares: objects::Shares {
+                weight: within("weight", self.weight, 1, 10_000)?.unwrap_or(shares.weight),
+                priority: self.priority.map_or(shares.priority, Priority::kept),
+                cap_permille: within("cap_permille", self.cap_permille, 1, 1000)?
+                    .unwrap_or(shares.cap_permille),
+                guarantee_permille: within("guarantee_permille", self.guarantee_permille, 0, 1000)?
+                    .unwrap_or(shares.guarantee_permille),
+            },
+            placement: placement.kept(),
+            readmit_after: within("readmit_after_seconds", self.readmit_after_seconds, 1, u32::MAX)?
+                .unwrap_or(0),
+            hang_after: within("hang_after_seconds", self.hang_after_seconds, 1, 4_294_967)?.unwrap_or(0),
+            guest_memory: bytes("guest_memory_bytes", self.guest_memory_bytes)?.filter(|bytes| *bytes > 0),
+        })
+    }
+}
+
+/// A quota: at least one chunk, for less is nothing.
+pub(super) fn memory(value: Option<u64>) -> Result<Option<u64>, Error> {
+    match value {
+        Some(bytes) if bytes < CHUNK => Err(Error::invalid(format!("memory_bytes is less than {CHUNK}"))),
+        value => bytes("memory_bytes", value),
+    }
+}
+
+/// A number of bytes.
+pub(super) fn bytes(field: &str, value: Option<u64>) -> Result<Option<u64>, Error> {
+    match value {
+        Some(bytes) if bytes > BYTES => Err(Error::invalid(format!("{field} is more than {BYTES}"))),
+        value => Ok(value),
+    }
+}
+
+/// A number that has bounds.
+pub(super) fn within(field: &str, value: Option<u32>, least: u32, most: u32) -> Result<Option<u32>, Error> {
+    match value {
+        Some(number) if !(least..=most).contains(&number) => {
+            Err(Error::invalid(format!("{field} is {number}; it can be {least} to {most}")))
+        }
+        value => Ok(value),
+    }
+}
+
+impl Priority {
+    pub(super) const fn kept(self) -> objects::Priority {
+        match self {
+            Self::Low => objects::Priority::Low,
+            Self::Normal => objects::Priority::Normal,
+            Self::High => objects::Priority::High,
+        }
+    }
+
+    pub(super) const fn shown(kept: objects::Priority) -> Self {
+        match kept {
+            objects::Priority::Low => Self::Low,
+            objects::Priority::Normal => Self::Normal,
+            objects::Priority::High => Self::High,
+        }
+    }
+}
+
+impl Placement {
+    const fn kept(self) -> objects::Placement {
+        objects::Placement {
+            policy: match self.policy {
+                Policy::Mig => objects::Policy::Mig,
+                Policy::TimeSlice => objects::Policy::TimeSlice,
+                Policy::Any => objects::Policy::Any,
+            },
+            isolation: match self.isolation {
+                Isolation::Shared => objects::Isolation::Shared,
+                Isolation::Strict => objects::Isolation::Strict,
+                Isolation::StrictPlus => objects::Isolation::StrictPlus,
+            },
+        }
+    }
+
+    const fn shown(kept: objects::Placement) -> Self {
+        Self {
+            policy: match kept.policy {
+                objects::Policy::Mig => Policy::Mig,
+                objects::Policy::TimeSlice => Policy::TimeSlice,
+                objects::Policy::Any => Policy::Any,
+            },
+            isolation: match kept.isolation {
+                objects::Isolation::Shared => Isolation::Shared,
+                objects::Isolation::Strict => Isolation::Strict,
+                objects::Isolation::StrictPlus => Isolation::StrictPlus,
+            },
+        }
+    }
+}
+
+impl Vm {
+    fn of(known: Known, room: &Room) -> Self {
+        let Known { id, object, configured } = known;
+        let fence = room.stands();
+        let (state, failure) = match room.phase() {
+            Phase::Starting => (VmState::Starting, None),
+            Phase::Running => (VmState::Running, None),
+            Phase::Failed(why) => (VmState::Failed, Some(why)),
+        };
+        let units = room.units().iter().map(|unit| {
+            let report = unit.last_of_vm(room.id()).unwrap_or_default();
+            VmUnit {
+                unit: unit.number(),
+                lent_bytes: report.lent,
+                headroom_bytes: report.headroom,
+                dirty_bytes: report.dirty,
+                holders: report.holders,
+                gpu_seconds: Duration::from_nanos(report.time.used).as_secs_f64(),
+            }
+        });
+        Self {
+            id,
+            number: room.id(),
+            state,
+            failure,
+            configured,
+            draining: room.draining(),
+            fence: Fence {
+                step: match fence.step {
+                    Step::Active => FenceStep::Active,
+                    Step::Fencing => FenceStep::Fencing,
+                    Step::Killed => FenceStep::Killed,
+                    Step::Revoked => FenceStep::Revoked,
+                    Step::Scrubbed => FenceStep::Scrubbed,
+                    Step::Quarantined => FenceStep::Quarantined,
+                },
+                epoch: fence.epoch,
+                clean: fence.clean,
+                reason: fence.reason,
+            },
+            connect: Connect::of(&object, room),
+            size: object.size,
+            memory_bytes: object.memory,
+            guaranteed_bytes: object.guaranteed,
+            headroom_bytes: object.headroom,
+            pinned_bytes: object.pinned,
+            weight: object.shares.weight,
+            priority: Priority::shown(object.shares.priority),
+            cap_permille: object.shares.cap_permille,
+            guarantee_permille: object.shares.guarantee_permille,
+            placement: Placement::shown(object.placement),
+            organisation: object.organisation,
+            project: object.project,
+            scanouts: object.scanouts,
+            direct: object.direct,
+            readmit_after_seconds: object.readmit_after,
+            hang_after_seconds: object.hang_after,
+            guest_memory_bytes: object.guest_memory,
+            created: object.created,
+            device_process: room.device(),
+            sessions: room
+                .sessions()
+                .into_iter()
+                .map(|(session, worker)| Session { session, worker })
+                .collect(),
+            units: units.collect(),
+        }
+    }
+}
+
+impl Connect {
+    fn of(object: &VmObject, room: &Room) -> Self {
+        let socket = room.socket().display().to_string();
+        let mut qemu = Vec::new();
+        let mut cloud_hypervisor = Vec::new();
+        if let Some(bytes) = object.guest_memory {
+            // QEMU takes a comma within a value twice; here there is none.
+            qemu.extend([
+                "-object".to_owned(),
+                format!("memory-backend-memfd,id=sluice-memory,size={bytes},share=on"),
+            ]);
+            qemu.extend(["-machine".to_owned(), "memory-backend=sluice-memory".to_owned()]);
+            qemu.extend(["-m".to_owned(), format!("{bytes}B")]);
+            cloud_hypervisor.extend(["--memory".to_owned(), format!("size={bytes},shared=on")]);
+        }
+        let path = socket.replace(',', ",,");
+        qemu.extend(["-chardev".to_owned(), format!("socket,id=sluice,path={path}")]);
+        let outputs = object.scanouts;
+        qemu.extend([
+            "-device".to_owned(),
+            format!("vhost-user-gpu-pci,chardev=sluice,max_outputs={outputs}"),
+        ]);
+        // As a virtio-gpu device, with its two queues.
+        let device = format!("socket={socket},device_type=16,queue_sizes=[1024,16]");
+        cloud_hypervisor.extend(["--generic-vhost-user".to_owned(), device]);
+        Self { socket, qemu, cloud_hypervisor }
+    }
+}
+
+impl Registry {
+    fn show_vm(&self, caller: &Caller, id: &str) -> Result<Vm, Error> {
+        let (known, vm) = self.see(caller, id)?;
+        Ok(Vm::of(known, &vm))
+    }
+}
+
+/// Lists VMs.
+///
+/// Those that the caller may look at, by name.
+#[utoipa::path(get, path = "/v1/vms", tag = "VMs", operation_id = "list_vms",
+    responses((status = 200, body = Vms), Errors))]
+pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<Json<Vms>, Error> {
+    let list = move |registry: Rc<Registry>| async move {
+        let vms = registry.see_all(&caller);
+        Ok(Vms { vms: vms.into_iter().map(|(known, vm)| Vm::of(known, &vm)).collect() })
+    };
+    api.bridge.call(list).await.map(Json)
+}
+
+/// Shows a VM.
+#[utoipa::path(get, path = "/v1/vms/{id}", tag = "VMs", operation_id = "get_vm",
+    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 200, body = Vm), Errors))]
+pub(crate) async fn get(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<Json<Vm>, Error> {
+    let get = move |registry: Rc<Registry>| async move {
+        let (_, vm) = registry.see(&caller, &id)?;
+        // Where units do not answer at once, what they said last is shown.
+        _ = timeout(LOOK, vm.ask()).await;
+        registry.show_vm(&caller, &id)
+    };
+    api.bridge.call(get).await.map(Json)
+}
+
+/// Makes a VM, or changes it to be as said.
+///
+/// Answered when its VMM can connect. The name is the client's choice; one of digits only is also the VM's number, and has to be
+/// among `vm-numbers` of the configuration. What is changed holds at once, for sessions that run too.
+#[utoipa::path(put, path = "/v1/vms/{id}", tag = "VMs", operation_id = "put_vm", request_body = VmRequest,
+    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 200, description = "It is as said", body = Vm),
+        (status = 201, description = "It was made", body = Vm), ChangeErrors))]
+pub(crate) async fn put(
+    State(api): State<Api>,
+    caller: Caller,
+    Id(id): Id,
+    Body(request): Body<VmRequest>,
+) -> Result<(StatusCode, Json<Vm>), Error> {
+    let put = move |registry: Rc<Registry>| async move {
+        let wanted = request.wanted(&registry)?;
+        let put = registry.put_vm(&caller, &id, wanted).await?;
+        Ok((status(put), Json(registry.show_vm(&caller, &id)?)))
+    };
+    api.bridge.call(put).await
+}
+
+/// Ends a VM.
+///
+/// Its device and its sessions end, and what it had is scrubbed. Answered when its processes are gone. One that is not there is
+/// gone already.
+#[utoipa::path(delete, path = "/v1/vms/{id}", tag = "VMs", operation_id = "delete_vm",
+    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 204, description = "It is gone"), ChangeErrors))]
+pub(crate) async fn delete(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<StatusCode, Error> {
+    api.bridge.call(move |registry| async move { registry.delete_vm(&caller, &id).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Fences a VM.
+///
+/// Its sessions end, everything is taken from it and made clean, and it gets nothing until it is readmitted. Its device lives on. Answered when it
+/// is quarantined, or after 20 seconds; `fence` says how far it is.
+#[utoipa::path(post, path = "/v1/vms/{id}/fence", tag = "VMs", operation_id = "fence_vm", request_body = FenceRequest,
+    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 200, body = Vm), ChangeErrors))]
+pub(crate) async fn fence(
+    State(api): State<Api>,
+    caller: Caller,
+    Id(id): Id,
+    Body(request): Body<FenceRequest>,
+) -> Result<Json<Vm>, Error> {
+    let reason = request.reason.unwrap_or_else(|| "operator".to_owned());
+    if reason.chars().count() > 200 {
+        return Err(Error::invalid("reason is longer than 200 characters"));
+    }
+    // One line of a log.
+    let reason: String = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let fence = move |registry: Rc<Registry>| async move {
+        registry.fence(&caller, &id, &reason).await?;
+        registry.show_vm(&caller, &id)
+    };
+    api.bridge.call(fence).await.map(Json)
+}
+
+/// Lets a VM that was fenced or drained have sessions again.
+#[utoipa::path(post, path = "/v1/vms/{id}/readmit", tag = "VMs", operation_id = "readmit_vm",
+    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 200, body = Vm), ChangeErrors))]
+pub(crate) async fn readmit(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<Json<Vm>, Error> {
+    let readmit = move |registry: Rc<Registry>| async move {
+        registry.readmit(&caller, &id).await?;
+        registry.show_vm(&caller, &id)
+    };
+    api.bridge.call(readmit).await.map(Json)
+}
+
+/// Lets a VM begin no session any more.
+///
+/// Sessions that run go on; when `sessions` is empty, it is idle. Readmission ends it.
+#[utoipa::path(post, path = "/v1/vms/{id}/drain", tag = "VMs", operation_id = "drain_vm",
+    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 200, body = Vm), ChangeErrors))]
+pub(crate) async fn drain(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<Json<Vm>, Error> {
+    let drain = move |registry: Rc<Registry>| async move {
+        registry.drain(&caller, &id)?;
+        registry.show_vm(&caller, &id)
+    };
+    api.bridge.call(drain).await.map(Json)
+}

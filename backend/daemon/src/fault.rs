@@ -1,0 +1,26 @@
+//! Places at which tests have this process killed.
+//!
+//! With the feature `fault-points`, and only then, a process whose environment says `SLUICE_FAULT=NAME:COUNT` kills itself
+//! when it passes the place of that name for the COUNT-th time, as the kernel would. No product is built with the feature.
+
+/// A place.
+#[cfg(feature = "fault-points")]
+pub(crate) fn point(name: &str) {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static PASSED: AtomicU64 = AtomicU64::new(0);
+    let Ok(wanted) = std::env::var("SLUICE_FAULT") else { return };
+    let Some((place, count)) = wanted.split_once(':') else { return };
+    if place == name && count.parse() == Ok(PASSED.fetch_add(1, Ordering::Relaxed) + 1) {
+        let own = rustix::process::getpid();
+        // Nothing follows: the signal cannot be held off.
+        _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+/// A place.
+#[cfg(not(feature = "fault-points"))]
+#[inline]
+pub(crate) const fn point(_name: &str) {}

@@ -1,0 +1,848 @@
+//! Everything that can be asked of the daemon, and every change that can be made, in one place.
+//!
+//! A change is checked, noted in the audit log, written down, made, and only then answered. Whoever asks has been told
+//! apart by the kernel ([`crate::api::peer`]); whether they may is decided here, where it is known what it is about.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, BTreeSet},
+    io,
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{sync::Mutex, time::timeout};
+
+use crate::{
+    api::{
+        error::{Code, Error},
+        peer::Caller,
+    },
+    configuration::{Configuration, PriorityWord, VmSpec},
+    custodian::Custodian,
+    fault,
+    fence::{AdmissionError, Step},
+    fencing::ReadmitError,
+    inventory::Inventory,
+    journal::{Journal, Subject},
+    launching::Launching,
+    notice::{Notice, Notices},
+    roster::Roster,
+    sampling::Counted,
+    state::{
+        checkpoint::Checkpoint,
+        objects::{Ancestor, Isolation, Objects, Policy, Priority, Shares, SizeObject, VmObject},
+    },
+    trail::Trail,
+    unit::Unit,
+    usage::Usage,
+    vm::{Phase, Vm},
+};
+
+/// How long a new VM's device may take to listen.
+const START: Duration = Duration::from_secs(15);
+/// How long who fences a VM waits for the end of it.
+const FENCED: Duration = Duration::from_secs(20);
+/// What quotas are counted in.
+pub(crate) const CHUNK: u64 = sluice_protocol::custody::UNIT;
+/// Numbers of organisations and projects that clients make begin behind this one.
+const ANCESTORS: u32 = 1 << 20;
+/// Organisations, projects and sizes that there can be, each.
+const OBJECTS: usize = 10_000;
+
+/// The registry.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    pub(crate) configuration: Rc<Configuration>,
+    pub(crate) launching: Rc<Launching>,
+    pub(crate) inventory: Option<Rc<Inventory>>,
+    pub(crate) units: Rc<[Rc<Unit>]>,
+    pub(crate) roster: Rc<Roster>,
+    pub(crate) custodian: Rc<Custodian>,
+    pub(crate) checkpoint: Rc<Checkpoint>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) usage: Rc<Usage>,
+    pub(crate) trail: Trail,
+    pub(crate) notices: Notices,
+    /// Whether everything that was there at the start is.
+    pub(crate) ready: Cell<bool>,
+    /// What the configuration file names.
+    pub(crate) configured: Objects,
+    /// What of each VM is in its usage already.
+    pub(crate) counted: RefCell<BTreeMap<u32, Counted>>,
+    /// VMs something is being done to.
+    locks: RefCell<BTreeMap<String, Rc<Mutex<()>>>>,
+}
+
+/// What the registry is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) configuration: Rc<Configuration>,
+    pub(crate) launching: Rc<Launching>,
+    pub(crate) inventory: Option<Rc<Inventory>>,
+    pub(crate) units: Rc<[Rc<Unit>]>,
+    pub(crate) roster: Rc<Roster>,
+    pub(crate) custodian: Rc<Custodian>,
+    pub(crate) checkpoint: Rc<Checkpoint>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) usage: Rc<Usage>,
+    pub(crate) trail: Trail,
+    pub(crate) notices: Notices,
+}
+
+/// A VM and where it comes from.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) id: String,
+    pub(crate) object: VmObject,
+    /// Whether the configuration file names it.
+    pub(crate) configured: bool,
+}
+
+/// What became of a PUT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// It was not there.
+    Made,
+    /// It is there as wanted.
+    Kept,
+}
+
+impl Known {
+    pub(crate) fn subject(&self) -> Subject {
+        Subject {
+            id: self.id.clone(),
+            organisation: self.object.organisation.clone(),
+            project: self.object.project.clone(),
+        }
+    }
+
+    fn may_be_seen(&self, caller: &Caller) -> Result<(), Error> {
+        caller.may_see(self.object.organisation.as_deref(), self.object.project.as_deref())
+    }
+
+    fn may_be_managed(&self, caller: &Caller) -> Result<(), Error> {
+        caller.may_manage(self.object.organisation.as_deref(), self.object.project.as_deref())
+    }
+}
+
+impl Registry {
+    pub(crate) fn new(parts: Parts) -> Rc<Self> {
+        let Parts {
+            configuration,
+            launching,
+            inventory,
+            units,
+            roster,
+            custodian,
+            checkpoint,
+            journal,
+            usage,
+            trail,
+            notices,
+        } = parts;
+        let configured = configured(&configuration);
+        Rc::new(Self {
+            configuration,
+            launching,
+            inventory,
+            units,
+            roster,
+            custodian,
+            checkpoint,
+            journal,
+            usage,
+            trail,
+            notices,
+            ready: Cell::new(false),
+            configured,
+            counted: RefCell::new(BTreeMap::new()),
+            locks: RefCell::new(BTreeMap::new()),
+        })
+    }
+
+    /// Has everything served that was there before this daemon, or is in its configuration.
+    pub(crate) fn restore(&self) {
+        let made: Vec<_> = {
+            let objects = self.checkpoint.objects();
+            let known = objects.vms.iter().map(|(id, object)| (id.clone(), object.clone(), false));
+            known.collect()
+        };
+        let configured = self.configured.vms.iter().map(|(id, object)| (id.clone(), object.clone(), true));
+        let mut all: Vec<_> = configured.chain(made).collect();
+        all.sort_by_key(|(_, object, _)| object.number);
+        for (id, object, configured) in all {
+            if self.roster.get(object.number).is_some() {
+                tracing::error!("VM {id} is not served: the configuration file names another of its number");
+                continue;
+            }
+            let known = Known { id, object, configured };
+            self.roster.add(self.spec(&known.object), known.subject());
+        }
+    }
+
+    /// Waits until every VM that is there has had its device, or cannot have one. Returns how many are served.
+    pub(crate) async fn all_there(&self) -> usize {
+        let mut served = 0;
+        for vm in self.roster.all() {
+            served += usize::from(vm.started().await == Phase::Running);
+        }
+        served
+    }
+
+    /// What projects and organisations may have.
+    pub(crate) fn limits(&self) -> Vec<(u32, u64)> {
+        let objects = self.checkpoint.objects();
+        let all = [&self.configured.organisations, &self.configured.projects];
+        let all = all.into_iter().chain([&objects.organisations, &objects.projects]);
+        all.flat_map(|ancestors| ancestors.values())
+            .map(|ancestor| (ancestor.number, ancestor.memory))
+            .collect()
+    }
+
+    /// A VM.
+    pub(crate) fn find(&self, id: &str) -> Option<Known> {
+        let known =
+            |object: &VmObject, configured| Known { id: id.to_owned(), object: object.clone(), configured };
+        let configured = self.configured.vms.get(id).map(|object| known(object, true));
+        configured.or_else(|| self.checkpoint.objects().vms.get(id).map(|object| known(object, false)))
+    }
+
+    /// A VM that the caller may look at.
+    pub(crate) fn see(&self, caller: &Caller, id: &str) -> Result<(Known, Rc<Vm>), Error> {
+        let Some(known) = self.find(id) else {
+            caller.may_do_something().or_else(|_| caller.may_read())?;
+            return Err(Error::not_found("VM", id));
+        };
+        known.may_be_seen(caller)?;
+        let vm = self.roster.get(known.object.number).ok_or_else(|| Error::not_found("VM", id))?;
+        Ok((known, vm))
+    }
+
+    /// All VMs that the caller may look at.
+    pub(crate) fn see_all(&self, caller: &Caller) -> Vec<(Known, Rc<Vm>)> {
+        let objects = self.checkpoint.objects();
+        let configured = self.configured.vms.iter().map(|vm| (vm, true));
+        let all = configured.chain(objects.vms.iter().map(|vm| (vm, false)));
+        let known = all.map(|((id, object), configured)| Known {
+            id: id.clone(),
+            object: object.clone(),
+            configured,
+        });
+        let seen = known.filter(|known| known.may_be_seen(caller).is_ok());
+        seen.filter_map(|known| self.roster.get(known.object.number).map(|vm| (known, vm))).collect()
+    }
+
+    /// Makes a VM, or changes it to be as wanted; returns when its device listens.
+    pub(crate) async fn put_vm(&self, caller: &Caller, id: &str, wanted: VmObject) -> Result<Put, Error> {
+        let lock = self.lock(id);
+        let _guard = lock.lock().await;
+        let known = self.find(id);
+        if let Some(known) = &known {
+            known.may_be_managed(caller)?;
+            if known.configured {
+                return Err(configured_error("VM", id));
+            }
+        }
+        let wanted = self.complete(wanted)?;
+        caller.may_manage(wanted.organisation.as_deref(), wanted.project.as_deref())?;
+        if wanted.direct {
+            // Programs of the host, not of a VM: nothing for a tenant.
+            caller.may_operate()?;
+        }
+        match known {
+            Some(known) => self.change_vm(caller, known, wanted).await.map(|()| Put::Kept),
+            None => self.make_vm(caller, id, wanted).await.map(|()| Put::Made),
+        }
+    }
+
+    async fn make_vm(&self, caller: &Caller, id: &str, mut wanted: VmObject) -> Result<(), Error> {
+        wanted.number = self.number_for(id)?;
+        wanted.created = crate::journal::now() / 1000;
+        self.admit(id, &wanted)?;
+        let object = format!("vms/{id}");
+        self.trail.note(caller, "vm.create", &object, None, Some(&wanted)).map_err(Error::storage)?;
+        fault::point("create-noted");
+        let number = wanted.number;
+        self.checkpoint
+            .change_objects(|objects| {
+                objects.last_vm = number;
+                objects.vms.insert(id.to_owned(), wanted.clone());
+            })
+            .map_err(|error| self.unmade(caller, "vm.create", &object, error))?;
+        fault::point("create-written");
+        self.usage.revive(id);
+        let known = Known { id: id.to_owned(), object: wanted, configured: false };
+        let vm = self.roster.add(self.spec(&known.object), known.subject());
+        let phase = timeout(START, vm.started()).await.unwrap_or(Phase::Starting);
+        fault::point("create-started");
+        let why = match phase {
+            Phase::Running => {
+                vm.tell("vm-created", "");
+                return Ok(());
+            }
+            Phase::Failed(why) => why,
+            Phase::Starting => format!("it has not listened for {START:?}"),
+        };
+        self.trail.note_failure(caller, "vm.create", &object, &why);
+        self.take_vm(id, number).await?;
+        Err(Error { cause: vec![why], ..Error::new(Code::DeviceFailed, format!("VM {id} gets no device")) })
+    }
+
+    async fn change_vm(&self, caller: &Caller, known: Known, mut wanted: VmObject) -> Result<(), Error> {
+        let Known { id, object: before, .. } = &known;
+        (wanted.number, wanted.created) = (before.number, before.created);
+        for (field, same) in [
+            ("organisation", wanted.organisation == before.organisation),
+            ("project", wanted.project == before.project),
+            ("scanouts", wanted.scanouts == before.scanouts),
+            ("direct", wanted.direct == before.direct),
+            ("placement", wanted.placement == before.placement),
+        ] {
+            if !same {
+                let message = format!("{field} of VM {id} cannot be changed; delete the VM and make it anew");
+                return Err(Error::new(Code::ImmutableField, message));
+            }
+        }
+        self.roster.revive(before.number);
+        let vm = self.roster.get(before.number).ok_or_else(|| Error::not_found("VM", id))?;
+        if wanted != *before {
+            self.admit(id, &wanted)?;
+            let object = format!("vms/{id}");
+            self.trail
+                .note(caller, "vm.update", &object, Some(before), Some(&wanted))
+                .map_err(Error::storage)?;
+            fault::point("update-noted");
+            self.checkpoint
+                .change_objects(|objects| _ = objects.vms.insert(id.clone(), wanted.clone()))
+                .map_err(|error| self.unmade(caller, "vm.update", &object, error))?;
+            fault::point("update-written");
+            vm.change(self.spec(&wanted));
+            fault::point("update-told");
+            vm.tell("vm-updated", "");
+        }
+        // One that had failed is tried again.
+        match timeout(START, vm.started()).await.unwrap_or(Phase::Starting) {
+            Phase::Running => Ok(()),
+            Phase::Failed(why) => Err(Error {
+                cause: vec![why],
+                ..Error::new(Code::DeviceFailed, format!("VM {id} gets no device"))
+            }),
+            Phase::Starting => {
+                Err(Error::new(Code::Unavailable, format!("the device of VM {id} is still starting")))
+            }
+        }
+    }
+
+    /// Ends a VM, with everything it has. One that is not there is gone already.
+    pub(crate) async fn delete_vm(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+        caller.may_do_something()?;
+        let lock = self.lock(id);
+        let _guard = lock.lock().await;
+        let Some(known) = self.find(id) else { return Ok(()) };
+        known.may_be_managed(caller)?;
+        if known.configured {
+            return Err(configured_error("VM", id));
+        }
+        let number = known.object.number;
+        if let Some(vm) = self.roster.get(number) {
+            let fence = vm.settled(FENCED).await;
+            if fence.step != Step::Active && !fence.clean {
+                let message = format!(
+                    "VM {id} is fenced and not everything of it is clean yet; its memory stays its own"
+                );
+                return Err(Error::new(Code::Unclean, message));
+            }
+        }
+        let object = format!("vms/{id}");
+        self.trail.note(caller, "vm.delete", &object, Some(&known.object), None).map_err(Error::storage)?;
+        fault::point("delete-noted");
+        self.take_vm(id, number)
+            .await
+            .inspect_err(|error| self.trail.note_failure(caller, "vm.delete", &object, &error.message))?;
+        fault::point("delete-ended");
+        self.journal.note("vm-deleted", Some(known.subject()), "");
+        Ok(())
+    }
+
+    async fn take_vm(&self, id: &str, number: u32) -> Result<(), Error> {
+        self.checkpoint.remove_vm(id, number).map_err(Error::storage)?;
+        fault::point("delete-written");
+        // What it used until now is not lost with it.
+        self.take_stock();
+        self.roster.remove(number).await;
+        self.usage.retire(id);
+        Ok(())
+    }
+
+    /// Fences a VM; returns when it is quarantined, or after a bounded time.
+    pub(crate) async fn fence(&self, caller: &Caller, id: &str, reason: &str) -> Result<(), Error> {
+        let (_, vm) = self.manage(caller, id)?;
+        self.trail
+            .note(caller, "vm.fence", &format!("vms/{id}"), None, Some(reason))
+            .map_err(Error::storage)?;
+        vm.fence(reason);
+        vm.settled(FENCED).await;
+        Ok(())
+    }
+
+    /// Lets a VM that was fenced or drained have sessions again.
+    pub(crate) async fn readmit(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+        // A tenant must not undo what was done to it.
+        caller.may_operate()?;
+        let (known, vm) = self.manage(caller, id)?;
+        let lock = self.lock(id);
+        let _guard = lock.lock().await;
+        // On its way out it is not refused but waited for.
+        vm.settled(FENCED).await;
+        let object = format!("vms/{id}");
+        let number = known.object.number;
+        let draining = vm.draining();
+        if vm.stands().step == Step::Active && !draining {
+            return Err(Error::new(Code::NotFenced, format!("VM {id} is neither fenced nor drained")));
+        }
+        self.trail.note(caller, "vm.readmit", &object, None::<()>, None).map_err(Error::storage)?;
+        if draining {
+            self.checkpoint
+                .change_objects(|objects| _ = objects.draining.remove(&number))
+                .map_err(|error| self.unmade(caller, "vm.readmit", &object, error))?;
+            vm.drain(false);
+            vm.tell("vm-undrained", "");
+        }
+        if vm.stands().step != Step::Active {
+            vm.readmit().map_err(|error| {
+                self.trail.note_failure(caller, "vm.readmit", &object, &error.to_string());
+                readmission_error(id, error)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Lets a VM begin no session any more; those that run go on.
+    pub(crate) fn drain(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+        let (known, vm) = self.manage(caller, id)?;
+        if vm.draining() {
+            return Ok(());
+        }
+        let (object, number) = (format!("vms/{id}"), known.object.number);
+        self.trail.note(caller, "vm.drain", &object, None::<()>, None).map_err(Error::storage)?;
+        self.checkpoint
+            .change_objects(|objects| _ = objects.draining.insert(number))
+            .map_err(|error| self.unmade(caller, "vm.drain", &object, error))?;
+        vm.drain(true);
+        vm.tell("vm-draining", "");
+        Ok(())
+    }
+
+    /// Takes a unit back into service.
+    pub(crate) fn readmit_unit(&self, caller: &Caller, unit: u32) -> Result<(), Error> {
+        caller.may_operate()?;
+        if !self.units.iter().any(|known| known.number() == unit) {
+            return Err(Error::not_found("unit", &unit.to_string()));
+        }
+        let object = format!("units/{unit}");
+        let Some(reason) = self.checkpoint.quarantine(unit) else {
+            return Err(Error::new(Code::NotFenced, format!("unit {unit} is not quarantined")));
+        };
+        self.trail.note(caller, "unit.readmit", &object, Some(reason), None).map_err(Error::storage)?;
+        self.checkpoint
+            .lift_quarantine(unit)
+            .map_err(|error| self.unmade(caller, "unit.readmit", &object, error))?;
+        self.journal.note("unit-readmitted", None, format!("unit {unit}"));
+        Ok(())
+    }
+
+    /// Makes or changes an organisation.
+    pub(crate) fn put_organisation(&self, caller: &Caller, id: &str, wanted: Ancestor) -> Result<Put, Error> {
+        caller.may_administer()?;
+        self.put_ancestor(caller, "organisation", id, wanted)
+    }
+
+    /// Makes or changes a project.
+    pub(crate) fn put_project(&self, caller: &Caller, id: &str, wanted: Ancestor) -> Result<Put, Error> {
+        caller.may_administer()?;
+        if let Some(organisation) = &wanted.organisation {
+            let parent = self
+                .organisation(organisation)
+                .ok_or_else(|| Error::invalid(format!("there is no organisation {organisation}")))?;
+            if wanted.memory > parent.memory {
+                let message = format!(
+                    "organisation {organisation} has {} bytes, project {id} cannot have {}",
+                    parent.memory, wanted.memory
+                );
+                return Err(Error::new(Code::QuotaExceeded, message));
+            }
+        }
+        self.put_ancestor(caller, "project", id, wanted)
+    }
+
+    fn put_ancestor(
+        &self,
+        caller: &Caller,
+        kind: &'static str,
+        id: &str,
+        mut wanted: Ancestor,
+    ) -> Result<Put, Error> {
+        let of = |objects: &Objects| {
+            let all = if kind == "project" { &objects.projects } else { &objects.organisations };
+            (all.get(id).cloned(), all.len())
+        };
+        if of(&self.configured).0.is_some() {
+            return Err(configured_error(kind, id));
+        }
+        if id.bytes().all(|byte| byte.is_ascii_digit()) {
+            let message = format!("{kind} {id}: names of digits only are those of the configuration file");
+            return Err(Error::invalid(message));
+        }
+        let (before, count) = of(&self.checkpoint.objects());
+        match &before {
+            Some(before) => {
+                wanted.number = before.number;
+                if wanted.organisation != before.organisation {
+                    let message = format!("the organisation of project {id} cannot be changed");
+                    return Err(Error::new(Code::ImmutableField, message));
+                }
+                if wanted == *before {
+                    return Ok(Put::Kept);
+                }
+                self.keeps_its_own(kind, id, &wanted)?;
+            }
+            None if count >= OBJECTS => {
+                return Err(Error::new(Code::QuotaExceeded, format!("there are {count} {kind}s already")));
+            }
+            None => wanted.number = self.ancestor_number(),
+        }
+        let object = format!("{kind}s/{id}");
+        let action = format!("{kind}.put");
+        self.trail.note(caller, &action, &object, before.as_ref(), Some(&wanted)).map_err(Error::storage)?;
+        self.checkpoint
+            .change_objects(|objects| {
+                objects.last_ancestor = objects.last_ancestor.max(wanted.number);
+                let all = if kind == "project" { &mut objects.projects } else { &mut objects.organisations };
+                all.insert(id.to_owned(), wanted.clone());
+            })
+            .map_err(|error| self.unmade(caller, &action, &object, error))?;
+        self.notify(Notice::Ancestor { ancestor: wanted.number, bytes: wanted.memory });
+        Ok(if before.is_some() { Put::Kept } else { Put::Made })
+    }
+
+    /// What an organisation or project is changed to leaves room for what was promised to those in it.
+    fn keeps_its_own(&self, kind: &str, id: &str, wanted: &Ancestor) -> Result<(), Error> {
+        let objects = self.checkpoint.objects();
+        let is_in = |vm: &&VmObject| {
+            let name = if kind == "project" { &vm.project } else { &vm.organisation };
+            name.as_deref() == Some(id)
+        };
+        let promised: u64 = objects.vms.values().filter(is_in).map(|vm| vm.guaranteed).sum();
+        let largest = objects
+            .projects
+            .values()
+            .filter(|project| kind == "organisation" && project.organisation.as_deref() == Some(id))
+            .map(|project| project.memory)
+            .max();
+        let needed = promised.max(largest.unwrap_or(0));
+        if wanted.memory < needed {
+            let message = format!("{kind} {id} has promised {needed} bytes and cannot have less");
+            return Err(Error::new(Code::QuotaExceeded, message));
+        }
+        Ok(())
+    }
+
+    /// Takes an organisation away, in which nothing is.
+    pub(crate) fn delete_organisation(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+        caller.may_administer()?;
+        self.delete_ancestor(caller, "organisation", id)
+    }
+
+    /// Takes a project away, in which nothing is.
+    pub(crate) fn delete_project(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+        caller.may_administer()?;
+        self.delete_ancestor(caller, "project", id)
+    }
+
+    fn delete_ancestor(&self, caller: &Caller, kind: &'static str, id: &str) -> Result<(), Error> {
+        let is_project = kind == "project";
+        let all = |objects: &Objects| {
+            if is_project {
+                objects.projects.get(id).cloned()
+            } else {
+                objects.organisations.get(id).cloned()
+            }
+        };
+        if all(&self.configured).is_some() {
+            return Err(configured_error(kind, id));
+        }
+        let before = all(&self.checkpoint.objects());
+        let Some(before) = before else { return Ok(()) };
+        {
+            let objects = self.checkpoint.objects();
+            let holds = |name: &Option<String>| name.as_deref() == Some(id);
+            let vm = objects
+                .vms
+                .iter()
+                .find(|(_, vm)| holds(if is_project { &vm.project } else { &vm.organisation }));
+            let project =
+                objects.projects.iter().find(|(_, project)| !is_project && holds(&project.organisation));
+            let inside = vm.map(|(id, _)| format!("VM {id}"));
+            if let Some(inside) = inside.or_else(|| project.map(|(id, _)| format!("project {id}"))) {
+                let message = format!("{kind} {id} cannot be deleted: {inside} is in it");
+                return Err(Error::new(Code::InUse, message));
+            }
+        }
+        let (object, action) = (format!("{kind}s/{id}"), format!("{kind}.delete"));
+        self.trail.note(caller, &action, &object, Some(&before), None).map_err(Error::storage)?;
+        self.checkpoint
+            .change_objects(|objects| {
+                let all = if is_project { &mut objects.projects } else { &mut objects.organisations };
+                all.remove(id);
+            })
+            .map_err(|error| self.unmade(caller, &action, &object, error))?;
+        self.notify(Notice::Ancestor { ancestor: before.number, bytes: 0 });
+        Ok(())
+    }
+
+    /// Makes or changes a size.
+    pub(crate) fn put_size(&self, caller: &Caller, id: &str, wanted: SizeObject) -> Result<Put, Error> {
+        caller.may_administer()?;
+        let (before, count) = {
+            let objects = self.checkpoint.objects();
+            (objects.sizes.get(id).copied(), objects.sizes.len())
+        };
+        if before == Some(wanted) {
+            return Ok(Put::Kept);
+        }
+        if before.is_none() && count >= OBJECTS {
+            return Err(Error::new(Code::QuotaExceeded, format!("there are {count} sizes already")));
+        }
+        let object = format!("sizes/{id}");
+        self.trail
+            .note(caller, "size.put", &object, before.as_ref(), Some(&wanted))
+            .map_err(Error::storage)?;
+        self.checkpoint
+            .change_objects(|objects| _ = objects.sizes.insert(id.to_owned(), wanted))
+            .map_err(|error| self.unmade(caller, "size.put", &object, error))?;
+        Ok(if before.is_some() { Put::Kept } else { Put::Made })
+    }
+
+    /// Takes a size away. VMs of it keep what they have.
+    pub(crate) fn delete_size(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+        caller.may_administer()?;
+        let Some(before) = self.checkpoint.objects().sizes.get(id).copied() else { return Ok(()) };
+        let object = format!("sizes/{id}");
+        self.trail.note(caller, "size.delete", &object, Some(&before), None).map_err(Error::storage)?;
+        self.checkpoint
+            .change_objects(|objects| _ = objects.sizes.remove(id))
+            .map_err(|error| self.unmade(caller, "size.delete", &object, error))
+    }
+
+    /// A size.
+    pub(crate) fn size(&self, id: &str) -> Option<SizeObject> {
+        self.checkpoint.objects().sizes.get(id).copied()
+    }
+
+    /// An organisation.
+    pub(crate) fn organisation(&self, id: &str) -> Option<Ancestor> {
+        let configured = self.configured.organisations.get(id).cloned();
+        configured.or_else(|| self.checkpoint.objects().organisations.get(id).cloned())
+    }
+
+    /// A project.
+    pub(crate) fn project(&self, id: &str) -> Option<Ancestor> {
+        let configured = self.configured.projects.get(id).cloned();
+        configured.or_else(|| self.checkpoint.objects().projects.get(id).cloned())
+    }
+
+    /// A VM as units and launcher know it, whoever named its project.
+    pub(crate) fn spec(&self, vm: &VmObject) -> VmSpec {
+        let number = |ancestor: Option<Ancestor>| ancestor.map_or(0, |ancestor| ancestor.number);
+        VmSpec {
+            project: number(vm.project.as_deref().and_then(|id| self.project(id))),
+            organisation: number(vm.organisation.as_deref().and_then(|id| self.organisation(id))),
+            ..vm.spec()
+        }
+    }
+
+    /// Fills in what a request leaves open, and checks what does not depend on others.
+    fn complete(&self, mut wanted: VmObject) -> Result<VmObject, Error> {
+        if let Some(id) = &wanted.project {
+            let project =
+                self.project(id).ok_or_else(|| Error::invalid(format!("there is no project {id}")))?;
+            if wanted.organisation.is_some() && wanted.organisation != project.organisation {
+                return Err(Error::invalid(format!("project {id} is of another organisation")));
+            }
+            wanted.organisation = project.organisation;
+        }
+        if let Some(id) = &wanted.organisation
+            && self.organisation(id).is_none()
+        {
+            return Err(Error::invalid(format!("there is no organisation {id}")));
+        }
+        if wanted.memory == 0 {
+            wanted.memory = self.configuration.memory.0;
+        }
+        if wanted.memory != 0 && wanted.guaranteed > wanted.memory {
+            return Err(Error::invalid("more memory is guaranteed than the VM may have"));
+        }
+        let Shares { cap_permille: cap, guarantee_permille: guarantee, .. } = wanted.shares;
+        if cap != 0 && guarantee > cap {
+            return Err(Error::invalid("more of a unit's time is guaranteed than the VM may have"));
+        }
+        if wanted.placement.policy == Policy::Mig {
+            return Err(Error::new(Code::PlacementUnavailable, "there is no unit that is a MIG instance"));
+        }
+        if wanted.placement.isolation != Isolation::Shared {
+            let message = "every unit is shared by time-slice, which does not isolate as much";
+            return Err(Error::new(Code::PlacementUnavailable, message));
+        }
+        Ok(wanted)
+    }
+
+    /// Whether those whose VM it is have as much.
+    fn admit(&self, id: &str, wanted: &VmObject) -> Result<(), Error> {
+        let objects = self.checkpoint.objects();
+        for (kind, name) in [("project", &wanted.project), ("organisation", &wanted.organisation)] {
+            let Some(name) = name else { continue };
+            let ancestor = if kind == "project" { self.project(name) } else { self.organisation(name) };
+            let Some(ancestor) = ancestor else { continue };
+            let others: Vec<_> = objects
+                .vms
+                .iter()
+                .filter(|(other, vm)| {
+                    let of = if kind == "project" { &vm.project } else { &vm.organisation };
+                    *other != id && of.as_ref() == Some(name)
+                })
+                .collect();
+            if ancestor.vms.is_some_and(|most| others.len() >= usize::try_from(most).unwrap_or(usize::MAX)) {
+                let message = format!("{kind} {name} has {} VMs and may have no more", others.len());
+                return Err(Error::new(Code::QuotaExceeded, message));
+            }
+            let promised =
+                others.iter().map(|(_, vm)| vm.guaranteed).fold(wanted.guaranteed, u64::saturating_add);
+            let most = wanted.memory.max(promised);
+            if most > ancestor.memory {
+                let message =
+                    format!("{kind} {name} has {} bytes, which is less than {most}", ancestor.memory);
+                return Err(Error::new(Code::QuotaExceeded, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// A number for a new VM: the one that is its name, or one that nobody has.
+    fn number_for(&self, id: &str) -> Result<u32, Error> {
+        let Some(range) = self.configuration.vm_numbers else {
+            let message = "no VM can be made at run time: the configuration has no vm-numbers";
+            return Err(Error::new(Code::QuotaExceeded, message));
+        };
+        let objects = self.checkpoint.objects();
+        let mut taken: BTreeSet<u32> = objects.vms.values().map(|vm| vm.number).collect();
+        taken.extend(self.roster.all().iter().map(|vm| vm.id()));
+        // Something is left of a VM that is gone.
+        let is_free = |number: u32| {
+            range.contains(number) && !taken.contains(&number) && self.checkpoint.admitted(number).is_some()
+        };
+        if id.bytes().all(|byte| byte.is_ascii_digit()) {
+            let number = id.parse().ok().filter(|number| range.contains(*number));
+            let number = number.filter(|number| number.to_string() == id).ok_or_else(|| {
+                Error::invalid(format!("{id} is a number, but not one of vm-numbers = \"{range}\""))
+            })?;
+            let in_use = || Error::new(Code::InUse, format!("the number {number} is another VM's"));
+            return Some(number).filter(|number| is_free(*number)).ok_or_else(in_use);
+        }
+        // Round and round, so that a number is not another's for as long as can be.
+        let behind = range.numbers().filter(|number| *number > objects.last_vm);
+        let mut numbers = behind.chain(range.numbers());
+        numbers.find(|number| is_free(*number)).ok_or_else(|| {
+            Error::new(Code::QuotaExceeded, format!("all numbers of vm-numbers = \"{range}\" are taken"))
+        })
+    }
+
+    fn ancestor_number(&self) -> u32 {
+        let objects = self.checkpoint.objects();
+        let configured = self.configuration.ancestors.iter().map(|ancestor| ancestor.id).max().unwrap_or(0);
+        objects.last_ancestor.max(ANCESTORS).max(configured).saturating_add(1)
+    }
+
+    fn manage(&self, caller: &Caller, id: &str) -> Result<(Known, Rc<Vm>), Error> {
+        let (known, vm) = self.see(caller, id)?;
+        known.may_be_managed(caller)?;
+        Ok((known, vm))
+    }
+
+    fn lock(&self, id: &str) -> Rc<Mutex<()>> {
+        let mut locks = self.locks.borrow_mut();
+        // Of those nobody holds there is none but here.
+        locks.retain(|_, lock| Rc::strong_count(lock) > 1);
+        Rc::clone(locks.entry(id.to_owned()).or_default())
+    }
+
+    fn notify(&self, notice: Notice) {
+        // Heard by nobody while everything ends.
+        _ = self.notices.send(notice);
+    }
+
+    /// A change that was noted was not made.
+    fn unmade(&self, caller: &Caller, action: &str, object: &str, error: io::Error) -> Error {
+        self.trail.note_failure(caller, action, object, &error.to_string());
+        Error::storage(error)
+    }
+}
+
+fn configured_error(kind: &str, id: &str) -> Error {
+    Error::new(Code::Configured, format!("{kind} {id} is of the configuration file; change it there"))
+}
+
+fn readmission_error(id: &str, error: ReadmitError) -> Error {
+    let code = match &error {
+        ReadmitError::Checkpoint(_) => Code::StorageFailed,
+        ReadmitError::Admission(AdmissionError::Active) => Code::NotFenced,
+        ReadmitError::Admission(AdmissionError::Underway) => Code::FenceUnderway,
+        ReadmitError::Admission(AdmissionError::Unclean) => Code::Unclean,
+    };
+    Error::new(code, format!("VM {id} is not admitted")).because(error)
+}
+
+/// What the configuration file names, in the form of what clients make. Its names are numbers.
+fn configured(configuration: &Configuration) -> Objects {
+    let name = |number: u32| (number > 0).then(|| number.to_string());
+    let mut objects = Objects::default();
+    for vm in &configuration.vms {
+        let object = VmObject {
+            number: vm.id,
+            organisation: name(vm.organisation),
+            project: name(vm.project),
+            scanouts: vm.scanouts,
+            direct: vm.direct,
+            memory: vm.memory.0,
+            guaranteed: vm.guaranteed.0,
+            headroom: vm.headroom.0,
+            pinned: vm.pinned.0,
+            readmit_after: vm.readmit_after,
+            hang_after: vm.hang_after,
+            shares: Shares {
+                weight: vm.shares().weight,
+                priority: match vm.priority {
+                    PriorityWord::Low => Priority::Low,
+                    PriorityWord::Normal => Priority::Normal,
+                    PriorityWord::High => Priority::High,
+                },
+                cap_permille: vm.cap,
+                guarantee_permille: vm.guarantee,
+            },
+            ..VmObject::default()
+        };
+        objects.vms.insert(vm.id.to_string(), object);
+    }
+    for ancestor in &configuration.ancestors {
+        let object = Ancestor {
+            number: ancestor.id,
+            organisation: name(ancestor.organisation),
+            memory: ancestor.memory.0,
+            vms: None,
+        };
+        let all = if ancestor.is_project { &mut objects.projects } else { &mut objects.organisations };
+        all.insert(ancestor.id.to_string(), object);
+    }
+    objects
+}

@@ -1,0 +1,143 @@
+//! The VMs there are, each with the tasks that serve it.
+//!
+//! Owns who comes and who goes; what a VM may have is decided elsewhere. A VM that is removed is gone with its processes
+//! when the removal returns, so that its number can be another's.
+
+use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc};
+
+use tokio::{
+    sync::{mpsc::UnboundedSender, watch},
+    task::{AbortHandle, JoinHandle, spawn_local},
+};
+
+use crate::{
+    configuration::{Configuration, VmSpec},
+    journal::{Journal, Subject},
+    launching::Launching,
+    notice::Notices,
+    state::checkpoint::Checkpoint,
+    unit::Unit,
+    vm::{Phase, Vm, VmError},
+};
+
+/// What every VM needs.
+#[derive(Debug)]
+pub(crate) struct House {
+    pub(crate) configuration: Rc<Configuration>,
+    pub(crate) launching: Rc<Launching>,
+    pub(crate) units: Rc<[Rc<Unit>]>,
+    pub(crate) checkpoint: Rc<Checkpoint>,
+    pub(crate) notices: Notices,
+    pub(crate) journal: Arc<Journal>,
+}
+
+/// The VMs.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    house: House,
+    members: RefCell<BTreeMap<u32, Member>>,
+    /// Where it is said that a VM cannot be served.
+    failures: UnboundedSender<anyhow::Error>,
+}
+
+#[derive(Debug)]
+struct Member {
+    vm: Rc<Vm>,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<()>,
+    fencing: AbortHandle,
+}
+
+impl Roster {
+    pub(crate) fn new(house: House, failures: UnboundedSender<anyhow::Error>) -> Rc<Self> {
+        Rc::new(Self { house, members: RefCell::new(BTreeMap::new()), failures })
+    }
+
+    /// Makes a VM known and has it served. One that is there already is replaced by nobody.
+    pub(crate) fn add(&self, spec: VmSpec, subject: Subject) -> Rc<Vm> {
+        if let Some(vm) = self.get(spec.id) {
+            return vm;
+        }
+        let vm = Vm::new(spec, subject, &self.house);
+        vm.drain(self.house.checkpoint.objects().draining.contains(&spec.id));
+        let fencing = spawn_local(Rc::clone(&vm).keep_fence()).abort_handle();
+        let (stop, serving) = self.serve(&vm);
+        let member = Member { vm: Rc::clone(&vm), stop, serving, fencing };
+        self.members.borrow_mut().insert(spec.id, member);
+        vm
+    }
+
+    /// Tries again to serve a VM that could not be.
+    pub(crate) fn revive(&self, id: u32) {
+        let mut members = self.members.borrow_mut();
+        if let Some(member) = members.get_mut(&id)
+            && matches!(member.vm.phase(), Phase::Failed(_))
+        {
+            (member.stop, member.serving) = self.serve(&member.vm);
+        }
+    }
+
+    fn serve(&self, vm: &Rc<Vm>) -> (watch::Sender<bool>, JoinHandle<()>) {
+        let (stop, stopping) = watch::channel(false);
+        vm.begin();
+        let (vm, failures) = (Rc::clone(vm), self.failures.clone());
+        let serving = spawn_local(async move {
+            let error = match spawn_local(vm.serve(stopping)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => VmError::into(error),
+                Err(panic) => panic.into(),
+            };
+            // Heard by nobody while everything ends.
+            _ = failures.send(error);
+        });
+        (stop, serving)
+    }
+
+    /// A VM by its number.
+    pub(crate) fn get(&self, id: u32) -> Option<Rc<Vm>> {
+        self.members.borrow().get(&id).map(|member| Rc::clone(&member.vm))
+    }
+
+    /// All of them, in the order of their numbers.
+    pub(crate) fn all(&self) -> Vec<Rc<Vm>> {
+        self.members.borrow().values().map(|member| Rc::clone(&member.vm)).collect()
+    }
+
+    /// Whether there are VMs and none can be served.
+    pub(crate) fn has_failed(&self) -> bool {
+        let members = self.members.borrow();
+        !members.is_empty() && members.values().all(|member| matches!(member.vm.phase(), Phase::Failed(_)))
+    }
+
+    /// Ends a VM's processes, and says to all who lend that it is gone.
+    pub(crate) async fn remove(&self, id: u32) {
+        let member = self.members.borrow_mut().remove(&id);
+        if let Some(member) = member {
+            member.end().await;
+            for unit in self.house.units.iter() {
+                unit.forget(id);
+            }
+        }
+    }
+
+    /// Ends all of them, at once. What they had stays theirs.
+    pub(crate) async fn end(&self) {
+        let members = std::mem::take(&mut *self.members.borrow_mut());
+        for member in members.values() {
+            member.stop.send_replace(true);
+        }
+        for member in members.into_values() {
+            member.end().await;
+        }
+    }
+}
+
+impl Member {
+    async fn end(self) {
+        self.stop.send_replace(true);
+        if let Err(error) = self.serving.await {
+            tracing::error!("VM {}: {error}", self.vm.id());
+        }
+        self.fencing.abort();
+    }
+}

@@ -1,0 +1,104 @@
+//! Looks at what every VM has, again and again, for usage and for those who ask.
+//!
+//! Nobody is waited for: what an arbiter said since the last look counts, and it is asked again for the next. A VM without a
+//! session and without memory is not asked about.
+
+use std::{collections::BTreeMap, rc::Rc, time::Duration};
+
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::{
+    registry::Registry,
+    usage::{Figures, Sample},
+};
+
+/// How often.
+const EVERY: Duration = Duration::from_secs(1);
+/// After so many looks what was used is written down.
+const WRITE: u32 = 5;
+
+/// What of a VM is in its usage already.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counted {
+    /// Sessions.
+    sessions: u64,
+    /// By unit: nanoseconds of its time.
+    time: BTreeMap<u32, u64>,
+}
+
+impl Counted {
+    /// What has come to the time of a unit: all of it where the unit has begun to count anew.
+    fn since(&self, unit: u32, used: u64) -> u64 {
+        let before = self.time.get(&unit).copied().unwrap_or(0);
+        used.checked_sub(before).unwrap_or(used)
+    }
+}
+
+/// Looks for ever.
+pub(crate) async fn serve(registry: Rc<Registry>) {
+    let mut turn = interval(EVERY);
+    turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut looks = 0_u32;
+    loop {
+        turn.tick().await;
+        registry.take_stock();
+        looks = looks.wrapping_add(1);
+        if looks.is_multiple_of(WRITE) {
+            registry.write_usage();
+        }
+    }
+}
+
+impl Registry {
+    /// Adds up what VMs have had since the last look, and asks what they have now.
+    pub(crate) fn take_stock(&self) {
+        let elapsed = self.usage.elapsed();
+        let mut samples = Vec::new();
+        let mut counted = self.counted.borrow_mut();
+        let mut still = BTreeMap::new();
+        for vm in self.roster.all() {
+            let mut has = Counted { sessions: vm.begun(), time: BTreeMap::new() };
+            let before = counted.remove(&vm.id()).unwrap_or_default();
+            let (mut lent, mut other, mut used) = (0_u64, 0_u64, 0_u64);
+            for unit in self.units.iter() {
+                let Some(report) = unit.last_of_vm(vm.id()) else { continue };
+                lent = lent.saturating_add(report.lent);
+                other = other.saturating_add(report.dirty).saturating_add(report.headroom);
+                used = used.saturating_add(before.since(unit.number(), report.time.used));
+                has.time.insert(unit.number(), report.time.used);
+            }
+            let subject = vm.subject().clone();
+            #[expect(clippy::cast_precision_loss, reason = "a figure that is multiplied by a measured time")]
+            let lent_bytes = lent as f64;
+            samples.push(Sample {
+                vm: subject.id,
+                organisation: subject.organisation,
+                project: subject.project,
+                figures: Figures {
+                    byte_seconds: lent_bytes * elapsed,
+                    gpu_seconds: Duration::from_nanos(used).as_secs_f64(),
+                    seconds: elapsed,
+                    sessions: has.sessions.saturating_sub(before.sessions),
+                },
+            });
+            still.insert(vm.id(), has);
+            if lent > 0 || other > 0 || vm.sessions_left() > 0 {
+                self.units.iter().for_each(|unit| unit.ask_vm(vm.id()));
+            }
+        }
+        *counted = still;
+        self.usage.add(samples);
+    }
+
+    /// The last look of this daemon.
+    pub(crate) fn sample(&self) {
+        self.take_stock();
+        self.write_usage();
+    }
+
+    fn write_usage(&self) {
+        if let Err(error) = self.usage.write() {
+            tracing::error!("what was used cannot be written down: {error}");
+        }
+    }
+}

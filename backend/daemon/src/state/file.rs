@@ -1,0 +1,263 @@
+//! A small file that is at any moment one that was written as a whole, whenever its writer is killed or the power fails.
+//!
+//! The first line is a header: the form of the content and its SHA-256. The content, one JSON document, follows. A new file
+//! is written beside the old one and flushed; the old one is renamed to be the previous, the new one to be the current, and
+//! the directory is flushed. Only then is it said to be there. A reader takes the current one; where there is none, a writer
+//! was killed between the two renames, and the previous is what was last said to be there.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use sha2::{Digest as _, Sha256};
+
+use crate::fault;
+
+/// Bytes of a file that is read at all.
+const LARGEST: u64 = 256 << 20;
+
+/// A file of a form.
+#[derive(Clone, Debug)]
+pub(crate) struct StateFile {
+    path: PathBuf,
+    version: u32,
+}
+
+/// What was found.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found<T> {
+    /// Nothing was ever written.
+    Nothing,
+    /// What was last written.
+    Current(T),
+    /// What was written before that, and what is wrong with what was last.
+    Previous(T, String),
+}
+
+/// What was written cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[error("{path} cannot be understood ({current}), nor can the one before it ({previous})")]
+pub(crate) struct Unreadable {
+    path: String,
+    current: String,
+    previous: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    version: u32,
+    sha256: String,
+}
+
+impl StateFile {
+    pub(crate) fn new(path: PathBuf, version: u32) -> Self {
+        Self { path, version }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn previous(&self) -> PathBuf {
+        self.path.with_extension("previous.json")
+    }
+
+    /// Reads what was last written. What cannot be understood is set aside, for a person to look at, so that it never takes
+    /// the place of what can.
+    pub(crate) fn load<T: DeserializeOwned>(&self) -> Result<Found<T>, Unreadable> {
+        let current = match self.read(&self.path) {
+            Ok(Some(content)) => return Ok(Found::Current(content)),
+            Ok(None) => None,
+            Err(why) => Some(why),
+        };
+        match (self.read(&self.previous()), current) {
+            (Ok(Some(content)), None) => Ok(Found::Current(content)),
+            (Ok(Some(content)), Some(why)) => {
+                let aside = self.path.with_extension("corrupt.json");
+                match fs::rename(&self.path, aside) {
+                    Ok(()) => Ok(Found::Previous(content, why)),
+                    Err(error) => Err(Unreadable {
+                        path: self.path.display().to_string(),
+                        current: why,
+                        previous: format!("the first cannot be set aside: {error}"),
+                    }),
+                }
+            }
+            (Ok(None), None) => Ok(Found::Nothing),
+            (previous, current) => Err(Unreadable {
+                path: self.path.display().to_string(),
+                current: current.unwrap_or_else(|| "it is not there".to_owned()),
+                previous: previous.err().unwrap_or_else(|| "it is not there".to_owned()),
+            }),
+        }
+    }
+
+    fn read<T: DeserializeOwned>(&self, path: &Path) -> Result<Option<T>, String> {
+        let bytes = match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+            Ok(metadata) if metadata.len() > LARGEST => return Err("it is too long".to_owned()),
+            Ok(_) => fs::read(path).map_err(|error| error.to_string())?,
+        };
+        self.decode(&bytes).map(Some)
+    }
+
+    fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, String> {
+        let end = bytes.iter().position(|byte| *byte == b'\n').ok_or("it has no header")?;
+        let (header, content) = (&bytes[..end], &bytes[end + 1..]);
+        let header: Header = serde_json::from_slice(header).map_err(|error| format!("header: {error}"))?;
+        if header.version != self.version {
+            return Err(format!("it is of version {}, not {}", header.version, self.version));
+        }
+        if header.sha256 != sum(content) {
+            return Err("its checksum is another".to_owned());
+        }
+        serde_json::from_slice(content).map_err(|error| error.to_string())
+    }
+
+    /// Replaces what is there; returns when it is there for good. Where that fails, what was there before still is.
+    pub(crate) fn store(&self, content: &impl Serialize) -> io::Result<()> {
+        let content = serde_json::to_vec(content)?;
+        let header = serde_json::to_vec(&Header { version: self.version, sha256: sum(&content) })?;
+        let new = self.path.with_extension("new");
+        fault::point("state-begin");
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(&[header.as_slice(), b"\n"].concat())?;
+        fault::point("state-header");
+        file.write_all(&content)?;
+        fault::point("state-written");
+        file.sync_all()?;
+        fault::point("state-flushed");
+        match fs::rename(&self.path, self.previous()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fault::point("state-between");
+        fs::rename(&new, &self.path)?;
+        fault::point("state-renamed");
+        // The names, too, have to be there after a power cut.
+        File::open(self.path.parent().unwrap_or(Path::new("/")))?.sync_all()?;
+        fault::point("state-done");
+        Ok(())
+    }
+
+    /// Takes everything away.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        for path in [self.previous(), self.path.clone()] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn sum(content: &[u8]) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::with_capacity(64);
+    for byte in Sha256::digest(content) {
+        // Writing to a String cannot fail.
+        _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn place() -> (tempfile::TempDir, StateFile) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = StateFile::new(directory.path().join("state.json"), 3);
+        (directory, file)
+    }
+
+    /// What there is after each of two writes: the old or the new, never a third.
+    fn either(file: &StateFile, old: &str, new: &str, what: &str) {
+        match file.load::<String>() {
+            Ok(Found::Current(found)) => assert_eq!(found, new, "{what}"),
+            Ok(Found::Previous(found, _)) => assert_eq!(found, old, "{what}"),
+            other => panic!("{what}: {other:?}"),
+        }
+    }
+
+    // Promise: A2
+    #[test]
+    fn a_file_torn_or_corrupt_at_any_byte_is_the_new_one_or_the_old_one() {
+        let (_directory, file) = place();
+        file.store(&"the old one").expect("written");
+        file.store(&"the new one").expect("written");
+        let good = fs::read(file.path()).expect("there");
+        for end in 0..good.len() {
+            fs::write(file.path(), &good[..end]).expect("written");
+            either(&file, "the old one", "the new one", &format!("cut at {end}"));
+        }
+        for place in 0..good.len() {
+            for flip in [1, 0x20, 0x80] {
+                let mut bad = good.clone();
+                bad[place] ^= flip;
+                fs::write(file.path(), &bad).expect("written");
+                match file.load::<String>() {
+                    Ok(Found::Previous(found, _)) => assert_eq!(found, "the old one"),
+                    other => panic!("byte {place} changed by {flip:#x}: {other:?}"),
+                }
+            }
+        }
+        let mut long = good.clone();
+        long.push(b' ');
+        fs::write(file.path(), &long).expect("written");
+        assert!(matches!(file.load::<String>(), Ok(Found::Previous(..))), "what follows is not passed over");
+        fs::write(file.previous(), &long).expect("written");
+        assert!(file.load::<String>().is_err(), "where neither can be understood nothing is made up");
+    }
+
+    // Promise: A2
+    #[test]
+    fn a_writer_killed_at_any_step_leaves_the_new_one_or_the_old_one() {
+        let (_directory, file) = place();
+        assert_eq!(file.load::<String>().expect("nothing"), Found::Nothing);
+        file.store(&"the old one").expect("written");
+        // Killed between the renames, the old one is the previous and there is no current.
+        fs::rename(file.path(), file.previous()).expect("renamed");
+        fs::write(file.path().with_extension("new"), "half").expect("written");
+        assert_eq!(file.load().expect("there"), Found::Current("the old one".to_owned()));
+        file.store(&"the new one").expect("written");
+        assert_eq!(file.load().expect("there"), Found::Current("the new one".to_owned()));
+    }
+
+    // Promise: A2
+    #[test]
+    fn a_full_disk_changes_nothing() {
+        let (directory, file) = place();
+        file.store(&"the old one").expect("written");
+        std::os::unix::fs::symlink("/dev/full", directory.path().join("state.new")).expect("a link");
+        let error = file.store(&"the new one").expect_err("no room");
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(file.load().expect("there"), Found::Current("the old one".to_owned()));
+    }
+
+    #[test]
+    fn a_file_of_another_form_is_not_taken() {
+        let (_directory, file) = place();
+        file.store(&"something").expect("written");
+        let newer = StateFile::new(file.path().to_owned(), 4);
+        assert!(newer.load::<String>().is_err());
+        file.remove().expect("removed");
+        assert_eq!(file.load::<String>().expect("nothing"), Found::Nothing);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_taken_for_a_file(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let file = StateFile::new("/nowhere".into(), 1);
+            prop_assert!(file.decode::<String>(&bytes).is_err());
+        }
+    }
+}

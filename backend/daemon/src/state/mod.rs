@@ -1,0 +1,8 @@
+//! What must outlive the daemon.
+//!
+//! [`file`] is how something is kept: versioned, checksummed, whole or not at all. [`checkpoint`] is what is kept: fences,
+//! quarantines, arbiters, and the [`objects`] that clients of the management API have made.
+
+pub(crate) mod checkpoint;
+pub(crate) mod file;
+pub(crate) mod objects;

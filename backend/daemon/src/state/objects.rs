@@ -1,0 +1,163 @@
+//! What clients of the management API have made: VMs, organisations, projects, sizes.
+//!
+//! The form in which they are kept, which is not the form in which clients see them: that one has a version of its own.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::configuration::{PriorityWord, Size, VmSpec};
+
+/// All of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Objects {
+    pub(crate) vms: BTreeMap<String, VmObject>,
+    pub(crate) organisations: BTreeMap<String, Ancestor>,
+    pub(crate) projects: BTreeMap<String, Ancestor>,
+    pub(crate) sizes: BTreeMap<String, SizeObject>,
+    /// Numbers of VMs that begin no session.
+    pub(crate) draining: BTreeSet<u32>,
+    /// The number that the last VM got.
+    pub(crate) last_vm: u32,
+    /// The number that the last organisation or project got.
+    pub(crate) last_ancestor: u32,
+}
+
+/// A VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VmObject {
+    pub(crate) number: u32,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) organisation: Option<String>,
+    pub(crate) project: Option<String>,
+    pub(crate) scanouts: u8,
+    pub(crate) direct: bool,
+    pub(crate) size: Option<String>,
+    pub(crate) memory: u64,
+    pub(crate) guaranteed: u64,
+    pub(crate) headroom: u64,
+    pub(crate) pinned: u64,
+    pub(crate) shares: Shares,
+    pub(crate) placement: Placement,
+    pub(crate) readmit_after: u32,
+    pub(crate) hang_after: u32,
+    pub(crate) guest_memory: Option<u64>,
+}
+
+/// What a VM has of GPU time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Shares {
+    pub(crate) weight: u32,
+    pub(crate) priority: Priority,
+    pub(crate) cap_permille: u32,
+    pub(crate) guarantee_permille: u32,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self { weight: 100, priority: Priority::Normal, cap_permille: 0, guarantee_permille: 0 }
+    }
+}
+
+/// Whose work goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Priority {
+    Low,
+    #[default]
+    Normal,
+    High,
+}
+
+/// Where a VM may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Placement {
+    pub(crate) policy: Policy,
+    pub(crate) isolation: Isolation,
+}
+
+/// On what kind of unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Policy {
+    Mig,
+    TimeSlice,
+    #[default]
+    Any,
+}
+
+/// With whom on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Isolation {
+    #[default]
+    Shared,
+    Strict,
+    StrictPlus,
+}
+
+/// An organisation or project.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Ancestor {
+    /// What arbiters know it by.
+    pub(crate) number: u32,
+    /// Of a project.
+    pub(crate) organisation: Option<String>,
+    pub(crate) memory: u64,
+    pub(crate) vms: Option<u32>,
+}
+
+/// What a VM of a size has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SizeObject {
+    pub(crate) memory: u64,
+    pub(crate) guaranteed: u64,
+    pub(crate) headroom: u64,
+    pub(crate) pinned: u64,
+    pub(crate) shares: Shares,
+}
+
+impl Objects {
+    /// Whether there are none, and never were.
+    pub(crate) fn is_empty(&self) -> bool {
+        let Self { vms, organisations, projects, sizes, draining, last_vm: _, last_ancestor: _ } = self;
+        vms.is_empty()
+            && organisations.is_empty()
+            && projects.is_empty()
+            && sizes.is_empty()
+            && draining.is_empty()
+    }
+}
+
+impl VmObject {
+    /// As units and launcher know it, but for the numbers of project and organisation.
+    pub(crate) fn spec(&self) -> VmSpec {
+        VmSpec {
+            id: self.number,
+            direct: self.direct,
+            scanouts: self.scanouts,
+            memory: Size(self.memory),
+            guaranteed: Size(self.guaranteed),
+            headroom: Size(self.headroom),
+            pinned: Size(self.pinned),
+            readmit_after: self.readmit_after,
+            weight: self.shares.weight,
+            priority: match self.shares.priority {
+                Priority::Low => PriorityWord::Low,
+                Priority::Normal => PriorityWord::Normal,
+                Priority::High => PriorityWord::High,
+            },
+            cap: self.shares.cap_permille,
+            guarantee: self.shares.guarantee_permille,
+            hang_after: self.hang_after,
+            ..VmSpec::default()
+        }
+    }
+}

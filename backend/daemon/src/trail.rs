@@ -1,0 +1,110 @@
+//! The audit log: every change that was asked for, by whom, with what was there before and what is to be there after.
+//!
+//! A line is on the disk before the change is made; one that fails afterwards gets a second line that says so. Where a line
+//! cannot be written the change is not made.
+
+use std::{
+    cell::RefCell,
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+use crate::{api::peer::Caller, journal::now};
+
+/// The audit log.
+#[derive(Debug)]
+pub(crate) struct Trail {
+    path: PathBuf,
+    file: RefCell<File>,
+}
+
+/// One line.
+#[derive(Debug, Serialize)]
+struct Line<'a, T> {
+    /// Milliseconds since 1970.
+    time: u64,
+    uid: u32,
+    gid: u32,
+    pid: i32,
+    /// What is done, for instance `vm.update`.
+    action: &'a str,
+    /// To what, for instance `vms/web-1`.
+    object: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<T>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    after: Option<T>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<&'a str>,
+}
+
+impl Trail {
+    /// Opens the log of a directory.
+    pub(crate) fn open(directory: &Path) -> io::Result<Self> {
+        let path = directory.join("audit.log");
+        let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&path)?;
+        let length = file.metadata()?.len();
+        if let Some(last) = length.checked_sub(1) {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, last)?;
+            // A line that was cut short does not spoil the next.
+            if byte != *b"\n" {
+                file.write_all(b"\n")?;
+            }
+        }
+        Ok(Self { path, file: RefCell::new(file) })
+    }
+
+    /// Takes the log away, if nothing was ever changed.
+    pub(crate) fn forget(&self) -> io::Result<()> {
+        if self.file.borrow().metadata()?.len() > 0 {
+            return Ok(());
+        }
+        std::fs::remove_file(&self.path)
+    }
+
+    /// Notes a change that is about to be made.
+    pub(crate) fn note<T: Serialize>(
+        &self,
+        caller: &Caller,
+        action: &str,
+        object: &str,
+        before: Option<T>,
+        after: Option<T>,
+    ) -> io::Result<()> {
+        self.write(caller, action, object, before, after, None)
+    }
+
+    /// Notes that a change was not made after all.
+    pub(crate) fn note_failure(&self, caller: &Caller, action: &str, object: &str, why: &str) {
+        if let Err(error) = self.write(caller, action, object, None::<()>, None, Some(why)) {
+            tracing::error!("the audit log cannot be written: {error}");
+        }
+    }
+
+    fn write<T: Serialize>(
+        &self,
+        caller: &Caller,
+        action: &str,
+        object: &str,
+        before: Option<T>,
+        after: Option<T>,
+        failed: Option<&str>,
+    ) -> io::Result<()> {
+        let Caller { uid, gid, pid, .. } = *caller;
+        let mut line =
+            serde_json::to_vec(&Line { time: now(), uid, gid, pid, action, object, before, after, failed })?;
+        line.push(b'\n');
+        let mut file = self.file.borrow_mut();
+        if let Err(error) = file.write_all(&line) {
+            // What there was room for ends here.
+            _ = file.write_all(b"\n");
+            return Err(error);
+        }
+        file.sync_data()
+    }
+}

@@ -1,0 +1,525 @@
+//! The management API, served by the real sluiced with its real launcher; device, worker and arbiter are stand-ins.
+
+mod common;
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use common::{PATIENCE, Place, Reply, is_alive, pid_of, request, signal, until, wait_gone, watch};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// `sluiced` as a service has it: without a supervisor.
+struct Daemon {
+    process: Child,
+}
+
+impl Daemon {
+    fn start(place: &Place, extra: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+        command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
+        command.arg("--driver").arg(place.driver()).args(["--units", "1", "--vm-numbers", "1:2000"]);
+        let log = std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned());
+        let process =
+            command.args(extra).env("SLUICE_LOG", log).stdin(Stdio::null()).spawn().expect("sluiced");
+        let daemon = Self { process };
+        let ready = until(
+            || place.try_api("GET", "/readyz", None),
+            |reply| reply.as_ref().is_ok_and(|reply| reply.status == 200),
+        );
+        assert_eq!(ready.expect("an answer").status, 200);
+        daemon
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().expect("killed");
+        self.process.wait().expect("ended");
+    }
+
+    fn end(mut self) {
+        signal(&watch(self.process.id()).expect("sluiced"), Signal::TERM);
+        assert!(self.process.wait().expect("sluiced").success());
+    }
+}
+
+fn code(reply: &Reply) -> (u16, &str) {
+    (reply.status, reply.body["code"].as_str().unwrap_or_default())
+}
+
+fn told(place: &Place) -> Vec<String> {
+    serde_json::from_str(&place.tell("unit-0", "told")).expect("a list")
+}
+
+fn audit(place: &Place) -> Vec<Value> {
+    let text = std::fs::read_to_string(place.run().join("audit.log")).expect("an audit log");
+    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+// Promise: A1
+#[test]
+fn a_vm_is_made_changed_and_ended_at_run_time() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &[]);
+    let wanted = json!({ "memory_bytes": 64 << 20, "direct": true });
+    let made = place.api("PUT", "/v1/vms/web-1", Some(&wanted));
+    assert_eq!(made.status, 201, "{made:?}");
+    let vm = &made.body;
+    assert_eq!(
+        (&vm["id"], &vm["state"], &vm["memory_bytes"]),
+        (&"web-1".into(), &"running".into(), &(64 << 20).into())
+    );
+    let socket = vm["connect"]["socket"].as_str().expect("a socket").to_owned();
+    let mut front = common::Front::connect(socket.as_ref());
+    let worker = front.open(1);
+    assert_eq!(worker["vm"], vm["number"]);
+    let device = vm["device_process"].clone();
+
+    // Again: the same. With another limit: another limit, for those that run too.
+    let again = place.api("PUT", "/v1/vms/web-1", Some(&wanted));
+    assert_eq!((again.status, &again.body["device_process"]), (200, &device));
+    let changed = place.api(
+        "PUT",
+        "/v1/vms/web-1",
+        Some(&json!({ "memory_bytes": 32 << 20, "direct": true, "weight": 300 })),
+    );
+    assert_eq!((changed.status, &changed.body["weight"]), (200, &300.into()), "{changed:?}");
+    let number = vm["number"].as_u64().expect("a number");
+    let limit = format!("Vm {{ vm: {number}, epoch: 1, limit: {},", 32 << 20);
+    let all = until(|| told(&place), |told| told.iter().any(|line| line.starts_with(&limit)));
+    assert!(all.iter().any(|line| line.starts_with(&limit)), "{all:?}");
+    assert_eq!(changed.body["device_process"], device, "the device was touched");
+    assert_eq!(changed.body["sessions"].as_array().map(Vec::len), Some(1), "the session was touched");
+    // What cannot change.
+    let fixed = place.api(
+        "PUT",
+        "/v1/vms/web-1",
+        Some(&json!({ "memory_bytes": 32 << 20, "scanouts": 1, "direct": true })),
+    );
+    assert_eq!(code(&fixed), (409, "immutable-field"));
+    assert_eq!(place.api("GET", "/v1/vms/web-1", None).body["weight"], 300);
+    assert_eq!(place.api("GET", "/v1/vms", None).body["vms"].as_array().map(Vec::len), Some(1));
+
+    let worker = watch(pid_of(&worker)).expect("a process");
+    assert_eq!(place.api("DELETE", "/v1/vms/web-1", None).status, 204);
+    assert!(!is_alive(&worker), "its worker lives on");
+    assert!(front.is_closed(), "its device lives on");
+    assert!(!std::path::Path::new(&socket).exists());
+    let forget = format!("Forget {{ vm: {number}, epoch: 1 }}");
+    assert!(until(|| told(&place), |told| told.contains(&forget)).contains(&forget));
+    assert_eq!(code(&place.api("GET", "/v1/vms/web-1", None)), (404, "not-found"));
+    assert_eq!(place.api("DELETE", "/v1/vms/web-1", None).status, 204, "what is gone is gone");
+    // The number is not another's at once, and whoever gets it is another epoch.
+    let next = place.api("PUT", "/v1/vms/web-2", Some(&json!({})));
+    assert_ne!(next.body["number"], vm["number"]);
+    let same = place.api("PUT", &format!("/v1/vms/{number}"), Some(&json!({})));
+    assert_eq!((same.status, &same.body["fence"]["epoch"]), (201, &2.into()), "{same:?}");
+    daemon.end();
+    place.wait_empty();
+}
+
+// Promise: A2
+#[test]
+fn what_was_acknowledged_is_there_after_a_kill() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, &["--vm", "7,direct"]);
+    place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
+    place.api("PUT", "/v1/projects/web", Some(&json!({ "memory_bytes": 1 << 29, "organisation": "acme" })));
+    place.api("PUT", "/v1/sizes/small", Some(&json!({ "memory_bytes": 16 << 20, "weight": 50 })));
+    place.api("PUT", "/v1/vms/a", Some(&json!({ "size": "small", "project": "web" })));
+    place.api("PUT", "/v1/vms/b", Some(&json!({})));
+    assert_eq!(place.api("POST", "/v1/vms/b/drain", None).body["draining"], true);
+    place.api("PUT", "/v1/vms/gone", Some(&json!({})));
+    place.api("DELETE", "/v1/vms/gone", None);
+    let steady = |mut body: Value| {
+        for vm in body["vms"].as_array_mut().expect("VMs") {
+            vm.as_object_mut()
+                .expect("a VM")
+                .retain(|key, _| !matches!(key.as_str(), "device_process" | "sessions" | "units"));
+        }
+        body
+    };
+    let before = steady(place.api("GET", "/v1/vms", None).body);
+    let tree =
+        ["/v1/organisations", "/v1/projects", "/v1/sizes"].map(|path| place.api("GET", path, None).body);
+    daemon.kill();
+    let daemon = Daemon::start(&place, &["--vm", "7,direct"]);
+    assert_eq!(steady(place.api("GET", "/v1/vms", None).body), before);
+    let after =
+        ["/v1/organisations", "/v1/projects", "/v1/sizes"].map(|path| place.api("GET", path, None).body);
+    assert_eq!(after, tree);
+    let vm = place.api("GET", "/v1/vms/a", None).body;
+    assert_eq!(
+        (&vm["organisation"], &vm["memory_bytes"], &vm["weight"]),
+        (&"acme".into(), &(16 << 20).into(), &50.into())
+    );
+    let mut front = place.front(u32::try_from(vm["number"].as_u64().expect("a number")).expect("small"));
+    front.open(1);
+    daemon.end();
+}
+
+// Promise: A2
+#[test]
+fn where_nothing_can_be_written_nothing_is_changed() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &[]);
+    place.api("PUT", "/v1/vms/a", Some(&json!({ "memory_bytes": 64 << 20 })));
+    let new = place.run().join("checkpoint.new");
+    std::os::unix::fs::symlink("/dev/full", &new).expect("a link");
+    let full =
+        |method, path, body: Option<&Value>| code(&place.api(method, path, body)) == (507, "storage-failed");
+    assert!(full("PUT", "/v1/vms/b", Some(&json!({}))));
+    assert!(full("PUT", "/v1/vms/a", Some(&json!({ "memory_bytes": 32 << 20 }))));
+    assert!(full("DELETE", "/v1/vms/a", None));
+    assert!(full("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 }))));
+    assert!(full("POST", "/v1/vms/a/drain", None));
+    std::fs::remove_file(&new).expect("removed");
+    let vms = place.api("GET", "/v1/vms", None).body;
+    assert_eq!(vms["vms"].as_array().map(Vec::len), Some(1));
+    assert_eq!(
+        (&vms["vms"][0]["memory_bytes"], &vms["vms"][0]["draining"]),
+        (&(64 << 20).into(), &false.into())
+    );
+    assert_eq!(place.api("PUT", "/v1/vms/b", Some(&json!({}))).status, 201, "and with room all is well");
+    let failed = audit(&place).iter().filter(|line| !line["failed"].is_null()).count();
+    assert_eq!(failed, 5, "the audit log says what was not made");
+    daemon.end();
+}
+
+// Promise: A1
+#[test]
+fn what_is_wrong_with_a_request_is_said() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "7,direct"]);
+    place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 64 << 20, "vms": 2 })));
+    place.api("PUT", "/v1/projects/web", Some(&json!({ "memory_bytes": 32 << 20, "organisation": "acme" })));
+    for (method, path, body, expected) in [
+        ("GET", "/v1/nothing", None, (404, "not-found")),
+        ("GET", "/v1/vms/nobody", None, (404, "not-found")),
+        ("POST", "/v1/vms", None, (405, "method-not-allowed")),
+        ("PATCH", "/v1/vms/a", None, (405, "method-not-allowed")),
+        ("PUT", "/v1/vms/-a", Some(json!({})), (400, "invalid-request")),
+        ("PUT", "/v1/vms/a%2Fb", Some(json!({})), (400, "invalid-request")),
+        ("PUT", "/v1/vms/a", Some(json!({ "memory": 5 })), (400, "invalid-request")),
+        ("PUT", "/v1/vms/a", Some(json!({ "memory_bytes": -5 })), (400, "invalid-request")),
+        ("PUT", "/v1/vms/a", Some(json!({ "memory_bytes": 1 })), (400, "invalid-request")),
+        ("PUT", "/v1/vms/a", Some(json!({ "weight": 0 })), (400, "invalid-request")),
+        ("PUT", "/v1/vms/a", Some(json!({ "size": "huge" })), (400, "invalid-request")),
+        ("PUT", "/v1/vms/a", Some(json!({ "project": "nowhere" })), (400, "invalid-request")),
+        ("PUT", "/v1/vms/a", Some(json!([])), (400, "invalid-request")),
+        ("PUT", "/v1/vms/a", Some(json!({ "placement": [] })), (400, "invalid-request")),
+        ("PUT", "/v1/vms/99999", Some(json!({})), (400, "invalid-request")),
+        ("PUT", "/v1/vms/007", Some(json!({})), (400, "invalid-request")),
+        ("PUT", "/v1/vms/7", Some(json!({})), (409, "configured")),
+        ("DELETE", "/v1/vms/7", None, (409, "configured")),
+        (
+            "PUT",
+            "/v1/vms/a",
+            Some(json!({ "placement": { "policy": "mig" } })),
+            (409, "placement-unavailable"),
+        ),
+        (
+            "PUT",
+            "/v1/vms/a",
+            Some(json!({ "project": "web", "memory_bytes": 1 << 30 })),
+            (409, "quota-exceeded"),
+        ),
+        (
+            "PUT",
+            "/v1/projects/big",
+            Some(json!({ "organisation": "acme", "memory_bytes": 1 << 30 })),
+            (409, "quota-exceeded"),
+        ),
+        ("PUT", "/v1/projects/web", Some(json!({ "memory_bytes": 32 << 20 })), (409, "immutable-field")),
+        ("DELETE", "/v1/organisations/acme", None, (409, "in-use")),
+        ("PUT", "/v1/organisations/12", Some(json!({ "memory_bytes": 1 << 30 })), (400, "invalid-request")),
+        ("POST", "/v1/vms/7/readmit", None, (409, "not-fenced")),
+        ("POST", "/v1/units/0/readmit", None, (409, "not-fenced")),
+        ("POST", "/v1/units/9/readmit", None, (404, "not-found")),
+        ("GET", "/v1/units/x", None, (400, "invalid-request")),
+        ("GET", "/v1/events?since=1", None, (400, "invalid-request")),
+    ] {
+        let reply = place.api(method, path, body.as_ref());
+        assert_eq!(code(&reply), expected, "{method} {path} {body:?}: {reply:?}");
+        assert!(reply.body["message"].as_str().is_some_and(|message| !message.is_empty()));
+        assert!(reply.body["cause"].is_array());
+    }
+    let raw =
+        |head: &str, body: &[u8]| request(&place.run().join("api.sock"), head, body).expect("an answer");
+    let reply = raw("PUT /v1/vms/a HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n", b"{}");
+    assert_eq!(code(&reply), (415, "unsupported-media-type"));
+    let reply =
+        raw("PUT /v1/vms/a HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1\r\n", b"{");
+    assert_eq!(code(&reply), (400, "invalid-request"));
+    let long = vec![b' '; 70_000];
+    let head = format!(
+        "PUT /v1/vms/a HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n",
+        long.len()
+    );
+    assert_eq!(code(&raw(&head, &long)), (413, "body-too-large"));
+    assert_eq!(place.api("GET", "/v1/vms", None).body["vms"].as_array().map(Vec::len), Some(1));
+    daemon.end();
+}
+
+// Promise: A3
+#[test]
+fn the_reading_socket_changes_nothing() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "7,direct"]);
+    let ask = |method: &str, path: &str| {
+        request(&place.run().join("api-read.sock"), &format!("{method} {path} HTTP/1.1\r\n"), b"")
+            .expect("an answer")
+    };
+    for path in
+        ["/v1/vms", "/v1/vms/7", "/v1/units", "/v1/gpus", "/v1/host", "/v1/usage", "/metrics", "/healthz"]
+    {
+        assert_eq!(ask("GET", path).status, 200, "{path}");
+    }
+    for (method, path) in [
+        ("PUT", "/v1/vms/a"),
+        ("DELETE", "/v1/vms/7"),
+        ("POST", "/v1/vms/7/fence"),
+        ("POST", "/v1/vms/7/drain"),
+    ] {
+        assert_eq!(code(&ask(method, path)), (403, "forbidden"), "{method} {path}");
+    }
+    daemon.end();
+}
+
+// Promise: A4
+#[test]
+fn every_change_is_in_the_audit_log_with_who_asked_for_it() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &[]);
+    place.api("PUT", "/v1/vms/a", Some(&json!({ "memory_bytes": 64 << 20 })));
+    place.api("PUT", "/v1/vms/a", Some(&json!({ "memory_bytes": 64 << 20 })));
+    place.api("PUT", "/v1/vms/a", Some(&json!({ "memory_bytes": 32 << 20 })));
+    place.api("POST", "/v1/vms/a/fence", Some(&json!({ "reason": "a test" })));
+    place.api("POST", "/v1/vms/a/readmit", None);
+    place.api("DELETE", "/v1/vms/a", None);
+    let lines = audit(&place);
+    let actions: Vec<_> = lines.iter().map(|line| line["action"].as_str().expect("an action")).collect();
+    assert_eq!(actions, ["vm.create", "vm.update", "vm.fence", "vm.readmit", "vm.delete"]);
+    let update = &lines[1];
+    assert_eq!(
+        (&update["before"]["memory"], &update["after"]["memory"]),
+        (&(64 << 20).into(), &(32 << 20).into())
+    );
+    for line in &lines {
+        assert_eq!((&line["pid"], &line["object"]), (&std::process::id().into(), &"vms/a".into()));
+        assert_eq!(line["uid"], rustix::process::getuid().as_raw());
+    }
+    daemon.end();
+}
+
+// Promise: A5
+#[test]
+fn events_are_followed_resumed_and_their_gaps_seen() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, &[]);
+    let mut follower = follow(&place, "/v1/events");
+    place.api("PUT", "/v1/vms/a", Some(&json!({})));
+    let created = line(&mut follower);
+    assert_eq!((&created["kind"], &created["vm"]), (&"vm-created".into(), &"a".into()));
+    place.api("POST", "/v1/vms/a/fence", Some(&json!({})));
+    let token = created["token"].as_str().expect("a token");
+    let mut resumed = follow(&place, &format!("/v1/events?after={token}"));
+    let fenced = line(&mut resumed);
+    assert_eq!(fenced["kind"], "vm-fenced");
+    assert_eq!(fenced["sequence"].as_u64(), created["sequence"].as_u64().map(|sequence| sequence + 1));
+    assert_eq!(line(&mut follower), fenced);
+    daemon.kill();
+    let daemon = Daemon::start(&place, &[]);
+    let mut after = follow(&place, &format!("/v1/events?follow=false&after={token}"));
+    assert_eq!(line(&mut after)["kind"], "gap", "another daemon's events are not these");
+    daemon.end();
+}
+
+fn follow(place: &Place, path: &str) -> BufReader<UnixStream> {
+    let mut stream = UnixStream::connect(place.run().join("api.sock")).expect("a socket");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: sluice\r\n\r\n").expect("asked");
+    let mut reader = BufReader::new(stream);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert!(reader.read_line(&mut head).expect("a head") > 0, "{head}");
+    }
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    reader
+}
+
+/// The next event of a chunked answer: a line that is no chunk's length.
+fn line(reader: &mut BufReader<UnixStream>) -> Value {
+    loop {
+        let mut line = String::new();
+        assert!(reader.read_line(&mut line).expect("a line") > 0, "the answer ended");
+        if line.starts_with('{') {
+            return serde_json::from_str(&line).expect("an event");
+        }
+    }
+}
+
+// Promise: A7
+#[test]
+fn clients_that_are_slow_or_dead_hold_up_nobody() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "7,direct"]);
+    let socket = place.run().join("api.sock");
+    let connect = || {
+        let stream = UnixStream::connect(&socket).expect("a socket");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        stream
+    };
+    // Silent ones, one that sends half a head, one half a body, and followers that never read.
+    let silent: Vec<_> = (0..100).map(|_| connect()).collect();
+    let mut half = connect();
+    half.write_all(b"GET /v1/vms HTTP/1.1\r\nHost:").expect("sent");
+    let mut body = connect();
+    body.write_all(
+        b"PUT /v1/vms/a HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+    )
+    .expect("sent");
+    let start = Instant::now();
+    assert_eq!(place.api("GET", "/v1/vms", None).status, 200);
+    assert!(start.elapsed() < Duration::from_secs(5), "others wait: {:?}", start.elapsed());
+    let mut text = String::new();
+    body.read_to_string(&mut text).expect("an answer");
+    assert!(text.starts_with("HTTP/1.1 408"), "{text}");
+    for mut stream in silent.into_iter().chain([half]) {
+        let mut text = Vec::new();
+        // Closed, with or without a word, or with what was sent unread.
+        _ = stream.read_to_end(&mut text);
+    }
+    assert!(start.elapsed() < Duration::from_secs(45), "{:?}", start.elapsed());
+    assert_eq!(code(&place.api("GET", "/v1/vms/a", None)), (404, "not-found"));
+    daemon.end();
+}
+
+// Promise: A1
+#[test]
+fn clients_at_once_get_what_one_after_the_other_would() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &[]);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8)
+            .map(|client: u64| {
+                let place = &place;
+                scope.spawn(move || {
+                    // Everybody wants the same VM with another limit, and one of its own.
+                    let shared = json!({ "memory_bytes": (client + 1) << 21 });
+                    let made = place.api("PUT", "/v1/vms/shared", Some(&shared)).status;
+                    let own = place.api("PUT", &format!("/v1/vms/own-{client}"), Some(&json!({}))).status;
+                    assert_eq!(own, 201);
+                    if client.is_multiple_of(2) {
+                        assert_eq!(place.api("DELETE", &format!("/v1/vms/own-{client}"), None).status, 204);
+                    }
+                    made
+                })
+            })
+            .collect();
+        let made: Vec<_> = clients.into_iter().map(|client| client.join().expect("a client")).collect();
+        assert_eq!(made.iter().filter(|status| **status == 201).count(), 1, "it was made once: {made:?}");
+        assert!(made.iter().all(|status| matches!(status, 200 | 201)), "{made:?}");
+    });
+    let vms = place.api("GET", "/v1/vms", None).body;
+    let vms = vms["vms"].as_array().expect("VMs");
+    assert_eq!(vms.len(), 5);
+    let mut numbers: Vec<_> = vms.iter().map(|vm| vm["number"].as_u64()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 5, "two VMs have one number");
+    daemon.end();
+    place.wait_empty();
+}
+
+// Promise: A6
+#[test]
+fn usage_grows_and_outlives_vm_and_daemon() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, &[]);
+    place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
+    let vm = place.api("PUT", "/v1/vms/a", Some(&json!({ "organisation": "acme" }))).body;
+    let number = u32::try_from(vm["number"].as_u64().expect("a number")).expect("small");
+    place.front(number).open(1);
+    place.tell("unit-0", &format!("has {number} 4096 0"));
+    let usage = || place.api("GET", "/v1/usage", None).body;
+    let figure = |usage: &Value| usage["organisations"][0]["memory_byte_seconds"].as_f64().unwrap_or(0.0);
+    let first = until(usage, |usage| figure(usage) > 0.0);
+    assert_eq!(first["organisations"][0]["sessions"], 1, "{first}");
+    daemon.kill();
+    let daemon = Daemon::start(&place, &[]);
+    let second = usage();
+    assert!(figure(&second) >= figure(&first), "{second}");
+    place.api("DELETE", "/v1/vms/a", None);
+    let third =
+        until(usage, |usage| usage["vms"][0]["seconds"].as_f64() > second["vms"][0]["seconds"].as_f64());
+    assert!(figure(&third) >= figure(&second) && third["vms"][0]["id"] == "a", "{third}");
+    daemon.end();
+}
+
+/// Figures for docs/performance.md; the limits leave room for a busy machine.
+// Promise: A8
+#[test]
+fn five_hundred_vms_are_made_and_listed_in_time() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &[]);
+    let mut makes: Vec<Duration> = (0..500)
+        .map(|number| {
+            let start = Instant::now();
+            let reply =
+                place.api("PUT", &format!("/v1/vms/vm-{number}"), Some(&json!({ "memory_bytes": 2 << 20 })));
+            assert_eq!(reply.status, 201, "{reply:?}");
+            start.elapsed()
+        })
+        .collect();
+    let mut lists: Vec<Duration> = (0..50)
+        .map(|_| {
+            let start = Instant::now();
+            assert_eq!(place.api("GET", "/v1/vms", None).body["vms"].as_array().map(Vec::len), Some(500));
+            start.elapsed()
+        })
+        .collect();
+    makes.sort_unstable();
+    lists.sort_unstable();
+    let memory = std::fs::read_to_string(format!("/proc/{}/status", daemon.process.id())).expect("a process");
+    let memory = memory.lines().find(|line| line.starts_with("VmRSS")).expect("its memory").to_owned();
+    println!(
+        "make: median {:?}, p99 {:?}; list of 500: median {:?}, p99 {:?}; {memory}",
+        makes[250], makes[495], lists[25], lists[49]
+    );
+    assert!(makes[495] < Duration::from_millis(500), "p99 of making is {:?}", makes[495]);
+    assert!(lists[25] < Duration::from_millis(100), "a list takes {:?}", lists[25]);
+    daemon.end();
+}
+
+#[test]
+fn a_vm_that_failed_is_tried_again_when_it_is_put_again() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &[]);
+    let program = place.libexec().join("sluice-device");
+    let aside = place.libexec().join("aside");
+    std::fs::rename(&program, &aside).expect("renamed");
+    let failed = place.api("PUT", "/v1/vms/a", Some(&json!({})));
+    assert_eq!(code(&failed), (503, "device-failed"));
+    assert!(!failed.body["cause"].as_array().expect("causes").is_empty());
+    assert_eq!(
+        code(&place.api("GET", "/v1/vms/a", None)),
+        (404, "not-found"),
+        "what was not made is not there"
+    );
+    std::fs::rename(&aside, &program).expect("renamed");
+    assert_eq!(place.api("PUT", "/v1/vms/a", Some(&json!({}))).status, 201);
+    daemon.end();
+    wait_gone_all(&place);
+}
+
+fn wait_gone_all(place: &Place) {
+    for pid in place.processes() {
+        if let Some(process) = watch(pid) {
+            wait_gone(&process);
+        }
+    }
+}
