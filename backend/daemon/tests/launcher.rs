@@ -125,6 +125,26 @@ fn what_kernels_of_a_vm_print_goes_nowhere() {
     launcher.end();
 }
 
+// Promise: P45
+#[test]
+fn a_worker_is_shown_the_device_it_is_for_whatever_the_host_shows() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, false, &[]);
+    let uuid = 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes();
+    for (visible, expected) in [
+        (Visible::Host, ""),
+        (Visible::Gpu(uuid), "GPU-01234567-89ab-cdef-0011-223344556677"),
+        (Visible::Instance(uuid), "MIG-01234567-89ab-cdef-0011-223344556677"),
+    ] {
+        let request = ToLauncher::StartWorker { vm: 1, session: 1, visible };
+        let started = launcher.ask(request).expect("a worker");
+        assert_eq!(started.describe()["visible"], expected);
+        drop(started.socket);
+        wait_gone(&started.pidfd);
+    }
+    launcher.end();
+}
+
 // Promise: F7
 #[test]
 fn a_worker_has_nothing_but_what_it_is_given() {

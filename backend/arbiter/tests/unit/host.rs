@@ -1,6 +1,6 @@
 //! Plays `sluiced` and the inventory for one arbiter.
 
-use crate::{MIB, worker::Worker};
+use crate::{MIB, instances, worker::Worker};
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{Mode, OFlags, open},
@@ -10,7 +10,7 @@ use rustix::{
 use sluice_protocol::control::{
     ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, FromInventory, ToArbiter, ToInventory, Verify, codec,
 };
-use sluice_protocol::inventory::WHOLE;
+use sluice_protocol::inventory::{Visible, WHOLE};
 use sluice_shared_memory::socket;
 use std::{
     collections::HashSet,
@@ -66,6 +66,9 @@ pub(crate) struct Options {
     pub(crate) descriptors: Option<u64>,
     pub(crate) driver: PathBuf,
     pub(crate) environment: Vec<(&'static str, String)>,
+    /// Makes the device one that is divided, and the unit an instance of it: the profile, the first slice, and whether the
+    /// arbiter is told to expect it or another.
+    pub(crate) instance: Option<(u32, u32, bool)>,
 }
 
 impl Default for Options {
@@ -78,6 +81,7 @@ impl Default for Options {
             descriptors: None,
             driver: driver(),
             environment: Vec::new(),
+            instance: None,
         }
     }
 }
@@ -103,6 +107,16 @@ impl Host {
     }
 
     pub(crate) fn with(options: Options) -> Host {
+        let mut host = Host::begin(options);
+        match host.receive() {
+            FromArbiter::Ready { bytes, context } => (host.bytes, host.context) = (bytes, context),
+            other => panic!("{other:?} before Ready"),
+        }
+        host
+    }
+
+    /// Starts an arbiter that may not get so far as to be ready.
+    pub(crate) fn begin(options: Options) -> Host {
         let state = TempDir::new_in("/dev/shm").unwrap();
         let (control, theirs) = socket::pair().unwrap();
         // A device of 358 MiB whose fresh memory is full of a pattern.
@@ -114,6 +128,16 @@ impl Host {
             ("SLUICE_SOFTGPU_CONTEXT_BYTES", (4 * MIB).to_string()),
         ];
         environment.extend(options.environment);
+        let placed = options.instance.map(|(profile, start, expected)| {
+            environment.extend([
+                ("SLUICE_SOFTGPU_MODEL", "H100-80".to_owned()),
+                ("SLUICE_SOFTGPU_MIG", "1".to_owned()),
+            ]);
+            let device = instances::device(&environment);
+            let (instance, uuid) = instances::make(&device, profile, start);
+            environment.push(("CUDA_VISIBLE_DEVICES", Visible::Instance(uuid).variable().unwrap()));
+            (if expected { uuid } else { [7; 16] }, instance.id)
+        });
         let arbiter = Command::new(env!("CARGO_BIN_EXE_sluice-arbiter"))
             .args(["--control-fd", "0"])
             .envs(environment.iter().map(|(name, value)| (*name, value.as_str())))
@@ -125,7 +149,7 @@ impl Host {
             let pid = Pid::from_raw(i32::try_from(arbiter.id()).unwrap());
             prlimit(pid, Resource::Nofile, limit).unwrap();
         }
-        let mut host = Host {
+        let host = Host {
             arbiter,
             control,
             state,
@@ -141,9 +165,9 @@ impl Host {
             unit: 0,
             driver: options.driver.display().to_string(),
             device: 0,
-            identity: None,
+            identity: placed.map(|(uuid, _)| uuid),
             listed: 0,
-            instance: WHOLE,
+            instance: placed.map_or(WHOLE, |(_, instance)| instance),
             verify: options.verify,
             scrub: options.scrub,
             reserve: options.reserve,
@@ -160,11 +184,12 @@ impl Host {
             Some(PATIENCE),
         )
         .unwrap();
-        match host.receive() {
-            FromArbiter::Ready { bytes, context } => (host.bytes, host.context) = (bytes, context),
-            other => panic!("{other:?} before Ready"),
-        }
         host
+    }
+
+    /// What the arbiter and its workers find the device by.
+    pub(crate) fn environment(&self) -> &[(&'static str, String)] {
+        &self.environment
     }
 
     fn log_path(&self) -> PathBuf {

@@ -5,6 +5,7 @@ mod bounds;
 mod death;
 mod figures;
 mod host;
+mod instances;
 mod lending;
 mod watch;
 mod worker;

@@ -102,7 +102,8 @@ fn what_it_has() -> Result<String> {
     let silent = std::fs::read_link("/proc/self/fd/1")? == Path::new("/dev/null");
     let capabilities = rustix::thread::capabilities(None)?;
     Ok(format!(
-        "\"silent\":{silent},\"capabilities\":{},\"fds\":{descriptors:?},\"environment\":{names:?},\"group\":{group},\"core\":{},\"privileges\":{},\"uid\":{}",
+        "\"silent\":{silent},\"visible\":{:?},\"capabilities\":{},\"fds\":{descriptors:?},\"environment\":{names:?},\"group\":{group},\"core\":{},\"privileges\":{},\"uid\":{}",
+        std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default(),
         capabilities.permitted.union(capabilities.inheritable).bits(),
         core.maximum.map_or(-1, |maximum| i64::try_from(maximum).unwrap_or(i64::MAX)),
         !rustix::thread::no_new_privs()?,

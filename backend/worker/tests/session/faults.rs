@@ -2,6 +2,7 @@
 
 use crate::{
     guest::{ARENA, Guest, Start, eventually, null_driver},
+    lender::Lender,
     streams::{function, launch, put_launch, ready, stream},
 };
 use sluice_protocol::{
@@ -154,6 +155,20 @@ fn no_driver_is_a_clear_error() {
         assert_lost(&mut guest, 46, 1);
     }
     assert!(null_driver().is_absolute());
+}
+
+// Promise: P45
+#[test]
+fn a_driver_that_shows_another_device_is_not_used() {
+    let lender = Lender::new(0);
+    let start = |identity| Start {
+        lenders: vec![lender.admit()],
+        identity: Some(identity),
+        ..Start::on(null_driver())
+    };
+    drop(Guest::ready(start(*b"null-driver-gpu0")));
+    let mut guest = Guest::launched(start(*b"null-driver-gpu1"));
+    assert_lost(&mut guest, 46, 1);
 }
 
 // Promise: Q7

@@ -112,13 +112,15 @@ pub(crate) struct Start<'a> {
     /// The worker's ends of custody sockets, device by device.
     pub(crate) lenders: Vec<OwnedFd>,
     pub(crate) scrub_every_free: bool,
+    /// The UUID of the only device that the driver may show.
+    pub(crate) identity: Option<[u8; 16]>,
 }
 
 impl Start<'_> {
     /// On a driver, with what is usual and no devices.
     pub(crate) fn on(driver: PathBuf) -> Self {
         let (mapped_runs, lenders) = (limits::MAPPED_RUNS, Vec::new());
-        Start { driver, mapped_runs, environment: &[], lenders, scrub_every_free: false }
+        Start { driver, mapped_runs, environment: &[], lenders, scrub_every_free: false, identity: None }
     }
 }
 
@@ -156,7 +158,7 @@ impl Guest {
 
     /// A worker that may not become ready.
     pub(crate) fn launched(start: Start<'_>) -> Guest {
-        let Start { driver, mapped_runs, environment, lenders, scrub_every_free } = start;
+        let Start { driver, mapped_runs, environment, lenders, scrub_every_free, identity } = start;
         let (ours, theirs) = socket::pair().expect("socket pair");
         let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
             .args(["--control-fd", "0"])
@@ -171,7 +173,7 @@ impl Guest {
             mapped_runs,
             devices: u32::try_from(lenders.len()).expect("few"),
             scrub_every_free,
-            identity: None,
+            identity,
         };
         socket::send(&ours, &codec::encode(&setup).expect("encodes"), &[]).expect("setup");
         for (device, lender) in (0..).zip(lenders) {

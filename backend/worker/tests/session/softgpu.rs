@@ -102,6 +102,7 @@ impl Device {
             environment: &environment,
             lenders: vec![self.lender.admit()],
             scrub_every_free,
+            identity: None,
         });
         guest.begin();
         guest
