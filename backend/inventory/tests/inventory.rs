@@ -1,6 +1,10 @@
 //! The program itself, confined, on the software GPU's management library, beside processes that hold memory.
 #![allow(unsafe_code, reason = "calls a C library")]
 
+mod common;
+
+use common::*;
+
 use libloading::os::unix::Library;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -8,49 +12,17 @@ use rustix::{
 };
 // Has cargo build the libraries.
 use sluice_protocol::control::{BYTES, FromInventory, ToInventory};
-use sluice_protocol::inventory::{
-    Instance, NAME_PARTS, Name, Place, Profile, Recovery, Switch, Visible, WHOLE,
-};
+use sluice_protocol::inventory::{Instance, Name, Place, Recovery, Switch, Visible, WHOLE};
 use sluice_shared_memory::socket;
 use softgpu_cuda as _;
 use softgpu_nvml as _;
 use std::{
     io::{BufRead as _, BufReader, Write as _},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    path::Path,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
-
-const PATIENCE: Duration = Duration::from_secs(20);
-const PAGE: u64 = 2 << 20;
-const CONTEXT: u64 = 6 << 20;
-
-fn library(name: &str) -> PathBuf {
-    std::env::current_exe().unwrap().with_file_name(name)
-}
-
-fn state() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("sluice-inventory-").tempdir_in("/dev/shm").unwrap()
-}
-
-fn on_device(command: &mut Command, state: &Path) {
-    command
-        .env("SLUICE_SOFTGPU_STATE", state)
-        .env("SLUICE_SOFTGPU_SCALE", "1024")
-        .env("SLUICE_SOFTGPU_DEVICES", "2")
-        .env("SLUICE_SOFTGPU_CONTEXT_BYTES", CONTEXT.to_string());
-}
-
-/// A process that ends with the test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// A program on the second device, with a context and three pages of memory.
 fn holder(state: &Path) -> Process {
@@ -91,66 +63,6 @@ fn holds_memory() {
     loop {
         thread::sleep(PATIENCE);
     }
-}
-
-struct Inventory {
-    process: Process,
-    control: OwnedFd,
-}
-
-impl Inventory {
-    fn start(state: &Path) -> Inventory {
-        Inventory::start_with(state, &[])
-    }
-
-    fn start_with(state: &Path, settings: &[(&str, &str)]) -> Inventory {
-        let (ours, theirs) = socket::pair().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-inventory"));
-        command.args(["--control-fd", "0", "--nvml"]).arg(library("libsoftgpu_nvml.so"));
-        on_device(&mut command, state);
-        command.envs(settings.iter().copied());
-        let process = Process(command.stdin(Stdio::from(theirs)).spawn().unwrap());
-        Inventory { process, control: ours }
-    }
-
-    /// Another socket to it.
-    fn client(&self) -> OwnedFd {
-        let (ours, theirs) = socket::pair().unwrap();
-        socket::send(&self.control, &ToInventory::Client {}.encode(), &[theirs.as_fd()]).unwrap();
-        ours
-    }
-
-    /// Whether it ends by itself, and well.
-    fn ends(mut self) -> bool {
-        drop(self.control);
-        let start = Instant::now();
-        while start.elapsed() < PATIENCE {
-            if let Some(status) = self.process.0.try_wait().unwrap() {
-                return status.success();
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        false
-    }
-}
-
-/// The next message; `None` when the other end is closed.
-fn hear(socket: &OwnedFd) -> Option<FromInventory> {
-    let limit = Timespec::try_from(PATIENCE).unwrap();
-    assert!(poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)).unwrap() > 0, "no answer");
-    let mut buffer = [0; BYTES];
-    let (message, descriptors) = match socket::receive(socket, &mut buffer) {
-        Ok(received) => received?,
-        Err(rustix::io::Errno::CONNRESET) => return None,
-        Err(error) => panic!("{error}"),
-    };
-    assert!(descriptors.is_empty());
-    Some(FromInventory::decode(message).unwrap())
-}
-
-fn ask(socket: &OwnedFd, request: ToInventory) -> FromInventory {
-    socket::send(socket, &request.encode(), &[]).unwrap();
-    hear(socket).expect("an answer")
 }
 
 fn used(socket: &OwnedFd, unit: u32) -> u64 {
@@ -292,55 +204,10 @@ fn without_a_library_there_is_no_inventory() {
     }
 }
 
-/// Devices that are divided, with nothing on them.
-const DIVIDED: [(&str, &str); 4] = [
-    ("SLUICE_SOFTGPU_MIG", "1"),
-    ("SLUICE_SOFTGPU_MODEL", "H100-80"),
-    ("SLUICE_SOFTGPU_ECC", "1"),
-    ("SLUICE_SOFTGPU_NODES", "1,0"),
-];
-
 const NOT_SUPPORTED: u32 = 3;
 const NOT_FOUND: u32 = 6;
 const IN_USE: u32 = 19;
 const INSUFFICIENT_RESOURCES: u32 = 23;
-
-fn kinds(socket: &OwnedFd) -> Vec<(Profile, String, Vec<Place>)> {
-    let mut kinds = Vec::new();
-    for index in 0.. {
-        let profile = match ask(socket, ToInventory::Profile { serial: 1, unit: 0, index }) {
-            FromInventory::Profile { serial: 1, profile } => profile,
-            FromInventory::Nothing { serial: 1 } => break,
-            other => panic!("{other:?}"),
-        };
-        let id = profile.id;
-        let part =
-            |part| match ask(socket, ToInventory::ProfileName { serial: 2, unit: 0, profile: id, part }) {
-                FromInventory::Name { serial: 2, text } => text,
-                other => panic!("{other:?}"),
-            };
-        let name = Name::join(&(0..NAME_PARTS).map(part).collect::<Vec<_>>());
-        match ask(socket, ToInventory::Places { serial: 3, unit: 0, profile: id }) {
-            FromInventory::Places { serial: 3, places } => {
-                kinds.push((profile, name, places.as_slice().to_vec()));
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    kinds
-}
-
-fn instances(socket: &OwnedFd) -> Vec<Instance> {
-    let mut instances = Vec::new();
-    for index in 0.. {
-        match ask(socket, ToInventory::Instance { serial: 4, unit: 0, index }) {
-            FromInventory::Instance { serial: 4, instance } => instances.push(instance),
-            FromInventory::Nothing { serial: 4 } => break,
-            other => panic!("{other:?}"),
-        }
-    }
-    instances
-}
 
 fn create(profile: u32, start: u32, size: u32) -> ToInventory {
     ToInventory::Create { serial: 5, unit: 0, profile, start, size }
