@@ -1,22 +1,32 @@
 //! `sluice`, the command line: runs programs of this host through Sluice, serves a VM, says what is running.
 //!
-//! It starts the real, separate processes and is their supervisor ([`backend`]); it must never do any of their work itself.
+//! `run` and `host` start the real, separate processes and are their supervisor ([`backend`]); they must never do any of their
+//! work themselves. Everything else is a question to a running sluiced, by its management API ([`api`]), and nothing but that API.
 
+mod api;
 mod backend;
-mod control;
+mod doctor;
+mod events;
 mod files;
 mod host;
+mod http;
+mod look;
 mod program;
 mod run;
 mod signals;
 mod softgpu;
+mod table;
+mod tree;
+mod vms;
+mod watch;
 
 use std::{
     path::PathBuf,
     process::{ExitCode, ExitStatus},
 };
 
-use clap::{Parser, Subcommand};
+use anyhow::Result;
+use clap::{CommandFactory as _, Parser, Subcommand};
 use sluice_daemon::configuration::Size;
 
 /// Give programs and virtual machines a share of a GPU.
@@ -28,11 +38,22 @@ Examples:
   sluice run --memory 1GiB -- ./app      the same with a quota of device memory
   sluice run --native -- ./vectorAdd     the same straight on the driver, for comparison
   sluice host --dir /tmp/vm1             serve one VM; prints the socket for QEMU
-  sluice status --dir /tmp/vm1           what is running there
-  sluice fence --dir /tmp/vm1 1          take everything from VM 1; `sluice readmit` lets it in again
+  sluice create web-1 --memory 16GiB     make a VM; prints the arguments for QEMU and Cloud Hypervisor
+  sluice watch                           units and VMs, live
+  sluice events --json                   what happens, a line each; goes on after a restart of sluiced
+  sluice fence web-1                     take everything from a VM; `sluice readmit` lets it in again
+  sluice doctor                          whether this host can do it, and what to do where it cannot
+
+Exit status:
+  0    done; `run`: the program's own, as of all that follow
+  1    refused by the management API, or not as it has to be (fence, doctor)
+  2    the command line is not understood
+  3    there is no such VM, unit or other thing
+  4    no sluiced answers
+  125  a failure of sluice itself; 126 a program that cannot be run, 127 one that is not there
 
 Sluice finds its programs and libraries beside `sluice` itself, or in /usr/libexec/sluice and /usr/lib/sluice; \
-SLUICE_LIBEXEC names another directory.")]
+SLUICE_LIBEXEC names another directory. SLUICE_API names another socket of the management API than /run/sluice/api.sock.")]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -51,14 +72,52 @@ enum Command {
     /// Prints a line `vhost-user socket: PATH` when a VMM can connect, for instance
     /// `qemu-system-x86_64 -chardev socket,id=sluice,path=PATH -device vhost-user-gpu-pci,chardev=sluice …`.
     Host(host::Arguments),
-    /// Print what a running sluiced has, as JSON
-    Status(control::Status),
+    /// Make a VM, or change it to be as said; print what its VMM connects to
+    Create(vms::Create),
+    /// Change what a VM may have; what is not named stays as it is
+    Update(vms::Update),
+    /// Show a VM
+    Show(vms::One),
+    /// List VMs
+    List(vms::List),
+    /// End a VM, with everything it has
+    Delete(vms::One),
     /// Take everything a VM has of a GPU, and give it nothing more until it is admitted again
     ///
     /// Its programs get an error, its device lives on. Returns when its memory is clean.
-    Fence(control::Fence),
-    /// Admit a fenced VM, or a quarantined unit, again
-    Readmit(control::Readmit),
+    Fence(vms::Fence),
+    /// Admit a VM that was fenced or drained, or a quarantined unit, again
+    Readmit(vms::Readmit),
+    /// Let a VM begin no session any more; those that run go on
+    Drain(vms::One),
+    /// List GPUs
+    Gpus(look::Asked),
+    /// List placement units: what they are, and what of them is lent
+    Units(look::Asked),
+    /// Organisations: what all their VMs may have together
+    #[command(subcommand)]
+    Organisation(tree::Organisation),
+    /// Projects: what all their VMs may have together
+    #[command(subcommand)]
+    Project(tree::Project),
+    /// Named sizes of VMs
+    #[command(subcommand)]
+    Size(tree::SizeCommand),
+    /// Show what was used: GPU time and memory, by organisation, project and VM
+    Usage(look::Asked),
+    /// Follow what happens, from now on
+    Events(events::Arguments),
+    /// Show units and VMs live, as `top` shows processes
+    Watch(watch::Arguments),
+    /// Show what a running sluiced is and has
+    Status(look::Asked),
+    /// Say whether this host can do what Sluice is for, and what to do where it cannot
+    Doctor(doctor::Arguments),
+    /// Print the completion of this command line for a shell
+    Completion {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
 }
 
 /// Options of everything that starts a backend.
@@ -82,12 +141,12 @@ struct BackendOptions {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    let runs = matches!(command, Command::Run(_) | Command::Host(_));
+    let result = match command {
         Command::Run(arguments) => run::run(arguments),
         Command::Host(arguments) => host::host(arguments).map(|()| Ended::Exited(0)),
-        Command::Status(arguments) => control::status(&arguments).map(|()| Ended::Exited(0)),
-        Command::Fence(arguments) => control::fence(&arguments).map(|()| Ended::Exited(0)),
-        Command::Readmit(arguments) => control::readmit(&arguments).map(|()| Ended::Exited(0)),
+        command => ask(&command).map(|()| Ended::Exited(0)),
     };
     match result {
         Ok(Ended::Exited(code)) => ExitCode::from(code),
@@ -98,12 +157,49 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("sluice: {error:#}");
-            // As env and timeout have it: 125 is the tool's own failure, 127 a program that is not there, 126 one that
-            // cannot be run.
-            match error.downcast_ref::<program::StartError>() {
-                Some(error) => ExitCode::from(error.code()),
-                None => ExitCode::from(125),
-            }
+            ExitCode::from(code(&error, runs))
+        }
+    }
+}
+
+/// The exit status of a failure.
+fn code(error: &anyhow::Error, runs: bool) -> u8 {
+    // As env and timeout have it: 125 is the tool's own failure, 127 a program that is not there, 126 one that cannot be run.
+    match error.downcast_ref::<program::StartError>() {
+        Some(error) => error.code(),
+        None if runs => 125,
+        None if error.is::<api::NoAnswer>() => 4,
+        None if error.downcast_ref::<api::Refusal>().is_some_and(api::Refusal::is_absence) => 3,
+        None => 1,
+    }
+}
+
+/// Everything that is a question to a sluiced.
+fn ask(command: &Command) -> Result<()> {
+    match command {
+        Command::Run(_) | Command::Host(_) => unreachable!("they start a sluiced of their own"),
+        Command::Create(arguments) => vms::create(arguments),
+        Command::Update(arguments) => vms::update(arguments),
+        Command::Show(arguments) => vms::show(arguments),
+        Command::List(arguments) => vms::list(arguments),
+        Command::Delete(arguments) => vms::delete(arguments),
+        Command::Fence(arguments) => vms::fence(arguments),
+        Command::Readmit(arguments) => vms::readmit(arguments),
+        Command::Drain(arguments) => vms::drain(arguments),
+        Command::Gpus(arguments) => look::gpus(arguments),
+        Command::Units(arguments) => look::units(arguments),
+        Command::Organisation(command) => tree::organisation(command),
+        Command::Project(command) => tree::project(command),
+        Command::Size(command) => tree::size(command),
+        Command::Usage(arguments) => look::usage(arguments),
+        Command::Events(arguments) => events::events(arguments),
+        Command::Watch(arguments) => watch::watch(arguments),
+        Command::Status(arguments) => look::status(arguments),
+        Command::Doctor(arguments) => doctor::doctor(arguments),
+        Command::Completion { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut Arguments::command(), "sluice", &mut text);
+            api::print(&String::from_utf8_lossy(&text))
         }
     }
 }

@@ -132,3 +132,13 @@ pub(crate) fn die_of(signal: libc::c_int) {
     // SAFETY: reads a filled set; the old one is not asked for.
     unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut()) };
 }
+
+/// Lines of the terminal that standard output is; `None` when it is none.
+pub(crate) fn terminal_lines() -> Option<usize> {
+    let mut size = MaybeUninit::<libc::winsize>::zeroed();
+    // SAFETY: the call fills the structure, whose every bit pattern is valid, or leaves it.
+    let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, size.as_mut_ptr()) };
+    // SAFETY: as above.
+    let lines = unsafe { size.assume_init() }.ws_row;
+    (result == 0 && lines > 0).then(|| lines.into())
+}

@@ -62,17 +62,21 @@ pub(crate) fn show(guest: &Guest, host: &Host, binaries: &Binaries, programs: &[
 fn settle(host: &Host, binaries: &Binaries) -> Result<()> {
     let deadline = Instant::now() + PROGRAM;
     loop {
-        let status = host.operate(binaries, "status", &[])?;
-        ensure_done(&status)?;
+        let mut shown = String::new();
+        for vm in [GUEST.to_owned(), NEIGHBOUR.to_string()] {
+            let vm = host.operate(binaries, "show", &[&vm, "--json"])?;
+            ensure_done(&vm)?;
+            shown.push_str(&vm.stdout);
+        }
         let busy = |line: &&str| {
             let line = line.trim().trim_end_matches(',');
             let number = |name: &str| line.strip_prefix(name).and_then(|number| number.parse::<u64>().ok());
-            number("\"lent\": ").or_else(|| number("\"holders\": ")).is_some_and(|number| number > 0)
+            number("\"lent_bytes\": ").or_else(|| number("\"holders\": ")).is_some_and(|number| number > 0)
         };
-        if !status.stdout.lines().any(|line| busy(&line)) {
+        if !shown.lines().any(|line| busy(&line)) {
             return Ok(());
         }
-        ensure!(Instant::now() < deadline, "what a program had does not come back:\n{}", status.stdout);
+        ensure!(Instant::now() < deadline, "what a program had does not come back:\n{shown}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -82,7 +86,8 @@ fn fence(guest: &Guest, host: &Host, binaries: &Binaries) -> Result<bool> {
     waiting.wait_for_output("waiting", PROGRAM)?;
     let started = Instant::now();
     let (fenced, ended): (_, Result<(Completed, Duration)>) = std::thread::scope(|scope| {
-        let fencing = scope.spawn(|| host.operate(binaries, "fence", &[GUEST, "--reason", "the demo"]));
+        let fencing =
+            scope.spawn(|| host.operate(binaries, "fence", &[GUEST, "--json", "--reason", "the demo"]));
         let ended = waiting.wait().map(|ended| (ended, started.elapsed()));
         (fencing.join(), ended)
     });

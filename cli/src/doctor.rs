@@ -1,0 +1,243 @@
+//! `sluice doctor`: whether this host can do what Sluice is for, and what to do where it cannot.
+//!
+//! It looks, and changes nothing. A library that may crash is loaded by a process of its own.
+
+mod driver;
+mod kernel;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use rustix::process::Resource;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{Api, plain, print},
+    files,
+    look::readiness,
+    table::{Table, items, text},
+};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    api: Api,
+    /// The CUDA driver library
+    #[arg(long, value_name = "PATH", default_value = "libcuda.so.1")]
+    driver: PathBuf,
+    /// Load the driver, say what it is, and end; for the process that does so
+    #[arg(long, hide = true)]
+    load: bool,
+}
+
+/// How something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// As it should be.
+    Good,
+    /// It works, but not as well, or as safely, as it could.
+    Poor,
+    /// Sluice cannot do its work so.
+    Bad,
+    /// It cannot be told from here.
+    Unknown,
+}
+
+/// What was found about one thing.
+#[derive(Clone, Debug)]
+pub(super) struct Finding {
+    name: &'static str,
+    verdict: Verdict,
+    /// How it is.
+    found: String,
+    /// What to do about it.
+    advice: String,
+}
+
+impl Finding {
+    pub(super) fn good(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Good, found: found.into(), advice: String::new() }
+    }
+
+    pub(super) fn new(
+        name: &'static str,
+        verdict: Verdict,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self { name, verdict, found: found.into(), advice: advice.into() }
+    }
+}
+
+/// Looks at everything; fails when something is bad.
+pub(crate) fn doctor(arguments: &Arguments) -> Result<()> {
+    if arguments.load {
+        return print(&driver::load(&arguments.driver)?);
+    }
+    let host = arguments.api.get("/v1/host").map_err(|error| error.to_string());
+    let mut findings = vec![programs()];
+    findings.extend(kernel::look());
+    findings.extend(driver::look(&arguments.driver));
+    findings.extend(limits(host.as_ref().ok()));
+    findings.extend(daemon(&arguments.api, &host));
+    show(&findings, arguments.api.json)?;
+    let bad = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count();
+    if bad > 0 {
+        bail!("{bad} of {} things are not as they have to be", findings.len());
+    }
+    Ok(())
+}
+
+fn show(findings: &[Finding], as_json: bool) -> Result<()> {
+    let word = |verdict| match verdict {
+        Verdict::Good => "good",
+        Verdict::Poor => "poor",
+        Verdict::Bad => "BAD",
+        Verdict::Unknown => "unknown",
+    };
+    if as_json {
+        let all: Vec<Value> = findings
+            .iter()
+            .map(|finding| {
+                json!({ "name": finding.name, "verdict": word(finding.verdict).to_lowercase(),
+                    "found": finding.found, "advice": finding.advice })
+            })
+            .collect();
+        return print(&(serde_json::to_string_pretty(&json!({ "findings": all }))? + "\n"));
+    }
+    let mut table = Table::new(&["WHAT", "VERDICT", "FOUND"]);
+    for finding in findings {
+        table.row([finding.name.to_owned(), word(finding.verdict).to_owned(), plain(&finding.found)]);
+        if !finding.advice.is_empty() {
+            table.row([String::new(), String::new(), format!("→ {}", finding.advice)]);
+        }
+    }
+    print(&table.to_string())
+}
+
+/// Whether Sluice itself is there.
+fn programs() -> Finding {
+    const NAME: &str = "programs";
+    let found = files::daemon().and_then(|path| files::SHIM.find().map(|_| path));
+    match found {
+        Ok(path) => Finding::good(NAME, format!("{} and what it starts", path.display())),
+        Err(error) => {
+            Finding::new(NAME, Verdict::Bad, "not complete", format!("{error:#}").replace('\n', ";"))
+        }
+    }
+}
+
+/// Limits of sluiced, which those of devices and workers follow; of this shell where it does not run.
+fn limits(host: Option<&Value>) -> Vec<Finding> {
+    const FILES: u64 = 65_536;
+    const NAMES: [&str; 2] = ["open files", "locked memory"];
+    let process = host.and_then(|host| host["process"].as_u64());
+    let of = process.and_then(|process| {
+        let text = std::fs::read_to_string(format!("/proc/{process}/limits")).ok()?;
+        Some((limit_of(&text, "Max open files")?, limit_of(&text, "Max locked memory")?))
+    });
+    let own = |resource| rustix::process::getrlimit(resource).current.unwrap_or(u64::MAX);
+    let (whose, (files, locked)) = match of {
+        Some(limits) => ("sluiced", limits),
+        None => ("this shell", (own(Resource::Nofile), own(Resource::Memlock))),
+    };
+    let files = if files >= FILES {
+        Finding::good(NAMES[0], format!("{files} ({whose})"))
+    } else {
+        let advice = format!(
+            "LimitNOFILE={FILES} in the service: every session and every chunk on loan is a descriptor"
+        );
+        Finding::new(NAMES[0], Verdict::Poor, format!("{files} ({whose})"), advice)
+    };
+    let locked = if locked == u64::MAX {
+        Finding::good(NAMES[1], format!("unlimited ({whose})"))
+    } else {
+        let advice = "LimitMEMLOCK=infinity in the service: guest memory is pinned for copies; Sluice's own `pinned` quota bounds it";
+        Finding::new(NAMES[1], Verdict::Poor, format!("{} KiB ({whose})", locked >> 10), advice)
+    };
+    vec![files, locked]
+}
+
+/// A soft limit in the kernel's list.
+fn limit_of(text: &str, name: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let soft = rest.split_whitespace().next()?;
+    if soft == "unlimited" { Some(u64::MAX) } else { soft.parse().ok() }
+}
+
+/// What the daemon says of itself.
+fn daemon(api: &Api, host: &Result<Value, String>) -> Vec<Finding> {
+    const NAME: &str = "sluiced";
+    let host = match host {
+        Ok(host) => host,
+        Err(error) => {
+            let first = error.lines().next().unwrap_or_default();
+            let advice = "start it, or name its socket with --socket; what follows from it is not looked at";
+            return vec![Finding::new(NAME, Verdict::Unknown, first, advice)];
+        }
+    };
+    let mut findings = vec![match readiness(api) {
+        Ok((true, _)) => Finding::good(NAME, format!("version {}, ready", text(&host["version"]))),
+        Ok((false, why)) => Finding::new(
+            NAME,
+            Verdict::Bad,
+            format!("not ready: {}", why.join("; ")),
+            "see docs/operations.md, SluiceNotReady",
+        ),
+        Err(error) => Finding::new(NAME, Verdict::Bad, format!("{error:#}"), "see its log"),
+    }];
+    findings.push(if host["scrub"] == true {
+        Finding::good("scrub policy", "memory is made clean between owners")
+    } else {
+        let advice = "take SLUICE_UNSAFE_NO_SCRUB away: what one tenant leaves behind reaches the next";
+        Finding::new("scrub policy", Verdict::Bad, "SCRUBBING IS OFF", advice)
+    });
+    if let Some(why) = host["recovered"].as_str() {
+        let advice = "compare `sluice list` with what the control plane knows";
+        findings.push(Finding::new(
+            "state",
+            Verdict::Poor,
+            format!("the last checkpoint was left behind: {why}"),
+            advice,
+        ));
+    }
+    if let Ok(units) = api.get("/v1/units") {
+        for unit in items(&units["units"]) {
+            let name = format!("unit {} is {}", text(&unit["unit"]), text(&unit["state"]));
+            findings.push(match unit["state"].as_str() {
+                Some("lending") => Finding::good("unit", name),
+                Some("quarantined") => {
+                    let reason = text(&unit["reason"]);
+                    Finding::new(
+                        "unit",
+                        Verdict::Bad,
+                        format!("{name}: {reason}"),
+                        "see docs/operations.md, SluiceUnitQuarantined",
+                    )
+                }
+                _ => Finding::new(
+                    "unit",
+                    Verdict::Poor,
+                    name,
+                    "wait until its memory is clean; see the log if that takes minutes",
+                ),
+            });
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_as_the_kernel_lists_them() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units\n\
+                    Max locked memory         unlimited            unlimited            bytes\n\
+                    Max open files            1024                 524288               files\n";
+        assert_eq!(limit_of(text, "Max open files"), Some(1024));
+        assert_eq!(limit_of(text, "Max locked memory"), Some(u64::MAX));
+        assert_eq!(limit_of(text, "Max processes"), None);
+    }
+}

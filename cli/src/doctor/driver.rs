@@ -1,0 +1,226 @@
+#![expect(unsafe_code, reason = "a library is loaded, and two functions of it are called")]
+
+//! The GPU driver of the host.
+
+use std::{
+    env, fs,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+
+use super::{Finding, Verdict};
+
+/// How long a program of the driver's may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The oldest driver with everything Sluice asks of one: CUDA 12.0.
+const LEAST: i32 = 12_000;
+
+/// Looks at the driver.
+pub(super) fn look(library: &Path) -> Vec<Finding> {
+    let mut findings = vec![loads(library)];
+    let Some(version) = fs::read_to_string("/proc/driver/nvidia/version").ok() else {
+        let advice = "load the driver's kernel module, or compute on the software GPU with `sluice run` and `sluice host`";
+        findings.push(Finding::new(
+            "kernel module",
+            Verdict::Poor,
+            "the nvidia module is not loaded",
+            advice,
+        ));
+        return findings;
+    };
+    findings.push(Finding::good("kernel module", version.lines().next().unwrap_or_default()));
+    findings.push(host_memory());
+    findings.extend(cards());
+    findings
+}
+
+/// Loads the driver and says what it is: `VERSION RESULT`, those of CUDA and of its start.
+pub(super) fn load(library: &Path) -> Result<String> {
+    // SAFETY: loading runs the library's initializers; it is the driver that the user named, in a process for nothing else.
+    let library = unsafe { libloading::Library::new(library) }?;
+    // SAFETY: the type is that of the CUDA driver API.
+    let init: libloading::Symbol<'_, unsafe extern "C" fn(u32) -> i32> = unsafe { library.get(b"cuInit") }?;
+    // SAFETY: likewise.
+    let version: libloading::Symbol<'_, unsafe extern "C" fn(*mut i32) -> i32> =
+        unsafe { library.get(b"cuDriverGetVersion") }?;
+    let mut number = 0;
+    // SAFETY: a pointer to a number that it fills.
+    let asked = unsafe { version(&raw mut number) };
+    anyhow::ensure!(asked == 0, "cuDriverGetVersion fails with {asked}");
+    // SAFETY: 0 is the only flag there is.
+    let started = unsafe { init(0) };
+    Ok(format!("{number} {started}\n"))
+}
+
+fn loads(library: &Path) -> Finding {
+    const NAME: &str = "driver";
+    let shown = library.display();
+    let said = env::current_exe().context("sluice is gone").and_then(|program| {
+        let mut command = Command::new(program);
+        command.args(["doctor", "--load", "--driver"]).arg(library);
+        output(&mut command)
+    });
+    let said = match said {
+        Ok(said) => said,
+        Err(error) => {
+            let advice = "install NVIDIA's driver, or name another with --driver";
+            return Finding::new(NAME, Verdict::Poor, format!("{shown} does not load: {error:#}"), advice);
+        }
+    };
+    judge(&shown.to_string(), &said)
+}
+
+/// What follows from what the loaded driver said.
+fn judge(library: &str, said: &str) -> Finding {
+    const NAME: &str = "driver";
+    let mut numbers = said.split_whitespace().map(|word| word.parse::<i32>().ok());
+    let (Some(version), Some(started)) = (numbers.next().flatten(), numbers.next().flatten()) else {
+        return Finding::new(NAME, Verdict::Unknown, format!("{library} says nonsense"), "");
+    };
+    let found = format!("{library}, CUDA {}.{}", version / 1000, version % 1000 / 10);
+    if started != 0 {
+        let advice = "look at the kernel's log (dmesg) for NVRM; 100 is no device, 803 a library that is not of the module's version";
+        return Finding::new(
+            NAME,
+            Verdict::Bad,
+            format!("{found}; it does not start: error {started}"),
+            advice,
+        );
+    }
+    if version < LEAST {
+        return Finding::new(NAME, Verdict::Bad, found, "CUDA 12.0 or newer is needed");
+    }
+    Finding::good(NAME, found)
+}
+
+/// Whether kernels could reach memory of the worker's process that the guest was not given.
+fn host_memory() -> Finding {
+    const NAME: &str = "HMM and ATS";
+    let parameter = |name: &str| {
+        fs::read_to_string(format!("/sys/module/nvidia_uvm/parameters/{name}"))
+            .ok()
+            .map(|text| text.trim().to_owned())
+    };
+    let (disabled, ats) = (parameter("uvm_disable_hmm"), parameter("uvm_ats_mode"));
+    let advice = "options nvidia_uvm uvm_disable_hmm=1 in /etc/modprobe.d: kernels of a guest can otherwise read all memory \
+                  of their own worker";
+    match (disabled.as_deref(), ats.as_deref()) {
+        (Some("Y" | "1"), None | Some("0")) => Finding::good(NAME, "off"),
+        (Some("Y" | "1"), Some(mode)) => {
+            let found = format!("HMM is off, ATS mode is {mode}");
+            Finding::new(
+                NAME,
+                Verdict::Unknown,
+                found,
+                "ATS matters where CPU and GPU share an address space; uvm_ats_mode=0 rules it out",
+            )
+        }
+        (Some(_), _) => Finding::new(NAME, Verdict::Poor, "HMM is on, if the kernel can", advice),
+        (None, _) => Finding::new(NAME, Verdict::Unknown, "nvidia_uvm is not loaded", advice),
+    }
+}
+
+/// Each GPU as the driver's own tool sees it.
+fn cards() -> Vec<Finding> {
+    let mut command = Command::new("nvidia-smi");
+    command.args([
+        "--format=csv,noheader",
+        "--query-gpu=index,name,ecc.mode.current,persistence_mode,compute_mode,mig.mode.current",
+    ]);
+    match output(&mut command) {
+        Ok(text) => text.lines().flat_map(card).collect(),
+        Err(error) => {
+            let advice = "ECC, persistence and compute mode are not looked at";
+            vec![Finding::new("ECC", Verdict::Unknown, format!("nvidia-smi: {error:#}"), advice)]
+        }
+    }
+}
+
+/// What follows from a line of nvidia-smi.
+fn card(line: &str) -> Vec<Finding> {
+    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+    let [index, name, ecc, persistence, compute, mig] = fields[..] else {
+        return vec![Finding::new("GPU", Verdict::Unknown, format!("nvidia-smi says {line:?}"), "")];
+    };
+    let gpu = format!("GPU {index}, {name}");
+    let judge = |what, found: &str, good: bool, verdict, advice: &str| {
+        let found = format!("{gpu}: {found}");
+        if good { Finding::good(what, found) } else { Finding::new(what, verdict, found, advice) }
+    };
+    vec![
+        judge(
+            "ECC",
+            ecc,
+            ecc == "Enabled",
+            Verdict::Poor,
+            "nvidia-smi -e 1 and a reset: errors in memory are silent without",
+        ),
+        judge(
+            "persistence",
+            persistence,
+            persistence == "Enabled",
+            Verdict::Poor,
+            "run nvidia-persistenced: the first session waits for the driver without",
+        ),
+        judge(
+            "compute mode",
+            compute,
+            compute == "Default",
+            Verdict::Bad,
+            "nvidia-smi -c 0: arbiter and workers share the GPU",
+        ),
+        Finding::good("MIG", format!("{gpu}: {mig}")),
+    ]
+}
+
+/// What a program says, in bounded time.
+fn output(command: &mut Command) -> Result<String> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let deadline = Instant::now() + PATIENCE;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            anyhow::bail!("no answer in {PATIENCE:?}");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    // Some lines, which a pipe holds.
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "{} {}", output.status, said.lines().last().unwrap_or_default());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Promise: A21
+    #[test]
+    fn a_driver_that_does_not_start_or_is_too_old_is_bad() {
+        let verdict = |said| judge("libcuda.so.1", said).verdict;
+        assert_eq!(verdict("13040 0\n"), Verdict::Good);
+        assert_eq!(verdict("13040 803\n"), Verdict::Bad);
+        assert_eq!(verdict("11080 0\n"), Verdict::Bad);
+        assert_eq!(verdict("what\n"), Verdict::Unknown);
+        assert!(judge("x", "13040 0").found.contains("CUDA 13.4"));
+    }
+
+    // Promise: A21
+    #[test]
+    fn a_card_that_others_cannot_share_is_bad() {
+        let verdicts = |line| card(line).iter().map(|finding| finding.verdict).collect::<Vec<_>>();
+        use Verdict::{Bad, Good, Poor, Unknown};
+        assert_eq!(verdicts("0, NVIDIA H200, Enabled, Enabled, Default, Disabled"), [Good, Good, Good, Good]);
+        assert_eq!(
+            verdicts("0, NVIDIA X, [N/A], Disabled, Exclusive_Process, [N/A]"),
+            [Poor, Poor, Bad, Good]
+        );
+        assert_eq!(verdicts("No devices were found"), [Unknown]);
+    }
+}

@@ -1,0 +1,106 @@
+//! What the kernel offers, and how it is set.
+
+use std::{fs, io, path::Path};
+
+use super::{Finding, Verdict};
+
+/// Mappings of one process: a worker maps each run of a guest's pages by itself.
+const MAPPINGS: u64 = 262_144;
+
+/// Looks at the kernel.
+pub(super) fn look() -> Vec<Finding> {
+    let mut findings = vec![version(), kvm(), mappings(), sandbox(), cgroups(), overcommit()];
+    findings.push(iommu());
+    findings
+}
+
+fn read(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn version() -> Finding {
+    const NAME: &str = "kernel";
+    const LEAST: (u32, u32) = (5, 14);
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(major), Some(minor)) if (major, minor) >= LEAST => Finding::good(NAME, release),
+        (Some(_), Some(_)) => {
+            let advice =
+                format!("{}.{} or newer is needed: pidfds, memfd seals, cgroup.kill", LEAST.0, LEAST.1);
+            Finding::new(NAME, Verdict::Bad, release, advice)
+        }
+        _ => Finding::new(NAME, Verdict::Unknown, "its version cannot be read", ""),
+    }
+}
+
+fn kvm() -> Finding {
+    const NAME: &str = "KVM";
+    match fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+        Ok(_) => Finding::good(NAME, "/dev/kvm can be used"),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Finding::new(
+            NAME,
+            Verdict::Poor,
+            "/dev/kvm: permission denied",
+            "put who runs VMMs into the group kvm",
+        ),
+        Err(error) => {
+            let advice = "switch virtualization on in the firmware and load kvm_intel or kvm_amd; VMs are slow without";
+            Finding::new(NAME, Verdict::Poor, format!("/dev/kvm: {error}"), advice)
+        }
+    }
+}
+
+fn mappings() -> Finding {
+    const NAME: &str = "vm.max_map_count";
+    match read("/proc/sys/vm/max_map_count").and_then(|text| text.parse::<u64>().ok()) {
+        Some(count) if count >= MAPPINGS => Finding::good(NAME, count.to_string()),
+        Some(count) => {
+            let advice = format!(
+                "sysctl vm.max_map_count={MAPPINGS}: beyond it, pages of a fragmented guest are copied"
+            );
+            Finding::new(NAME, Verdict::Poor, count.to_string(), advice)
+        }
+        None => Finding::new(NAME, Verdict::Unknown, "it cannot be read", ""),
+    }
+}
+
+fn sandbox() -> Finding {
+    const NAME: &str = "seccomp";
+    let actions = read("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+    if actions.split_whitespace().any(|action| action == "kill_process") {
+        Finding::good(NAME, "filters can end a process")
+    } else {
+        let advice = "use a kernel with CONFIG_SECCOMP_FILTER: devices and workers run behind a filter";
+        Finding::new(NAME, Verdict::Bad, "no filters", advice)
+    }
+}
+
+fn cgroups() -> Finding {
+    const NAME: &str = "cgroups";
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        Finding::good(NAME, "version 2")
+    } else {
+        let advice = "boot with systemd.unified_cgroup_hierarchy=1: processes of VMs get no limits of their own without";
+        Finding::new(NAME, Verdict::Poor, "not version 2", advice)
+    }
+}
+
+fn overcommit() -> Finding {
+    const NAME: &str = "vm.overcommit_memory";
+    match read("/proc/sys/vm/overcommit_memory").as_deref() {
+        Some("2") => {
+            let advice =
+                "sysctl vm.overcommit_memory=0: drivers reserve address space as large as all GPUs' memory";
+            Finding::new(NAME, Verdict::Poor, "2: strict", advice)
+        }
+        Some(mode) => Finding::good(NAME, mode),
+        None => Finding::new(NAME, Verdict::Unknown, "it cannot be read", ""),
+    }
+}
+
+fn iommu() -> Finding {
+    let count = fs::read_dir("/sys/class/iommu").map_or(0, Iterator::count);
+    let is = if count > 0 { "on" } else { "off" };
+    Finding::good("IOMMU", format!("{is}; not needed: the GPU stays with the host's driver"))
+}

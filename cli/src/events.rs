@@ -1,0 +1,118 @@
+//! `sluice events`: what happens, as it happens.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use crate::{
+    api::{Api, Refusal, part, print},
+    table::text,
+};
+
+/// Bytes of an event.
+const LINE: u64 = 64 << 10;
+/// How long until a sluiced that is gone is asked again: the first time, and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    api: Api,
+    /// Begin behind the event with this token, which `--json` shows
+    #[arg(long, value_name = "TOKEN")]
+    after: Option<String>,
+    /// End when all events so far are shown, instead of waiting for more
+    #[arg(long)]
+    no_follow: bool,
+    /// End when sluiced does, instead of waiting for the next
+    #[arg(long, conflicts_with = "no_follow")]
+    no_reconnect: bool,
+}
+
+/// Follows events; from one sluiced to the next, without losing one in silence.
+pub(crate) fn events(arguments: &Arguments) -> Result<()> {
+    let mut after = arguments.after.clone();
+    let mut wait = AGAIN.0;
+    let mut connected = false;
+    loop {
+        let result = follow(arguments, &mut after, &mut || {
+            wait = AGAIN.0;
+            connected = true;
+        });
+        if arguments.no_follow || arguments.no_reconnect || !connected {
+            return result;
+        }
+        // What the API refuses, it will refuse again.
+        if let Err(error) = result {
+            if error.downcast_ref::<Refusal>().is_some() {
+                return Err(error);
+            }
+            eprintln!("sluice: {error:#}; asking again");
+        } else {
+            eprintln!("sluice: sluiced has ended the stream; asking again");
+        }
+        thread::sleep(wait);
+        wait = (wait * 2).min(AGAIN.1);
+    }
+}
+
+/// Shows events until the stream ends; `after` is that of the last one shown.
+fn follow(arguments: &Arguments, after: &mut Option<String>, connected: &mut dyn FnMut()) -> Result<()> {
+    let mut path = format!("/v1/events?follow={}", !arguments.no_follow);
+    if let Some(token) = after {
+        path.push_str("&after=");
+        path.push_str(&part(token));
+    }
+    let mut stream = arguments.api.open("GET", &path, None)?;
+    connected();
+    while let Some(line) = stream.line(LINE).context("the stream of events is cut off")? {
+        let event: Value = serde_json::from_str(&line).context("an event is not JSON")?;
+        if let Some(token) = event["token"].as_str() {
+            *after = Some(token.to_owned());
+        }
+        if event["kind"] == "alive" {
+            continue;
+        }
+        print(&if arguments.api.json { format!("{event}\n") } else { shown(&event) })?;
+    }
+    Ok(())
+}
+
+/// An event as a line for people.
+pub(crate) fn shown(event: &Value) -> String {
+    let vm = event["vm"].as_str().map(|_| format!("  VM {}", text(&event["vm"]))).unwrap_or_default();
+    let detail = text(&event["detail"]);
+    let time = event["time"].as_u64().map_or("-".to_owned(), utc);
+    format!("{time}  {}{vm}  {detail}\n", text(&event["kind"]))
+}
+
+/// Milliseconds since 1970 as a time of UTC.
+fn utc(milliseconds: u64) -> String {
+    let (seconds, days) = (milliseconds / 1000 % 86_400, milliseconds / 86_400_000);
+    // Gregorian, with years that begin in March: a leap day is then a year's last (Hinnant's days_from_civil).
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = era * 400 + year + next;
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", milliseconds % 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_of_the_calendar() {
+        assert_eq!(utc(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(utc(951_782_400_001), "2000-02-29T00:00:00.001Z");
+        assert_eq!(utc(1_709_251_199_999), "2024-02-29T23:59:59.999Z");
+        assert_eq!(utc(1_709_251_200_000), "2024-03-01T00:00:00.000Z");
+        assert_eq!(utc(4_102_444_799_000), "2099-12-31T23:59:59.000Z");
+    }
+}

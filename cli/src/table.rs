@@ -1,0 +1,109 @@
+//! Columns of text.
+
+use serde_json::Value;
+
+use crate::api::plain;
+
+/// Lines of cells under titles. Columns whose title begins with `>` are aligned to the right.
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+    right: Vec<bool>,
+}
+
+impl Table {
+    pub(crate) fn new(titles: &[&str]) -> Self {
+        let right = titles.iter().map(|title| title.starts_with('>')).collect();
+        let titles = titles.iter().map(|title| title.trim_start_matches('>').to_owned()).collect();
+        Self { rows: vec![titles], right }
+    }
+
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.right.len()).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for ((cell, &width), &right) in row.iter().zip(&widths).zip(&self.right) {
+                if right {
+                    line.push_str(&format!("{cell:>width$}  "));
+                } else {
+                    line.push_str(&format!("{cell:<width$}  "));
+                }
+            }
+            writeln!(formatter, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A value in a cell; `-` for none.
+pub(crate) fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) if text.is_empty() => "-".to_owned(),
+        Value::String(text) => plain(text),
+        other => other.to_string(),
+    }
+}
+
+/// Bytes in the unit that suits them.
+pub(crate) fn bytes(value: &Value) -> String {
+    let Some(bytes) = value.as_u64() else { return "-".to_owned() };
+    for (unit, shift) in [("TiB", 40_u32), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+        let one = 1_u64 << shift;
+        if bytes >= one {
+            // Tenths, rounded down: what is shown is there.
+            let tenths = (bytes & (one - 1)).saturating_mul(10) >> shift;
+            let fraction = if tenths == 0 { String::new() } else { format!(".{tenths}") };
+            return format!("{}{fraction} {unit}", bytes >> shift);
+        }
+    }
+    format!("{bytes} B")
+}
+
+/// Bytes that may be had, where 0 means all there are.
+pub(crate) fn limit(value: &Value) -> String {
+    if value.as_u64() == Some(0) { "all".to_owned() } else { bytes(value) }
+}
+
+/// The objects of a list.
+pub(crate) fn items(list: &Value) -> &[Value] {
+    list.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A sum of numbers.
+pub(crate) fn sum<'a>(values: impl IntoIterator<Item = &'a Value>) -> u64 {
+    values.into_iter().filter_map(Value::as_u64).fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn columns_stand_under_their_titles() {
+        let mut table = Table::new(&["NAME", ">BYTES", "STATE"]);
+        table.row(["a".to_owned(), "5".to_owned(), "running".to_owned()]);
+        table.row(["longer".to_owned(), "12345".to_owned(), String::new()]);
+        assert_eq!(table.to_string(), "NAME    BYTES  STATE\na           5  running\nlonger  12345\n");
+    }
+
+    #[test]
+    fn bytes_are_shown_in_the_unit_that_suits_them() {
+        let shown =
+            [0, 1023, 1024, 1536, (1 << 30) - 1, 1 << 30, 3 << 39].map(|number: u64| bytes(&json!(number)));
+        assert_eq!(shown, ["0 B", "1023 B", "1 KiB", "1.5 KiB", "1023.9 MiB", "1 GiB", "1.5 TiB"]);
+        assert_eq!((bytes(&Value::Null), limit(&json!(0))), ("-".to_owned(), "all".to_owned()));
+        assert_eq!(text(&json!("\u{1b}[2J")), " [2J", "a terminal would obey it");
+    }
+}

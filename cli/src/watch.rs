@@ -1,0 +1,201 @@
+//! `sluice watch`: units and VMs, again and again, as `top` shows processes.
+
+use std::{
+    collections::BTreeMap,
+    io::IsTerminal as _,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::{
+    api::{Api, print},
+    look::units_table,
+    signals::terminal_lines,
+    table::{Table, bytes, items, limit, text},
+    vms::{lent, state},
+};
+
+/// Cells of a bar.
+const BAR: u32 = 20;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    api: Api,
+    /// Show once, and end
+    #[arg(long)]
+    once: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    interval: f64,
+    /// What comes first
+    #[arg(long, value_parser = ["name", "memory", "time"], default_value = "memory")]
+    sort: String,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "it is not a number".to_owned())?;
+    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("it can be 0.1 to 3600".to_owned()) }
+}
+
+/// What was seen at a look.
+struct Look {
+    units: Value,
+    vms: Value,
+    at: Instant,
+    /// By VM: seconds of GPU time.
+    time: BTreeMap<String, f64>,
+}
+
+/// Shows the live table.
+pub(crate) fn watch(arguments: &Arguments) -> Result<()> {
+    let on_terminal = std::io::stdout().is_terminal();
+    let mut before: Option<Look> = None;
+    loop {
+        let now = look(&arguments.api)?;
+        if arguments.api.json {
+            let both = serde_json::json!({ "units": now.units, "vms": now.vms });
+            print(&format!("{both}\n"))?;
+        } else {
+            let frame = frame(&now, before.as_ref(), &arguments.sort);
+            print(&if on_terminal && !arguments.once { redraw(&frame, terminal_lines()) } else { frame })?;
+        }
+        if arguments.once {
+            return Ok(());
+        }
+        before = Some(now);
+        thread::sleep(Duration::from_secs_f64(arguments.interval));
+    }
+}
+
+fn look(api: &Api) -> Result<Look> {
+    let units = api.get("/v1/units")?["units"].take();
+    let vms = api.get("/v1/vms")?["vms"].take();
+    let time = items(&vms).iter().map(|vm| {
+        let seconds = items(&vm["units"]).iter().filter_map(|unit| unit["gpu_seconds"].as_f64()).sum();
+        (text(&vm["id"]), seconds)
+    });
+    Ok(Look { time: time.collect(), units, vms, at: Instant::now() })
+}
+
+/// One look as text.
+fn frame(now: &Look, before: Option<&Look>, sort: &str) -> String {
+    let used = |name: &str| {
+        let before = before?;
+        let passed = now.at.duration_since(before.at).as_secs_f64();
+        // A unit that counts anew has used nothing yet.
+        let used = (now.time.get(name)? - before.time.get(name)?).max(0.0);
+        (passed > 0.0).then(|| used / passed)
+    };
+    let mut vms: Vec<(&Value, Option<f64>)> =
+        items(&now.vms).iter().map(|vm| (vm, used(&text(&vm["id"])))).collect();
+    match sort {
+        "memory" => vms.sort_by_key(|(vm, _)| std::cmp::Reverse(lent(vm))),
+        "time" => vms.sort_by(|(_, one), (_, other)| other.unwrap_or(0.0).total_cmp(&one.unwrap_or(0.0))),
+        _ => {}
+    }
+    let sessions: usize = vms.iter().map(|(vm, _)| items(&vm["sessions"]).len()).sum();
+    let mut table = Table::new(&[
+        "VM",
+        "STATE",
+        ">SESSIONS",
+        "MEMORY",
+        ">LENT",
+        ">OF",
+        ">GPU TIME",
+        ">WEIGHT",
+        "PRIORITY",
+    ]);
+    for (vm, used) in &vms {
+        let (lent, may) = (lent(vm), vm["memory_bytes"].as_u64().unwrap_or(0));
+        let may = if may == 0 { total(&now.units) } else { may };
+        table.row([
+            text(&vm["id"]),
+            state(vm),
+            items(&vm["sessions"]).len().to_string(),
+            bar(lent, may),
+            bytes(&lent.into()),
+            limit(&vm["memory_bytes"]),
+            used.map_or("-".to_owned(), |used| format!("{:.1} %", used * 100.0)),
+            text(&vm["weight"]),
+            text(&vm["priority"]),
+        ]);
+    }
+    let title = format!("{} VMs, {sessions} sessions on {} units", vms.len(), items(&now.units).len());
+    format!("{title}\n\n{}\n{table}", units_table(&now.units))
+}
+
+fn total(units: &Value) -> u64 {
+    items(units).iter().filter_map(|unit| unit["memory"]["total_bytes"].as_u64()).fold(0, u64::saturating_add)
+}
+
+/// A part of a whole, as a bar.
+fn bar(part: u64, whole: u64) -> String {
+    let cells = u128::from(part).saturating_mul(u128::from(BAR)).div_ceil(u128::from(whole.max(1)));
+    let cells = usize::try_from(cells).unwrap_or(usize::MAX).min(BAR as usize);
+    format!("[{}{}]", "|".repeat(cells), " ".repeat(BAR as usize - cells))
+}
+
+/// A frame over the last one, cut to the terminal: what does not fit would scroll.
+fn redraw(frame: &str, lines: Option<usize>) -> String {
+    let lines = lines.unwrap_or(usize::MAX).saturating_sub(1).max(1);
+    let mut drawn = "\x1b[H".to_owned();
+    for line in frame.lines().take(lines) {
+        drawn.push_str(line);
+        drawn.push_str("\x1b[K\n");
+    }
+    drawn.push_str("\x1b[J");
+    drawn
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn look(lent: u64, seconds: f64, at: Instant) -> Look {
+        let vm = |name: &str, lent: u64| {
+            json!({ "id": name, "state": "running", "fence": { "step": "active" }, "memory_bytes": 100 << 20, "weight": 100,
+                "priority": "normal", "sessions": [{ "session": 1 }], "units": [{ "unit": 0, "lent_bytes": lent }] })
+        };
+        Look {
+            units: json!([{ "unit": 0, "gpu": 0, "kind": "time-slice", "state": "lending", "memory": { "total_bytes": 1 << 30 } }]),
+            vms: json!([vm("a", lent), vm("b", 90 << 20)]),
+            at,
+            time: BTreeMap::from([("a".to_owned(), seconds), ("b".to_owned(), 1.0)]),
+        }
+    }
+
+    // Promise: A20
+    #[test]
+    fn a_frame_shows_memory_and_what_was_used_of_the_time_in_between() {
+        let start = Instant::now();
+        let (before, now) = (look(0, 1.0, start), look(50 << 20, 1.5, start + Duration::from_secs(2)));
+        let first = frame(&before, None, "memory");
+        assert!(first.contains("2 VMs, 2 sessions on 1 units"), "{first}");
+        let shown = frame(&now, Some(&before), "memory");
+        let line = |name: &str| {
+            let line = shown.lines().position(|line| line.starts_with(name)).expect("a line");
+            (line, shown.lines().nth(line).unwrap_or_default())
+        };
+        let (a, b) = (line("a "), line("b "));
+        assert!(a.1.contains("[||||||||||          ]") && a.1.contains("25.0 %"), "{shown}");
+        assert!(b.1.contains("0.0 %") && b.0 < a.0, "the one with more memory comes first: {shown}");
+        let shown = frame(&now, Some(&before), "time");
+        assert!(shown.find("\na ") < shown.find("\nb "), "{shown}");
+    }
+
+    #[test]
+    fn a_terminal_gets_no_more_lines_than_it_has() {
+        let drawn = redraw("1\n2\n3\n4\n", Some(3));
+        assert_eq!(drawn, "\x1b[H1\x1b[K\n2\x1b[K\n\x1b[J");
+        assert_eq!(
+            (bar(0, 10), bar(99, 10)),
+            (format!("[{}]", " ".repeat(20)), format!("[{}]", "|".repeat(20)))
+        );
+    }
+}

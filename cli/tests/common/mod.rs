@@ -1,0 +1,180 @@
+//! What the tests of the command line share: a directory in which the daemon and the launcher are real, and device, worker, arbiter,
+//! inventory and libraries are stand-ins; and ways to wait for processes without sleeping.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::{
+    ffi::OsString,
+    io::{BufRead as _, BufReader, Write as _},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{net::UnixStream, process::CommandExt as _},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal},
+};
+use tempfile::TempDir;
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory for one test: Sluice's files in `libexec`, temporary directories in `tmp`.
+pub(crate) struct Place {
+    pub(crate) directory: TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let place = Self { directory: tempfile::tempdir().expect("a directory") };
+        std::fs::create_dir(place.libexec()).expect("a directory");
+        std::fs::create_dir(place.temporary()).expect("a directory");
+        let built = Path::new(env!("CARGO_BIN_EXE_sluice")).parent().expect("a directory");
+        for (name, file) in [
+            ("sluiced", "sluiced"),
+            ("sluice-launcher", "sluice-launcher"),
+            ("sluice-device", "sluice-stand-in"),
+            ("sluice-worker", "sluice-stand-in"),
+            ("sluice-arbiter", "sluice-stand-in"),
+            ("sluice-inventory", "sluice-stand-in"),
+        ] {
+            let file = built.join(file);
+            assert!(file.exists(), "{} is missing: run `cargo build -p sluice-daemon`", file.display());
+            std::os::unix::fs::symlink(file, place.libexec().join(name)).expect("a link");
+        }
+        for library in
+            ["libsluice_guest.so", "libsluice_guest_nvml.so", "libsoftgpu_cuda.so", "libsoftgpu_nvml.so"]
+        {
+            std::fs::write(place.libexec().join(library), "").expect("a library");
+        }
+        place
+    }
+
+    pub(crate) fn libexec(&self) -> PathBuf {
+        self.directory.path().join("libexec")
+    }
+
+    pub(crate) fn temporary(&self) -> PathBuf {
+        self.directory.path().join("tmp")
+    }
+
+    pub(crate) fn sluice(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.args(arguments).env("SLUICE_LIBEXEC", self.libexec()).env("TMPDIR", self.temporary());
+        command.env("SLUICE_LOG", "off").env_remove("LD_LIBRARY_PATH");
+        command
+    }
+
+    /// `sluice run` of a shell script.
+    pub(crate) fn script(&self, script: &str) -> Command {
+        self.sluice(&["run", "--", "/bin/sh", "-c", script])
+    }
+
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let libexec = self.libexec().into_os_string().into_encoded_bytes();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            if line.windows(libexec.len()).any(|window| window == libexec) {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    /// At this very moment, not a little later.
+    pub(crate) fn assert_nothing_left(&self) {
+        assert_eq!(self.processes(), [] as [u32; 0], "processes were left");
+        let left: Vec<OsString> = std::fs::read_dir(self.temporary())
+            .expect("a directory")
+            .flatten()
+            .map(|entry| entry.file_name())
+            .collect();
+        assert!(left.is_empty(), "{left:?} was left");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for pid in self.processes() {
+            if let Some(process) = watch(pid) {
+                signal(&process, Signal::KILL);
+            }
+        }
+    }
+}
+
+pub(crate) fn watch(pid: u32) -> Option<OwnedFd> {
+    rustix::process::pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()
+}
+
+pub(crate) fn signal(process: &impl AsFd, signal: Signal) {
+    match rustix::process::pidfd_send_signal(process, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(error) => panic!("cannot signal: {error}"),
+    }
+}
+
+pub(crate) fn wait_gone(process: &impl AsFd) {
+    let limit = Timespec::try_from(PATIENCE).expect("a time");
+    let mut polled = [PollFd::new(process, PollFlags::IN)];
+    let ready = rustix::io::retry_on_intr(|| poll(&mut polled, Some(&limit))).expect("poll");
+    assert_eq!(ready, 1, "a process does not end");
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub(crate) fn run(mut command: Command) -> Output {
+    command.output().expect("sluice")
+}
+
+/// Starts a script that says what it knows and then waits for standard input; returns what it said.
+pub(crate) fn start(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>, String) {
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sluice");
+    let mut output = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    output.read_line(&mut line).expect("text");
+    assert!(!line.is_empty(), "the program said nothing");
+    (child, output, line.trim_end().to_owned())
+}
+
+/// The command with the signals of these tests as they are by default: whoever runs the tests may ignore some, as nohup and
+/// background jobs of shells do, and that is inherited.
+pub(crate) fn attentive(mut command: Command) -> Command {
+    #[expect(unsafe_code, reason = "between fork and exec")]
+    let default = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1] {
+            // SAFETY: no handler, and a call that is safe between fork and exec.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    #[expect(unsafe_code, reason = "between fork and exec")]
+    // SAFETY: `default` makes system calls only.
+    unsafe {
+        command.pre_exec(default)
+    };
+    command
+}
+
+/// Opens a session with the stand-in device at `socket`; the worker's process.
+pub(crate) fn open_session(socket: &str) -> (UnixStream, OwnedFd) {
+    let stream = UnixStream::connect(socket).expect("the device's socket");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    writeln!(&stream, "open 1").expect("a device that listens");
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).expect("an answer");
+    let found: serde_json::Value =
+        serde_json::from_str(line.trim().strip_prefix("worker 1 ").expect("a worker"))
+            .expect("what the worker found");
+    let pid = found["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid");
+    (stream, watch(pid).expect("a process"))
+}
