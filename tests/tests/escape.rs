@@ -304,7 +304,7 @@ fn single_bytes_are_charged_as_what_they_take() -> Result<()> {
 #[test]
 #[ignore = "for the full tier"]
 fn a_million_single_bytes_are_charged_as_what_they_take() -> Result<()> {
-    escape_with("tiny", 32 * MIB, &["1000000"], 3 * PATIENCE)
+    escape_with("tiny", 32 * MIB, &["1000000"], 12 * PATIENCE)
 }
 
 // Promise: Q60

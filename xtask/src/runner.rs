@@ -28,6 +28,8 @@ pub(crate) struct Plan<'plan> {
     pub parallel: usize,
     /// For each test.
     pub limit: Duration,
+    /// For each test of the full tier.
+    pub long_limit: Duration,
     /// Added to each test's environment.
     pub environment: &'plan [(&'plan str, &'plan str)],
     /// Show each test, not only those that fail.
@@ -85,7 +87,7 @@ fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &str, ignored: bool) -> T
     // Only the end of the output is shown, and a backtrace would push the message out of it.
     command.env("RUST_BACKTRACE", "0").envs(plan.environment.iter().copied());
     let started = Instant::now();
-    let finished = process::run(&mut command, plan.limit);
+    let finished = process::run(&mut command, if ignored { plan.long_limit } else { plan.limit });
     let seconds = started.elapsed().as_secs_f64();
     let left_behind = end_leftovers(&format!("SLUICE_TEST_RUN={id}"), finished.is_ok());
     let (verdict, reason) = judge(finished, &left_behind);
@@ -222,6 +224,7 @@ mod tests {
             ignored_too: false,
             parallel: 2,
             limit: Duration::from_secs(2),
+            long_limit: Duration::from_secs(2),
             environment: &[],
             verbose: false,
         }

@@ -20,8 +20,8 @@ const CARGO_DENY: &str = "0.20.2";
 const CHECK: Duration = Duration::from_secs(1200);
 /// One test.
 const TEST: Duration = Duration::from_secs(180);
-/// One test with a virtual machine under software emulation.
-const VM_TEST: Duration = Duration::from_secs(900);
+/// One test with a virtual machine under software emulation, or one for the full tier.
+const LONG_TEST: Duration = Duration::from_secs(900);
 
 /// Test binaries whose tests run one at a time: machines of their own, or figures that others would spoil.
 const ALONE: &[&str] = &["vm", "figures"];
@@ -232,7 +232,8 @@ fn tests(options: &Options) -> Result<Vec<TestResult>> {
         }
         .context("setting up the clients")?;
     }
-    run_visibly(cargo().args(["build", "--release"]).args(options.packages()))?;
+    // Whole-system tests of any package run programs of all others.
+    run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
     let mut build = cargo();
     build.args(["test", "--release"]).args(options.packages());
     let binaries = build_tests(&mut build)?;
@@ -244,7 +245,8 @@ fn tests(options: &Options) -> Result<Vec<TestResult>> {
             filter: &options.filter,
             ignored_too: options.tier == Tier::Full,
             parallel: if ALONE.contains(&name) { 1 } else { Machine::this().cpus },
-            limit: if with_vm { VM_TEST } else { TEST },
+            limit: if with_vm { LONG_TEST } else { TEST },
+            long_limit: LONG_TEST,
             environment: &[("SLUICE_TIER", options.tier.name())],
             verbose: options.verbose || with_vm,
         };
@@ -281,6 +283,7 @@ fn loom(options: &Options) -> Result<Vec<TestResult>> {
             ignored_too: options.tier == Tier::Full,
             parallel: Machine::this().cpus,
             limit: CHECK,
+            long_limit: CHECK,
             environment: &[],
             verbose: options.verbose,
         };
