@@ -55,6 +55,8 @@ enum Stage {
     Tests,
     /// Tests in documentation.
     Doctests,
+    /// The daemon killed at every step of every change.
+    Faults,
     /// All interleavings of the ring, of parking and waking.
     Loom,
     /// The documentation builds, and generated pages are up to date.
@@ -192,6 +194,7 @@ fn run_stage(stage: Stage, options: &Options, record: &Record) -> Result<Vec<Tes
             test.args(["test", "--release", "--doc", "--no-fail-fast"]).args(options.packages());
             runner::documentation_tests(&mut test, CHECK)
         }
+        Stage::Faults => faults(options),
         Stage::Loom => loom(options),
         Stage::Docs => documentation(options),
         Stage::Deny => deny(),
@@ -251,6 +254,44 @@ fn tests(options: &Options) -> Result<Vec<TestResult>> {
             verbose: options.verbose || with_vm,
         };
         results.extend(run_binary(binary, &plan)?);
+    }
+    Ok(results)
+}
+
+/// What is tested with them.
+const CRASHES: [&str; 2] = [
+    "crash::a_daemon_killed_at_any_step_of_a_change_has_made_it_or_not",
+    "crash::a_daemon_killed_at_any_step_of_writing_its_state_has_the_old_one_or_the_new_one",
+];
+
+/// The daemon with places at which it can be killed: another program, hence a folder of its own.
+fn faults(options: &Options) -> Result<Vec<TestResult>> {
+    if options.tier == Tier::Ci {
+        return Ok(CRASHES.map(|test| skipped(test, "for the full tier".to_owned())).to_vec());
+    }
+    let mut build = cargo();
+    build.args([
+        "test",
+        "--release",
+        "--package",
+        "sluice-daemon",
+        "--features",
+        "fault-points",
+        "--test",
+        "crash",
+    ]);
+    build.env("CARGO_TARGET_DIR", target_folder()?.join("faults"));
+    let mut results = Vec::new();
+    for binary in build_tests(&mut build)? {
+        let plan = Plan {
+            filter: &options.filter,
+            ignored_too: true,
+            parallel: Machine::this().cpus,
+            limit: CHECK,
+            environment: &[],
+            verbose: options.verbose,
+        };
+        results.extend(run_binary(&binary, &plan)?);
     }
     Ok(results)
 }

@@ -465,7 +465,7 @@ impl Registry {
         if let Some(organisation) = &wanted.organisation {
             let parent = self
                 .organisation(organisation)
-                .ok_or_else(|| Error::invalid(format!("there is no organisation {organisation}")))?;
+                .ok_or_else(|| Error::contradiction(format!("there is no organisation {organisation}")))?;
             if wanted.memory > parent.memory {
                 let message = format!(
                     "organisation {organisation} has {} bytes, project {id} cannot have {}",
@@ -493,7 +493,7 @@ impl Registry {
         }
         if id.bytes().all(|byte| byte.is_ascii_digit()) {
             let message = format!("{kind} {id}: names of digits only are those of the configuration file");
-            return Err(Error::invalid(message));
+            return Err(Error::contradiction(message));
         }
         let (before, count) = of(&self.checkpoint.objects());
         match &before {
@@ -667,26 +667,26 @@ impl Registry {
     fn complete(&self, mut wanted: VmObject) -> Result<VmObject, Error> {
         if let Some(id) = &wanted.project {
             let project =
-                self.project(id).ok_or_else(|| Error::invalid(format!("there is no project {id}")))?;
+                self.project(id).ok_or_else(|| Error::contradiction(format!("there is no project {id}")))?;
             if wanted.organisation.is_some() && wanted.organisation != project.organisation {
-                return Err(Error::invalid(format!("project {id} is of another organisation")));
+                return Err(Error::contradiction(format!("project {id} is of another organisation")));
             }
             wanted.organisation = project.organisation;
         }
         if let Some(id) = &wanted.organisation
             && self.organisation(id).is_none()
         {
-            return Err(Error::invalid(format!("there is no organisation {id}")));
+            return Err(Error::contradiction(format!("there is no organisation {id}")));
         }
         if wanted.memory == 0 {
             wanted.memory = self.configuration.memory.0;
         }
         if wanted.memory != 0 && wanted.guaranteed > wanted.memory {
-            return Err(Error::invalid("more memory is guaranteed than the VM may have"));
+            return Err(Error::contradiction("more memory is guaranteed than the VM may have"));
         }
         let Shares { cap_permille: cap, guarantee_permille: guarantee, .. } = wanted.shares;
         if cap != 0 && guarantee > cap {
-            return Err(Error::invalid("more of a unit's time is guaranteed than the VM may have"));
+            return Err(Error::contradiction("more of a unit's time is guaranteed than the VM may have"));
         }
         if wanted.placement.policy == Policy::Mig {
             return Err(Error::new(Code::PlacementUnavailable, "there is no unit that is a MIG instance"));
@@ -745,7 +745,7 @@ impl Registry {
         if id.bytes().all(|byte| byte.is_ascii_digit()) {
             let number = id.parse().ok().filter(|number| range.contains(*number));
             let number = number.filter(|number| number.to_string() == id).ok_or_else(|| {
-                Error::invalid(format!("{id} is a number, but not one of vm-numbers = \"{range}\""))
+                Error::contradiction(format!("{id} is a number, but not one of vm-numbers = \"{range}\""))
             })?;
             let in_use = || Error::new(Code::InUse, format!("the number {number} is another VM's"));
             return Some(number).filter(|number| is_free(*number)).ok_or_else(in_use);

@@ -14,6 +14,8 @@ use utoipa::{IntoResponses, ToSchema};
 pub enum Code {
     /// The request is not what the API describes.
     InvalidRequest,
+    /// What is asked for contradicts itself, or names what there is not.
+    Contradiction,
     /// The body did not come in time.
     RequestTimeout,
     /// The body is longer than 64 KiB.
@@ -132,6 +134,10 @@ impl Error {
         Self::new(Code::InvalidRequest, message)
     }
 
+    pub(crate) fn contradiction(message: impl Into<String>) -> Self {
+        Self::new(Code::Contradiction, message)
+    }
+
     pub(crate) fn not_found(what: &str, id: &str) -> Self {
         Self::new(Code::NotFound, format!("there is no {what} {id}"))
     }
@@ -158,7 +164,8 @@ impl Error {
             Code::Forbidden => StatusCode::FORBIDDEN,
             Code::NotFound => StatusCode::NOT_FOUND,
             Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Code::ImmutableField
+            Code::Contradiction
+            | Code::ImmutableField
             | Code::Configured
             | Code::InUse
             | Code::NotFenced

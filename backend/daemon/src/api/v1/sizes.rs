@@ -93,7 +93,7 @@ impl SizeRequest {
         let memory = vms::memory(Some(self.memory_bytes))?.unwrap_or(0);
         let guaranteed = vms::bytes("guaranteed_bytes", self.guaranteed_bytes)?.unwrap_or(0);
         if guaranteed > memory {
-            return Err(Error::invalid("more memory is guaranteed than there is"));
+            return Err(Error::contradiction("more memory is guaranteed than there is"));
         }
         Ok(SizeObject {
             memory,

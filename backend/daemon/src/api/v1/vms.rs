@@ -304,7 +304,7 @@ impl VmRequest {
         }
         let size = match &self.size {
             Some(name) => {
-                registry.size(name).ok_or_else(|| Error::invalid(format!("there is no size {name}")))?
+                registry.size(name).ok_or_else(|| Error::contradiction(format!("there is no size {name}")))?
             }
             None => SizeObject::default(),
         };
