@@ -103,6 +103,8 @@ messages! {
         1 Worker { /** The device's number of the session. */ session: u32 } fds 2,
         /// No worker can be had; `error` is the CUresult for the guest.
         2 NoWorker { /** The device's number of the session. */ session: u32, /** A CUresult. */ error: u32 } fds 0,
+        /// From a `sluiced` that follows another: what was asked for and has not come is to be asked for again.
+        3 Resume {} fds 0,
     }
     /// From `sluiced` to the launcher.
     enum ToLauncher {
@@ -118,6 +120,8 @@ messages! {
         3 StartArbiter { /** The unit. */ unit: u32, /** Which device its driver shows it. */ visible: Visible } fds 0,
         /// Start the inventory.
         4 StartInventory {} fds 0,
+        /// From a `sluiced` that follows another: answered by `Settled`, behind the answers to all that the other has asked.
+        5 Settle {} fds 0,
     }
     /// From `sluiced` to an arbiter, after its [`ArbiterSetup`].
     enum ToArbiter {
@@ -355,6 +359,8 @@ messages! {
         1 Started { /** Its process id. */ process: u32 } fds 2,
         /// It could not be started; `error` is an errno.
         2 Failed { /** An errno. */ error: u32 } fds 0,
+        /// Everything that was asked before `Settle` has been answered.
+        3 Settled {} fds 0,
     }
 }
 

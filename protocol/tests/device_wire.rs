@@ -414,6 +414,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
     golden! { ToDevice:
         ToDevice::Worker { session: 5 } => [1, 5], fds 2;
         ToDevice::NoWorker { session: 5, error: 46 } => [2, 5, 46], fds 0;
+        ToDevice::Resume {} => [3], fds 0;
     }
     golden! { ToLauncher:
         ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Host } => [1, 1, 5, 0, 0, 0], fds 0;
@@ -423,10 +424,12 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         ToLauncher::StartArbiter { unit: 3, visible: Visible::Gpu(UUID) }
             => [3, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
         ToLauncher::StartInventory {} => [4], fds 0;
+        ToLauncher::Settle {} => [5], fds 0;
     }
     golden! { FromLauncher:
         FromLauncher::Started { process: 4711 } => [1, 4711], fds 2;
         FromLauncher::Failed { error: 12 } => [2, 12], fds 0;
+        FromLauncher::Settled {} => [3], fds 0;
     }
     golden! { Request:
         Request::Hello { process: 9 } => [1, 9], fds 0;

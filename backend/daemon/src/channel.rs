@@ -28,6 +28,12 @@ impl Channel {
         Ok(Self { socket: watch(socket)? })
     }
 
+    /// Closes it for both sides, also where somebody else has it open.
+    pub fn shut(&self) {
+        // One that is closed already is.
+        _ = rustix::net::shutdown(self.socket.get_ref(), rustix::net::Shutdown::Both);
+    }
+
     /// The next message; `None` when the peer is gone.
     ///
     /// # Errors

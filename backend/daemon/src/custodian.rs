@@ -36,6 +36,8 @@ pub(crate) struct Custodian {
     checkpoint: Rc<Checkpoint>,
     conduct: RefCell<Conduct>,
     journal: Arc<Journal>,
+    /// Whether arbiters of a daemon before lend already.
+    adopted: bool,
     events: RefCell<BTreeMap<(&'static str, u32), Tally>>,
     told: RefCell<TokenBucket>,
 }
@@ -47,6 +49,7 @@ impl Custodian {
         checkpoint: Rc<Checkpoint>,
         policy: FencePolicy,
         journal: Arc<Journal>,
+        adopted: bool,
     ) -> Rc<Self> {
         Rc::new(Self {
             units,
@@ -54,6 +57,7 @@ impl Custodian {
             checkpoint,
             conduct: RefCell::new(Conduct::new(policy)),
             journal,
+            adopted,
             events: RefCell::new(BTreeMap::new()),
             told: RefCell::new(TokenBucket::new(EVENTS.1, EVENTS.0, Instant::now())),
         })
@@ -71,7 +75,8 @@ impl Custodian {
         limits: Vec<(u32, u64)>,
     ) {
         let (escrows, wanted) = unbounded_channel();
-        let book = Escrows::new(limits, self.units.len());
+        let book =
+            if self.adopted { self.take_stock(limits).await } else { Escrows::new(limits, self.units.len()) };
         for (ancestor, unit, bytes) in book.all() {
             self.units[unit].escrow(ancestor, bytes);
         }
@@ -191,6 +196,31 @@ impl Custodian {
         }
     }
 
+    /// What units have lent is what they may lend, to begin with: more they have to ask for. Nothing is lent anew meanwhile, since a unit
+    /// may lend nothing of an ancestor until it is told how much; what an adopted arbiter was told before is taken back first.
+    async fn take_stock(&self, limits: Vec<(u32, u64)>) -> Escrows {
+        let mut book = Escrows::new([], self.units.len());
+        for (ancestor, limit) in limits {
+            self.units.iter().for_each(|unit| unit.escrow(ancestor, 0));
+            let mut shares = Vec::with_capacity(self.units.len());
+            for unit in 0..self.units.len() {
+                // Of one that does not answer nothing is known but the limit.
+                shares.push(self.lent(ancestor, unit).await.unwrap_or(limit));
+            }
+            book.restore(ancestor, limit, shares);
+        }
+        book
+    }
+
+    /// What a unit has lent to the VMs of an ancestor.
+    async fn lent(&self, ancestor: u32, unit: usize) -> Option<u64> {
+        let mut sum = 0_u64;
+        for vm in self.roster.all().iter().filter(|vm| vm.is_of(ancestor)) {
+            sum = sum.saturating_add(self.units[unit].describe_vm(vm.id()).await?.lent);
+        }
+        Some(sum)
+    }
+
     /// Gives units what they want of what others do not need, one wish after the other.
     async fn move_escrows(&self, mut book: Escrows, mut wanted: UnboundedReceiver<Want>) {
         loop {
@@ -258,13 +288,7 @@ impl Custodian {
         let after = before.saturating_sub(bytes);
         self.units[unit].escrow(ancestor, after);
         // Said after it, so what is lent now can only become less, until it is below the new escrow.
-        let lent = async {
-            let mut sum = 0_u64;
-            for vm in self.roster.all().iter().filter(|vm| vm.is_of(ancestor)) {
-                sum = sum.saturating_add(self.units[unit].describe_vm(vm.id()).await?.lent);
-            }
-            Some(sum)
-        };
+        let lent = self.lent(ancestor, unit);
         let after = lent.await.map_or(before, |lent| lent.max(after).min(before));
         self.units[unit].escrow(ancestor, after);
         book.shrink(ancestor, unit, after);

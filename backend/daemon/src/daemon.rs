@@ -29,18 +29,19 @@ use crate::{
     custodian::Custodian,
     inventory::Inventory,
     journal::Journal,
+    keeper::Keeper,
     launching::Launching,
     notice::Notices,
-    process::{gone, kill},
+    process::{Identity, gone, kill},
     registry::{Parts, Registry},
     roster::{House, Roster},
     sampling,
-    state::checkpoint::Checkpoint,
+    state::{adoption::Adoption, checkpoint::Checkpoint},
     status,
     trail::Trail,
-    unit::{Place, Unit, UnitError},
+    unit::{self, Place, Unit, UnitError},
     usage::Usage,
-    vm::Vm,
+    vm::{self, Vm},
     watched::watch,
 };
 
@@ -59,10 +60,11 @@ const FENCED: Duration = Duration::from_secs(20);
 /// # Errors
 /// What kept it from starting, or from going on.
 pub fn run(configuration: Configuration, supervisor: Option<OwnedFd>) -> Result<()> {
+    let keeper = Keeper::new().context("cannot take over what was passed to this process")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut scratch = configuration.scratch.clone();
     scratch.extend(configuration.ephemeral.then(|| configuration.runtime_dir.clone()));
-    let result = LocalSet::new().block_on(&runtime, serve(configuration, supervisor));
+    let result = LocalSet::new().block_on(&runtime, serve(configuration, supervisor, keeper));
     for directory in scratch {
         match std::fs::remove_dir_all(&directory) {
             // The supervisor was faster.
@@ -74,17 +76,36 @@ pub fn run(configuration: Configuration, supervisor: Option<OwnedFd>) -> Result<
     result
 }
 
-async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Result<()> {
+async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper: Keeper) -> Result<()> {
     let mut terminated = signal(SignalKind::terminate())?;
     let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut handed_over = signal(SignalKind::user_defined1())?;
     let configuration = Rc::new(configuration);
     make_directory(&configuration.runtime_dir)?;
     let listener = status::listen(&configuration.control)?;
     let directory = Rc::new(Directory::new(configuration.access.clone()));
-    let api_listener = api::serve::listen(&configuration.api, directory.is_shared())?;
-    let reading_listener = api::serve::listen(&configuration.api_read, directory.is_shared())?;
+    // Passed by who started this process, whose it is then, or made.
+    let mut made = vec![configuration.control.clone()];
+    let mut listen = |name, path: &Path| match keeper.take(name) {
+        Some(socket) => api::serve::adopt(socket),
+        None => {
+            made.push(path.to_owned());
+            api::serve::listen(path, directory.is_shared())
+        }
+    };
+    let api_listener = listen("api", &configuration.api)?;
+    let reading_listener = listen("api-read", &configuration.api_read)?;
     let lifeline = supervisor.as_ref().map(OwnedFd::try_clone).transpose()?;
-    let launching = Rc::new(Launching::new(Rc::clone(&configuration), lifeline));
+    let keeper = Rc::new(keeper);
+    // What a supervisor has started ends with it.
+    let kept = keeper.keeps() && supervisor.is_none();
+    let adoption = Rc::new(Adoption::open(&configuration.runtime_dir, kept));
+    let launching = Rc::new(Launching::new(
+        Rc::clone(&configuration),
+        lifeline,
+        Rc::clone(&keeper),
+        Rc::clone(&adoption),
+    ));
 
     make_directory(&configuration.state_dir)?;
     let checkpoint = Rc::new(Checkpoint::open(&configuration.state_dir)?);
@@ -94,7 +115,11 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
     if let Some(why) = checkpoint.recovered() {
         journal.note("state-recovered", None, format!("the last checkpoint cannot be understood: {why}"));
     }
-    end_left_over(&checkpoint).await;
+    // Without its launcher nothing more could be started for those who were.
+    if !launching.adopt().await {
+        adoption.give_up();
+    }
+    end_left_over(&checkpoint, &launching).await;
     if !configuration.scrub {
         tracing::error!("SCRUBBING IS OFF: WHAT ONE TENANT LEAVES BEHIND REACHES THE NEXT. FOR TESTS ONLY");
     }
@@ -133,6 +158,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
         Rc::clone(&checkpoint),
         configuration.fence,
         Arc::clone(&journal),
+        !adoption.before().arbiters.is_empty(),
     );
     let registry = Registry::new(Parts {
         configuration: Rc::clone(&configuration),
@@ -153,8 +179,13 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
         Rc::clone(&roster),
         Rc::clone(&custodian),
     ));
+    let living = tokio::task::spawn_local({
+        let keeper = Rc::clone(&keeper);
+        async move { keeper.live().await }
+    });
     let sampling = tokio::task::spawn_local(sampling::serve(Rc::clone(&registry)));
     registry.restore();
+    end_strangers(&launching, &roster);
 
     let (bridge, works) = bridge();
     let mut answering = vec![tokio::task::spawn_local(works.serve(Rc::clone(&registry)))];
@@ -174,6 +205,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
     let mut supervisor = supervisor.map(Supervisor::new).transpose()?;
     let mut all_there = std::pin::pin!(registry.all_there());
     let mut failure = None;
+    let mut leaving = false;
     loop {
         tokio::select! {
             served = &mut all_there, if !registry.ready.get() => {
@@ -182,6 +214,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
                     break;
                 }
                 registry.ready.set(true);
+                // Everything that could be adopted is.
+                keeper.drop_rest();
+                keeper.ready();
                 tracing::info!("ready: {served} VMs");
                 if let Some(supervisor) = &mut supervisor {
                     supervisor.say_ready()?;
@@ -206,13 +241,20 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
                 break;
             }
             () = closed(&mut supervisor) => { tracing::info!("the supervisor has ended"); break }
+            _ = handed_over.recv(), if kept => { leaving = true; break }
             _ = terminated.recv() => break,
             _ = interrupted.recv() => break,
         }
     }
 
+    if leaving {
+        // Nothing is ended, and nothing notices: the next daemon goes on.
+        registry.sample();
+        std::process::exit(0);
+    }
+    keeper.stopping();
     answering.iter().for_each(JoinHandle::abort);
-    for socket in [&configuration.control, &configuration.api, &configuration.api_read] {
+    for socket in &made {
         if let Err(error) = std::fs::remove_file(socket) {
             tracing::warn!("{} stays behind: {error}", socket.display());
         }
@@ -226,9 +268,13 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>) -> Res
             tracing::error!("{error:#}");
         }
     }
+    living.abort();
     deciding.abort();
     auditing.abort();
     launching.end().await;
+    if let Err(error) = adoption.finish() {
+        tracing::warn!("the record of processes stays behind: {error}");
+    }
     match checkpoint.finish() {
         // A supervisor's VMs are nobody's to be billed for.
         Ok(true) if supervised => {
@@ -252,8 +298,16 @@ fn make_directory(path: &Path) -> Result<()> {
 }
 
 /// Ends arbiters of a daemon that was killed: nobody can talk to them any more, and they hold their units' memory.
-async fn end_left_over(checkpoint: &Checkpoint) {
-    for arbiter in checkpoint.arbiters() {
+async fn end_left_over(checkpoint: &Checkpoint, launching: &Launching) {
+    let adoptable = |unit: u32, arbiter: Identity| {
+        let record = launching.adoption().before().arbiters.get(&unit).cloned();
+        let lends = record.is_some_and(|record| record.process == arbiter && record.lends.is_some());
+        lends && launching.keeper().has(&unit::socket_name(unit))
+    };
+    for (unit, arbiter) in checkpoint.arbiters() {
+        if adoptable(unit, arbiter) {
+            continue;
+        }
         let Some(pidfd) = arbiter.open() else { continue };
         tracing::warn!("an arbiter of an earlier sluiced is ended: process {}", arbiter.process);
         kill(pidfd.as_fd());
@@ -266,6 +320,23 @@ async fn end_left_over(checkpoint: &Checkpoint) {
             Ok(Err(error)) => tracing::error!("cannot watch process {}: {error}", arbiter.process),
             Err(_) => tracing::error!("process {} was killed and is still there", arbiter.process),
         }
+    }
+}
+
+/// Ends devices, and the workers of their sessions, of VMs that are no more.
+fn end_strangers(launching: &Launching, roster: &Roster) {
+    let devices: Vec<u32> = launching.adoption().before().devices.keys().copied().collect();
+    for vm in devices.into_iter().filter(|vm| roster.get(*vm).is_none()) {
+        let Some(device) = launching.adoption().take_device(vm) else { continue };
+        tracing::warn!(
+            "the device of VM {vm}, which is no more, is ended: process {}",
+            device.process.process
+        );
+        let workers = device.sessions.values().map(|(_, worker)| *worker);
+        for pidfd in workers.chain([device.process]).filter_map(Identity::open) {
+            kill(pidfd.as_fd());
+        }
+        launching.keeper().forget(&vm::socket_name(vm));
     }
 }
 

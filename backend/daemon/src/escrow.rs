@@ -50,6 +50,11 @@ impl Escrows {
         self.books.contains_key(&ancestor)
     }
 
+    /// Parts that are known already.
+    pub(crate) fn restore(&mut self, ancestor: u32, limit: u64, shares: Vec<u64>) {
+        self.books.insert(ancestor, Book { limit, shares });
+    }
+
     /// An ancestor is gone.
     pub(crate) fn remove(&mut self, ancestor: u32) {
         self.books.remove(&ancestor);

@@ -470,7 +470,11 @@ impl Drop for Ended {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::configuration::{Arguments, Configuration};
+    use crate::{
+        configuration::{Arguments, Configuration},
+        keeper::Keeper,
+        state::adoption::Adoption,
+    };
     use sluice_protocol::inventory::{Places, WHOLE};
     use tokio::{task::LocalSet, time::Instant as Clock};
 
@@ -506,7 +510,10 @@ mod tests {
             };
             let configuration = Rc::new(Configuration::load(arguments).expect("a configuration"));
             let (notices, _heard) = tokio::sync::mpsc::unbounded_channel();
-            let inventory = Inventory::new(Rc::new(Launching::new(configuration, None)), notices);
+            let keeper = Rc::new(Keeper::new().expect("nothing is passed"));
+            let adoption = Rc::new(Adoption::open(&configuration.runtime_dir, false));
+            let launching = Launching::new(configuration, None, keeper, adoption);
+            let inventory = Inventory::new(Rc::new(launching), notices);
             let (ours, theirs) = socket::pair().expect("a socket");
             let (outbox, mut letters) = outbox();
             *inventory.running.borrow_mut() = Some(outbox);

@@ -301,6 +301,7 @@ impl Launcher {
             Some(ToLauncher::StartInventory {}) => {
                 self.start(Role::Inventory, VmSpec::default(), Visible::Host)
             }
+            Some(ToLauncher::Settle {}) => return self.settle(),
             None => {
                 tracing::error!("sluiced sent a message that is none");
                 Err(Errno::BADMSG.into())
@@ -324,6 +325,16 @@ impl Launcher {
             if let Some(child) = started.ok().and_then(|(_, key)| self.children.get(&key)) {
                 kill(child.pidfd.as_fd());
             }
+        }
+        Ok(())
+    }
+
+    /// Says that everything that was asked before is answered.
+    fn settle(&mut self) -> Result<(), LauncherError> {
+        if let Some(control) = &self.control
+            && let Err(error) = socket::send(control, &FromLauncher::Settled {}.encode(), &[])
+        {
+            tracing::error!("cannot answer sluiced: {error}");
         }
         Ok(())
     }

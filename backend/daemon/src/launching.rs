@@ -5,20 +5,30 @@
 
 use std::{io, os::fd::OwnedFd, process::Stdio, rc::Rc, time::Duration};
 
-use rustix::io::Errno;
+use rustix::{fd::AsFd as _, io::Errno};
 use sluice_protocol::{
     control::{FromLauncher, ToLauncher},
     limits,
 };
 use sluice_shared_memory::socket;
 use tokio::{
+    io::unix::AsyncFd,
     process::{Child, Command},
     sync::Mutex,
     time::timeout,
 };
 
-use crate::{channel::Channel, configuration::Configuration};
+use crate::{
+    channel::Channel,
+    configuration::Configuration,
+    keeper::{Keeper, VARIABLES},
+    process::{Identity, gone, kill},
+    state::adoption::{Adoption, LauncherRecord},
+    watched::watch,
+};
 
+/// What its socket is kept as.
+const NAME: &str = "launcher";
 /// How long a launcher may take for one start.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long it may take to end once its socket is closed.
@@ -64,18 +74,126 @@ pub(crate) struct Launching {
     configuration: Rc<Configuration>,
     /// The supervisor's socket, for the launcher to watch.
     lifeline: Option<OwnedFd>,
+    keeper: Rc<Keeper>,
+    adoption: Rc<Adoption>,
     running: Mutex<Option<Running>>,
 }
 
 #[derive(Debug)]
 struct Running {
-    process: Child,
+    process: Process,
     channel: Channel,
 }
 
+/// The launcher's process.
+#[derive(Debug)]
+enum Process {
+    /// Started by this daemon.
+    Own(Child),
+    /// Started by one before.
+    Adopted(u32, AsyncFd<OwnedFd>),
+}
+
+impl Process {
+    fn id(&self) -> Option<u32> {
+        match self {
+            Self::Own(child) => child.id(),
+            Self::Adopted(process, _) => Some(*process),
+        }
+    }
+
+    async fn end(&mut self) -> io::Result<()> {
+        match self {
+            Self::Own(child) => match timeout(END, child.wait()).await {
+                Ok(ended) => ended.map(drop),
+                Err(_) => {
+                    tracing::error!("the launcher does not end: it is killed");
+                    child.kill().await
+                }
+            },
+            Self::Adopted(_, pidfd) => {
+                if timeout(END, gone(pidfd)).await.is_err() {
+                    tracing::error!("the launcher does not end: it is killed");
+                    kill(pidfd.as_fd());
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    /// A launcher that is given up must not answer later.
+    fn drop(&mut self) {
+        if let Self::Adopted(_, pidfd) = self {
+            kill(pidfd.as_fd());
+        }
+    }
+}
+
 impl Launching {
-    pub(crate) fn new(configuration: Rc<Configuration>, lifeline: Option<OwnedFd>) -> Self {
-        Self { configuration, lifeline, running: Mutex::new(None) }
+    pub(crate) fn new(
+        configuration: Rc<Configuration>,
+        lifeline: Option<OwnedFd>,
+        keeper: Rc<Keeper>,
+        adoption: Rc<Adoption>,
+    ) -> Self {
+        Self { configuration, lifeline, keeper, adoption, running: Mutex::new(None) }
+    }
+
+    /// Adopts the launcher that the daemon before has left, if it may start what this one would have it start. What it answered
+    /// to a daemon that is gone is for nobody: processes that nobody knows are ended.
+    pub(crate) async fn adopt(&self) -> bool {
+        let record = self.adoption.before().launcher.clone();
+        let (Some(record), Some(socket)) = (record, self.keeper.take(NAME)) else { return false };
+        if record.arguments != self.arguments() {
+            tracing::warn!("the launcher of an earlier sluiced may start other things: nothing is adopted");
+            return false;
+        }
+        let adopt = async {
+            let pidfd = record.process.open().ok_or_else(|| io::Error::other("it has ended"))?;
+            let running = Running {
+                process: Process::Adopted(record.process.process, watch(pidfd)?),
+                channel: Channel::new(socket)?,
+            };
+            running.channel.send(&ToLauncher::Settle {}.encode(), &[]).await?;
+            loop {
+                let Some((bytes, descriptors)) = running.channel.receive().await? else {
+                    return Err(io::Error::other("it has ended"));
+                };
+                match FromLauncher::decode(&bytes) {
+                    Ok(FromLauncher::Settled {}) => return Ok(running),
+                    // Its socket first, its pidfd second.
+                    Ok(FromLauncher::Started { .. }) => {
+                        descriptors.get(1).into_iter().for_each(|pidfd| kill(pidfd.as_fd()))
+                    }
+                    Ok(FromLauncher::Failed { .. }) => {}
+                    Err(error) => return Err(io::Error::other(error)),
+                }
+            }
+        };
+        match timeout(ANSWER, adopt).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+            Ok(launcher) => {
+                tracing::info!("launcher adopted: process {}", record.process.process);
+                self.adoption.note(|all| all.launcher = Some(record));
+                *self.running.lock().await = Some(launcher);
+                true
+            }
+            Err(error) => {
+                tracing::error!("the launcher of an earlier sluiced cannot be adopted: {error}");
+                false
+            }
+        }
+    }
+
+    /// Who keeps sockets for the next daemon.
+    pub(crate) fn keeper(&self) -> &Keeper {
+        &self.keeper
+    }
+
+    /// Whom they lead to.
+    pub(crate) fn adoption(&self) -> &Adoption {
+        &self.adoption
     }
 
     /// Has a process started.
@@ -111,42 +229,52 @@ impl Launching {
     /// Ends the launcher.
     pub(crate) async fn end(&self) {
         if let Some(Running { mut process, channel }) = self.running.lock().await.take() {
+            self.keeper.forget(NAME);
+            // Whoever keeps it, too, has nothing left of it.
+            channel.shut();
             drop(channel);
-            if timeout(END, process.wait()).await.is_err() {
-                tracing::error!("the launcher does not end: it is killed");
-                if let Err(error) = process.kill().await {
-                    tracing::error!("cannot kill the launcher: {error}");
-                }
+            if let Err(error) = process.end().await {
+                tracing::error!("cannot end the launcher: {error}");
             }
         }
     }
 
-    fn launch(&self) -> Result<Running, LaunchError> {
+    /// What the launcher may start.
+    fn arguments(&self) -> Vec<String> {
         let configuration = &self.configuration;
-        let (ours, theirs) = socket::pair().map_err(io::Error::from)?;
-        let program = configuration.libexec.join("sluice-launcher");
-        let mut command = Command::new(&program);
-        command.arg("--device").arg(configuration.libexec.join("sluice-device"));
-        command.arg("--worker").arg(configuration.libexec.join("sluice-worker"));
-        command.arg("--arbiter").arg(configuration.libexec.join("sluice-arbiter"));
-        command.arg("--units").arg(limits::DEVICES.to_string());
-        command.arg("--inventory").arg(configuration.libexec.join("sluice-inventory"));
+        let path = |path: &std::path::Path| path.display().to_string();
+        let program = |name: &str| path(&configuration.libexec.join(name));
+        let mut arguments = vec!["--device".to_owned(), program("sluice-device")];
+        arguments.extend(["--worker".to_owned(), program("sluice-worker")]);
+        arguments.extend(["--arbiter".to_owned(), program("sluice-arbiter")]);
+        arguments.extend(["--units".to_owned(), limits::DEVICES.to_string()]);
+        arguments.extend(["--inventory".to_owned(), program("sluice-inventory")]);
         if let Some(nvml) = &configuration.nvml {
-            command.arg("--nvml").arg(nvml);
+            arguments.extend(["--nvml".to_owned(), path(nvml)]);
         }
-        command.arg("--socket-dir").arg(&configuration.runtime_dir);
+        arguments.extend(["--socket-dir".to_owned(), path(&configuration.runtime_dir)]);
         for vm in &configuration.vms {
-            command.arg("--vm").arg(vm.to_string());
+            arguments.extend(["--vm".to_owned(), vm.to_string()]);
         }
         if let Some(numbers) = configuration.vm_numbers {
-            command.arg("--vm-numbers").arg(numbers.to_string());
+            arguments.extend(["--vm-numbers".to_owned(), numbers.to_string()]);
         }
         if let Some(uids) = configuration.worker_uids {
-            command.arg("--worker-uids").arg(uids.to_string());
+            arguments.extend(["--worker-uids".to_owned(), uids.to_string()]);
         }
         if let Some(cgroup) = &configuration.cgroup {
-            command.arg("--cgroup").arg(cgroup);
+            arguments.extend(["--cgroup".to_owned(), path(cgroup)]);
         }
+        arguments
+    }
+
+    fn launch(&self) -> Result<Running, LaunchError> {
+        let (ours, theirs) = socket::pair().map_err(io::Error::from)?;
+        let program = self.configuration.libexec.join("sluice-launcher");
+        let arguments = self.arguments();
+        let mut command = Command::new(&program);
+        command.args(&arguments);
+        VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
         if let Some(lifeline) = &self.lifeline {
             command.arg("--supervised").stdout(Stdio::from(lifeline.try_clone()?));
@@ -156,7 +284,11 @@ impl Launching {
         let process = command
             .spawn()
             .map_err(|error| LaunchError::NoLauncher { program: program.display().to_string(), error })?;
-        Ok(Running { process, channel: Channel::new(ours)? })
+        self.keeper.keep(NAME, ours.as_fd());
+        if let Some(process) = process.id().and_then(Identity::of) {
+            self.adoption.note(|all| all.launcher = Some(LauncherRecord { process, arguments }));
+        }
+        Ok(Running { process: Process::Own(process), channel: Channel::new(ours)? })
     }
 }
 

@@ -30,6 +30,7 @@ mod fence;
 mod fencing;
 mod inventory;
 mod journal;
+mod keeper;
 mod launching;
 mod notice;
 mod outbox;

@@ -64,7 +64,10 @@ impl Registry {
                 let Some(report) = unit.last_of_vm(vm.id()) else { continue };
                 lent = lent.saturating_add(report.lent);
                 other = other.saturating_add(report.dirty).saturating_add(report.headroom);
-                used = used.saturating_add(before.since(unit.number(), report.time.used));
+                // What an adopted arbiter has counted before this daemon is in the figures already, but for some seconds.
+                let known = before.time.contains_key(&unit.number()) || !unit.is_adopted();
+                let new = if known { before.since(unit.number(), report.time.used) } else { 0 };
+                used = used.saturating_add(new);
                 has.time.insert(unit.number(), report.time.used);
             }
             let subject = vm.subject().clone();

@@ -39,7 +39,7 @@ use crate::{
     outbox::{Outbox, outbox},
     process::{Identity, gone, kill, signal},
     rate::TokenBucket,
-    state::checkpoint::Checkpoint,
+    state::{adoption::ArbiterRecord, checkpoint::Checkpoint},
     watched::watch,
 };
 
@@ -109,6 +109,8 @@ pub(crate) struct Unit {
     reported: Notify,
     /// Messages of an epoch that is over.
     stale: Cell<u64>,
+    /// Whether its arbiter is of a daemon before.
+    adopted: Cell<bool>,
 }
 
 /// What a VM may have of a unit.
@@ -207,6 +209,7 @@ impl Unit {
             heard: RefCell::new(Heard::default()),
             reported: Notify::new(),
             stale: Cell::new(0),
+            adopted: Cell::new(false),
         })
     }
 
@@ -217,6 +220,11 @@ impl Unit {
     /// Where it is.
     pub(crate) fn place(&self) -> Place {
         self.place
+    }
+
+    /// Whether its arbiter was started by a daemon before.
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.adopted.get()
     }
 
     /// How many messages were of an epoch that is over.
@@ -401,7 +409,33 @@ impl Unit {
         }
     }
 
+    /// The arbiter that the daemon before has left, which lends and goes on lending.
+    fn adopt(&self) -> io::Result<Option<Arbiter>> {
+        let record = self.launching.adoption().take_arbiter(self.number);
+        let socket = self.launching.keeper().take(&socket_name(self.number));
+        let (Some(ArbiterRecord { process, lends: Some(lends) }), Some(socket)) = (record, socket) else {
+            return Ok(None);
+        };
+        let Some(pidfd) = process.open() else { return Ok(None) };
+        let (pidfd, channel) = (watch(pidfd)?, Channel::new(socket)?);
+        tracing::info!("unit {}: arbiter adopted: process {}", self.number, process.process);
+        self.process.set(Some(process.process));
+        self.lends.send_replace(Some(lends));
+        self.record(process, Some(lends));
+        self.adopted.set(true);
+        Ok(Some(Arbiter { pidfd, channel, log: None }))
+    }
+
+    /// Notes the arbiter for the daemon that follows.
+    fn record(&self, process: Identity, lends: Option<u64>) {
+        let unit = self.number;
+        self.launching.adoption().note(|all| _ = all.arbiters.insert(unit, ArbiterRecord { process, lends }));
+    }
+
     async fn start(&self) -> io::Result<Arbiter> {
+        if let Some(arbiter) = self.adopt()? {
+            return Ok(arbiter);
+        }
         let log = self.open_log()?;
         let started = self
             .launching
@@ -409,9 +443,14 @@ impl Unit {
             .await
             .map_err(io::Error::other)?;
         tracing::info!("unit {}: arbiter is process {}", self.number, started.process);
-        let arbiter = Arbiter { pidfd: watch(started.pidfd)?, channel: Channel::new(started.socket)?, log };
-        // Should this daemon be killed, the next one has to end it, for it holds the unit's memory.
-        self.note_arbiter(Identity::of(started.process));
+        let process =
+            Identity::of(started.process).ok_or_else(|| io::Error::other("it has ended at once"))?;
+        self.launching.keeper().keep(&socket_name(self.number), started.socket.as_fd());
+        let (pidfd, channel) = (watch(started.pidfd)?, Channel::new(started.socket)?);
+        let arbiter = Arbiter { pidfd, channel, log: Some(log) };
+        // Should this daemon be killed, the next one has to adopt it, or to end it, for it holds the unit's memory.
+        self.note_arbiter(Some(process));
+        self.record(process, None);
         self.process.set(Some(started.process));
         Ok(arbiter)
     }
@@ -443,7 +482,10 @@ impl Unit {
         };
         let setup = codec::encode(&setup).map_err(io::Error::other)?;
         let (outbox, mut letters) = outbox();
-        outbox.post(setup, vec![arbiter.log.as_fd().try_clone_to_owned()?]);
+        // One that was adopted has heard it.
+        if let Some(log) = &arbiter.log {
+            outbox.post(setup, vec![log.as_fd().try_clone_to_owned()?]);
+        }
         *self.running.borrow_mut() = Some(outbox);
         self.tell_inventory();
         for (&ancestor, &bytes) in self.escrows.borrow().iter() {
@@ -451,6 +493,12 @@ impl Unit {
         }
         for (&vm, terms) in self.terms.borrow().iter() {
             self.tell_terms(vm, terms);
+        }
+        if arbiter.log.is_none() {
+            // The daemon before may have been killed before it could say so.
+            for (vm, epoch) in self.checkpoint.gone(|vm| self.terms.borrow().contains_key(&vm)) {
+                self.tell(ToArbiter::Forget { vm, epoch });
+            }
         }
         Ok(tokio::select! {
             result = self.hear(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
@@ -521,6 +569,9 @@ impl Unit {
             FromArbiter::Ready { bytes, context } => {
                 tracing::info!("unit {unit} lends {bytes} bytes; a context takes {context}");
                 self.lends.send_replace(Some(bytes));
+                if let Some(process) = self.process.get().and_then(Identity::of) {
+                    self.record(process, Some(bytes));
+                }
             }
             FromArbiter::Vm { vm, epoch, lent, headroom, dirty, holders } => {
                 // Only of VMs that it was told of, and only of what they are now.
@@ -565,7 +616,11 @@ impl Unit {
     async fn end(&self, arbiter: &Arbiter, orderly: bool) {
         *self.running.borrow_mut() = None;
         self.process.set(None);
+        self.adopted.set(false);
         self.lends.send_replace(None);
+        self.launching.keeper().forget(&socket_name(self.number));
+        arbiter.channel.shut();
+        self.launching.adoption().note(|all| _ = all.arbiters.remove(&self.number));
         {
             let mut heard = self.heard.borrow_mut();
             heard.unit = None;
@@ -594,7 +649,13 @@ impl Unit {
 struct Arbiter {
     pidfd: AsyncFd<OwnedFd>,
     channel: Channel,
-    log: File,
+    /// What it writes receipts to; one that was adopted has it already.
+    log: Option<File>,
+}
+
+/// What the socket of a unit's arbiter is kept as.
+pub(crate) fn socket_name(unit: u32) -> String {
+    format!("unit-{unit}")
 }
 
 impl Drop for Arbiter {

@@ -38,7 +38,7 @@ use crate::{
     process::{Identity, gone, is_gone, kill, signal},
     rate::TokenBucket,
     roster::House,
-    state::checkpoint::Checkpoint,
+    state::{adoption::DeviceRecord, checkpoint::Checkpoint},
     unit::{Borrower, Terms, Unit, VmReport},
     watched::watch,
 };
@@ -82,6 +82,11 @@ pub struct Vm {
     starts: RefCell<TokenBucket>,
     complaints: RefCell<TokenBucket>,
     life: RefCell<Option<Rc<Life>>>,
+}
+
+/// What the socket of a VM's device is kept as.
+pub(crate) fn socket_name(vm: u32) -> String {
+    format!("device-{vm}")
 }
 
 /// Whether a VM has its device.
@@ -432,6 +437,13 @@ impl Vm {
             };
             self.phase.send_replace(Phase::Running);
             let mut sessions = JoinSet::new();
+            for (serial, worker) in life.running() {
+                let (vm, life) = (Rc::clone(&self), Rc::clone(&life));
+                sessions.spawn_local(async move {
+                    gone(&worker.pidfd).await;
+                    vm.session_over(&life, serial);
+                });
+            }
             let stopped = tokio::select! {
                 () = self.converse(&life, &mut sessions) => false,
                 _ = stop.wait_for(|stop| *stop) => true,
@@ -459,11 +471,42 @@ impl Vm {
         result
     }
 
+    /// The device that the daemon before has left, with its sessions.
+    async fn adopt_device(&self) -> Option<Rc<Life>> {
+        let record = self.launching.adoption().take_device(self.id())?;
+        let socket = self.launching.keeper().take(&socket_name(self.id()))?;
+        let pidfd = record.process.open()?;
+        let process = record.process.process;
+        let life = Life::new(Started { process, socket, pidfd })
+            .inspect_err(|error| tracing::error!("VM {}: its device cannot be adopted: {error}", self.id()))
+            .ok()?;
+        for (serial, (number, worker)) in &record.sessions {
+            // One that has ended meanwhile has ended.
+            let Some(pidfd) = worker.open().and_then(|pidfd| watch(pidfd).ok()) else { continue };
+            let worker = Worker { process: worker.process, pidfd: Rc::new(pidfd) };
+            life.adopt(*serial, *number, worker);
+        }
+        let id = self.id();
+        self.launching.adoption().note(|all| _ = all.devices.insert(id, record));
+        life.channel.send(&ToDevice::Resume {}.encode(), &[]).await.ok()?;
+        tracing::info!("VM {id}: device adopted: process {process}");
+        Some(life)
+    }
+
     async fn start_device(&self) -> Result<Rc<Life>, String> {
+        if let Some(life) = self.adopt_device().await {
+            *self.life.borrow_mut() = Some(Rc::clone(&life));
+            return Ok(life);
+        }
         let VmSpec { id: vm, scanouts, direct, .. } = self.spec.get();
         let request = ToLauncher::StartDevice { vm, scanouts: scanouts.into(), direct };
         let started = self.launching.start(request).await.map_err(|error| error.to_string())?;
         tracing::info!("VM {}: device is process {}", self.id(), started.process);
+        if let Some(process) = Identity::of(started.process) {
+            self.launching.keeper().keep(&socket_name(vm), started.socket.as_fd());
+            let record = DeviceRecord { process, sessions: BTreeMap::new() };
+            self.launching.adoption().note(|all| _ = all.devices.insert(vm, record));
+        }
         let life = Life::new(started).map_err(|error| error.to_string())?;
         *self.life.borrow_mut() = Some(Rc::clone(&life));
         Ok(life)
@@ -493,6 +536,10 @@ impl Vm {
     fn heed(self: &Rc<Self>, life: &Rc<Life>, sessions: &mut JoinSet<()>, bytes: &[u8]) -> bool {
         match FromDevice::decode(bytes) {
             Ok(FromDevice::WorkerWanted { session }) => {
+                if life.expects(session) {
+                    // Asked for again, of a daemon that follows another; it gets one worker.
+                    return true;
+                }
                 let admitted = life.admit(session);
                 if admitted.is_none() {
                     self.log_limited(&format!(
@@ -509,7 +556,7 @@ impl Vm {
                     match admitted {
                         Some(serial) => {
                             vm.session(&life, serial, session).await;
-                            life.sessions.borrow_mut().remove(&serial);
+                            vm.session_over(&life, serial);
                         }
                         None => vm.refuse(&life, session).await,
                     }
@@ -524,6 +571,28 @@ impl Vm {
             }
             Err(error) => self.complain(&error.to_string()),
         }
+    }
+
+    /// A session has ended.
+    fn session_over(&self, life: &Life, serial: u64) {
+        life.sessions.borrow_mut().remove(&serial);
+        let vm = self.id();
+        self.launching.adoption().note(|all| {
+            if let Some(device) = all.devices.get_mut(&vm) {
+                device.sessions.remove(&serial);
+            }
+        });
+    }
+
+    /// Notes a session for the daemon that follows.
+    fn record_session(&self, serial: u64, session: u32, worker: &Worker) {
+        let Some(worker) = Identity::of(worker.process) else { return };
+        let vm = self.id();
+        self.launching.adoption().note(|all| {
+            if let Some(device) = all.devices.get_mut(&vm) {
+                device.sessions.insert(serial, (session, worker));
+            }
+        });
     }
 
     /// One session: starts its worker, hands it to the device, and sees it end.
@@ -546,6 +615,7 @@ impl Vm {
         if let Some(epoch) = epoch.filter(|_| wanted && self.checkpoint.admitted(self.id()) == epoch) {
             tracing::debug!("VM {}: session {session} has worker {}", self.id(), worker.process);
             self.begun.set(self.begun.get() + 1);
+            self.record_session(serial, session, &worker);
             if let Err(error) = self.hand_over(life, session, epoch, &socket, &worker).await {
                 self.log_limited(&format!("cannot hand over the worker of session {session}: {error}"));
                 kill(worker.pidfd.as_fd());
@@ -659,6 +729,9 @@ impl Vm {
     /// Ends a device, if it still runs, and all its workers; waits until they are gone.
     async fn end(&self, life: &Rc<Life>, mut sessions: JoinSet<()>, running: bool) {
         life.over.set(true);
+        let vm = self.id();
+        self.launching.keeper().forget(&socket_name(vm));
+        self.launching.adoption().note(|all| _ = all.devices.remove(&vm));
         if running {
             signal(life.pidfd.as_fd(), Signal::TERM);
             if timeout(DEVICE_END, life.pidfd.readable()).await.is_err() {
@@ -704,6 +777,28 @@ impl Life {
             sessions: RefCell::new(BTreeMap::new()),
             next_serial: Cell::new(0),
         }))
+    }
+
+    /// Enters a session that runs.
+    fn adopt(&self, serial: u64, number: u32, worker: Worker) {
+        let session =
+            Session { number, ended: false, worker: Some(worker), since: Instant::now(), lost: false };
+        self.sessions.borrow_mut().insert(serial, session);
+        self.next_serial.set(self.next_serial.get().max(serial.saturating_add(1)));
+    }
+
+    /// Its sessions that have a worker.
+    fn running(&self) -> Vec<(u64, Worker)> {
+        let sessions = self.sessions.borrow();
+        sessions.iter().filter_map(|(serial, session)| Some((*serial, session.worker.clone()?))).collect()
+    }
+
+    /// Whether a session of that number is waiting for its worker.
+    fn expects(&self, number: u32) -> bool {
+        let sessions = self.sessions.borrow();
+        sessions
+            .values()
+            .any(|session| session.number == number && !session.ended && session.worker.is_none())
     }
 
     /// Enters a session, if there is room and it does not exist. Returns our number of it.

@@ -73,6 +73,7 @@ impl Launcher {
                 Ok(Started { pid: process, socket, pidfd })
             }
             FromLauncher::Failed { error } => Err(Errno::from_raw_os_error(error.cast_signed())),
+            FromLauncher::Settled {} => panic!("nobody asked for it"),
         }
     }
 

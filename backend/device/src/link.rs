@@ -394,6 +394,11 @@ impl<'l> Broker<'l> {
                     None => self.bury(session, pidfd),
                 }
             }
+            ToDevice::Resume {} => {
+                // The one before may have heard it and been killed before it could answer.
+                let again = self.wanted.keys().map(|session| FromDevice::WorkerWanted { session: *session });
+                self.unsent.extend(again);
+            }
             ToDevice::NoWorker { session, error } => {
                 if let Some(inbox) = self.wanted.remove(&session).and_then(|inbox| inbox.upgrade()) {
                     inbox.put(Arrival::None { session, error });

@@ -67,6 +67,16 @@ pub(crate) fn listen(path: &Path, shared: bool) -> Result<UnixListener> {
     Ok(listener)
 }
 
+/// Takes over a socket that listens already.
+///
+/// # Errors
+/// When it is none.
+pub(crate) fn adopt(socket: std::os::fd::OwnedFd) -> Result<UnixListener> {
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener).context("what was passed as the API's socket is none")
+}
+
 /// Connections by user.
 #[derive(Debug, Default)]
 struct Users(RefCell<BTreeMap<u32, usize>>);

@@ -103,6 +103,13 @@ impl Checkpoint {
         self.content.borrow().vms.get(&vm).map_or(Some(Fence::default().epoch), Fence::admitted)
     }
 
+    /// Numbers of VMs that are not known any more, each with the last epoch in which it was.
+    pub(crate) fn gone(&self, is_known: impl Fn(u32) -> bool) -> Vec<(u32, u64)> {
+        let content = self.content.borrow();
+        let gone = content.vms.iter().filter(|(vm, fence)| !is_known(**vm) && fence.epoch > 1);
+        gone.map(|(vm, fence)| (*vm, fence.epoch - 1)).collect()
+    }
+
     /// Notes where a VM stands. What is noted holds in this process even where it cannot be written.
     pub(crate) fn set_vm(&self, vm: u32, fence: Fence) -> io::Result<()> {
         self.change(|content| _ = content.vms.insert(vm, fence))
@@ -139,8 +146,8 @@ impl Checkpoint {
     }
 
     /// Processes that may still hold the memory of units.
-    pub(crate) fn arbiters(&self) -> Vec<Identity> {
-        self.content.borrow().arbiters.values().copied().collect()
+    pub(crate) fn arbiters(&self) -> Vec<(u32, Identity)> {
+        self.content.borrow().arbiters.iter().map(|(unit, process)| (*unit, *process)).collect()
     }
 
     /// Everything has ended in order. If nobody is fenced there is nothing to be remembered: no message of any epoch can be

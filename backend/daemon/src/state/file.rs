@@ -122,28 +122,47 @@ impl StateFile {
 
     /// Replaces what is there; returns when it is there for good. Where that fails, what was there before still is.
     pub(crate) fn store(&self, content: &impl Serialize) -> io::Result<()> {
-        let content = serde_json::to_vec(content)?;
-        let header = serde_json::to_vec(&Header { version: self.version, sha256: sum(&content) })?;
-        let new = self.path.with_extension("new");
         fault::point("state-begin");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(&[header.as_slice(), b"\n"].concat())?;
-        fault::point("state-header");
-        file.write_all(&content)?;
+        let file = self.write(content)?;
         fault::point("state-written");
         file.sync_all()?;
         fault::point("state-flushed");
-        match fs::rename(&self.path, self.previous()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        fault::point("state-between");
-        fs::rename(&new, &self.path)?;
+        self.put()?;
         fault::point("state-renamed");
         // The names, too, have to be there after a power cut.
         File::open(self.path.parent().unwrap_or(Path::new("/")))?.sync_all()?;
         fault::point("state-done");
         Ok(())
+    }
+
+    /// The same for what need not survive the machine, only this process.
+    pub(crate) fn store_for_processes(&self, content: &impl Serialize) -> io::Result<()> {
+        self.write(content)?;
+        self.put()
+    }
+
+    fn new_path(&self) -> PathBuf {
+        self.path.with_extension("new")
+    }
+
+    fn write(&self, content: &impl Serialize) -> io::Result<File> {
+        let content = serde_json::to_vec(content)?;
+        let header = serde_json::to_vec(&Header { version: self.version, sha256: sum(&content) })?;
+        let mut new = OpenOptions::new();
+        let mut file = new.write(true).create(true).truncate(true).mode(0o600).open(self.new_path())?;
+        file.write_all(&[header.as_slice(), b"\n"].concat())?;
+        fault::point("state-header");
+        file.write_all(&content)?;
+        Ok(file)
+    }
+
+    fn put(&self) -> io::Result<()> {
+        match fs::rename(&self.path, self.previous()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fault::point("state-between");
+        fs::rename(self.new_path(), &self.path)
     }
 
     /// Takes everything away.

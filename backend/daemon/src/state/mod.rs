@@ -2,7 +2,9 @@
 //!
 //! [`file`] is how something is kept: versioned, checksummed, whole or not at all. [`checkpoint`] is what is kept: fences,
 //! quarantines, arbiters, and the [`objects`] that clients of the management API have made.
+//! [`adoption`] is about processes, which outlive the daemon but not the machine.
 
+pub(crate) mod adoption;
 pub(crate) mod checkpoint;
 pub(crate) mod file;
 pub(crate) mod objects;

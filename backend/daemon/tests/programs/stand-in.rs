@@ -179,6 +179,9 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
             }
         };
         match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
+            // Told again of one that it knows, it goes on.
+            (ToArbiter::Vm { vm, epoch, .. }, _)
+                if unit.vms.get(&vm).is_some_and(|known| known.0 == epoch) => {}
             (ToArbiter::Vm { vm, epoch, .. }, _) => _ = unit.vms.insert(vm, (epoch, 0, 0)),
             (ToArbiter::Worker { vm, .. }, Ok([custody, pidfd])) => unit.workers.push((vm, custody, pidfd)),
             _ => {}
@@ -382,6 +385,11 @@ fn device(arguments: &[String]) -> Result<()> {
                     workers.insert(session, (socket, pidfd));
                     if let Some(mut asker) = askers.remove(&session) {
                         writeln!(asker, "worker {session} {line}")?;
+                    }
+                }
+                ToDevice::Resume {} => {
+                    for session in askers.keys() {
+                        socket::send(&daemon, &FromDevice::WorkerWanted { session: *session }.encode(), &[])?;
                     }
                 }
                 ToDevice::NoWorker { session, error } => {

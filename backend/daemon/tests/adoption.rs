@@ -1,0 +1,260 @@
+//! A daemon that follows another, under a service manager that keeps sockets: the test plays it. Device, worker and arbiter are
+//! stand-ins, the launcher is real.
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    io::IoSliceMut,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{net::UnixDatagram, process::CommandExt as _},
+    },
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use common::{Place, is_alive, pid_of, signal, until, wait_gone, watch};
+use rustix::{
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    process::Signal,
+};
+use serde_json::{Value, json};
+
+/// A service manager: keeps what it is given, and passes it to the process that follows.
+struct Manager {
+    socket: std::path::PathBuf,
+    heard: Arc<Mutex<Heard>>,
+}
+
+#[derive(Default)]
+struct Heard {
+    kept: BTreeMap<String, OwnedFd>,
+    ready: u32,
+    alive: u32,
+}
+
+impl Manager {
+    fn new(place: &Place) -> Self {
+        let path = place.directory.path().join("notify.sock");
+        let socket = UnixDatagram::bind(&path).expect("a socket");
+        let heard = Arc::new(Mutex::new(Heard::default()));
+        std::thread::spawn({
+            let heard = Arc::clone(&heard);
+            move || while hear(&socket, &heard) {}
+        });
+        Self { socket: path, heard }
+    }
+
+    fn start(&self, place: &Place, extra: &[&str]) -> Child {
+        let heard = self.heard.lock().expect("unpoisoned");
+        let names: Vec<_> = heard.kept.keys().cloned().collect();
+        // The shell's own number is what the program gets that it becomes, and so it is told whom the sockets are for.
+        let mut command = Command::new("sh");
+        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_sluiced"));
+        command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
+        command
+            .arg("--driver")
+            .arg(place.driver())
+            .args(["--units", "1", "--vm-numbers", "100:100"])
+            .args(extra);
+        let log = std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned());
+        command.env("SLUICE_LOG", log).env("NOTIFY_SOCKET", &self.socket).env("WATCHDOG_USEC", "300000");
+        if !names.is_empty() {
+            command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+        }
+        let sockets: Vec<i32> = heard.kept.values().map(AsRawFd::as_raw_fd).collect();
+        pass(&mut command, sockets);
+        command.stdin(Stdio::null()).spawn().expect("sluiced")
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.heard.lock().expect("unpoisoned").kept.keys().cloned().collect()
+    }
+}
+
+/// Gives a program descriptors from number 3 on.
+#[expect(unsafe_code, reason = "what a new process does between fork and exec")]
+fn pass(command: &mut Command, sockets: Vec<i32>) {
+    let give = move || {
+        // Out of the way first, so that none is overwritten before it is copied.
+        let mut high = [0; 64];
+        for (slot, socket) in high.iter_mut().zip(&sockets) {
+            // SAFETY: no pointers; a copy of a descriptor of this process.
+            *slot = unsafe { libc::fcntl(*socket, libc::F_DUPFD, 500) };
+        }
+        for (target, socket) in (3..).zip(&high[..sockets.len()]) {
+            // SAFETY: no pointers; both are this child's own.
+            if unsafe { libc::dup2(*socket, target) } < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            // SAFETY: no pointers; the copy made above.
+            unsafe { libc::close(*socket) };
+        }
+        Ok(())
+    };
+    // SAFETY: it makes system calls on copied values only.
+    unsafe { command.pre_exec(give) };
+}
+
+fn hear(socket: &UnixDatagram, heard: &Mutex<Heard>) -> bool {
+    let mut bytes = [0; 4096];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let Ok(message) =
+        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+    else {
+        return false;
+    };
+    let mut sockets = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            sockets.extend(descriptors);
+        }
+    }
+    let text = String::from_utf8_lossy(&bytes[..message.bytes]).into_owned();
+    let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).unwrap_or_default().to_owned();
+    let mut heard = heard.lock().expect("unpoisoned");
+    if text.contains("FDSTORE=1") {
+        heard.kept.extend(sockets.pop().map(|socket| (name, socket)));
+    } else if text.contains("FDSTOREREMOVE=1") {
+        heard.kept.remove(&name);
+    }
+    heard.ready += u32::from(text.contains("READY=1"));
+    heard.alive += u32::from(text.contains("WATCHDOG=1"));
+    true
+}
+
+fn ready(place: &Place) {
+    let reply = until(
+        || place.try_api("GET", "/readyz", None),
+        |reply| reply.as_ref().is_ok_and(|reply| reply.status == 200),
+    );
+    assert_eq!(reply.expect("an answer").status, 200);
+}
+
+fn told(place: &Place) -> Vec<String> {
+    serde_json::from_str(&place.tell("unit-0", "told")).expect("a list")
+}
+
+fn arbiter(place: &Place) -> Value {
+    place.api("GET", "/v1/units/0", None).body["arbiter_process"].clone()
+}
+
+fn end(mut daemon: Child, place: &Place) {
+    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
+    assert!(daemon.wait().expect("sluiced").success());
+    place.wait_empty();
+}
+
+// Promise: A11
+#[test]
+fn a_daemon_that_follows_a_killed_one_adopts_everything_and_nobody_notices() {
+    for how in [Signal::KILL, Signal::USR1] {
+        let place = Place::new();
+        let manager = Manager::new(&place);
+        let mut daemon = manager.start(&place, &["--vm", "7,direct"]);
+        ready(&place);
+        place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
+        let made = place.api("PUT", "/v1/vms/a", Some(&json!({ "organisation": "acme" }))).body;
+        let number = u32::try_from(made["number"].as_u64().expect("a number")).expect("small");
+        let mut fronts = [place.front(7), place.front(number)];
+        let workers: Vec<OwnedFd> =
+            fronts.iter_mut().map(|front| watch(pid_of(&front.open(1))).expect("a process")).collect();
+        let launcher = place.api("GET", "/v1/host", None).body["launcher_process"].clone();
+        let before = (arbiter(&place), launcher);
+        assert_eq!(manager.names(), ["device-100", "device-7", "launcher", "unit-0"]);
+        place.tell("unit-0", &format!("has {number} 4194304 0"));
+
+        for _ in 0..2 {
+            signal(&watch(daemon.id()).expect("sluiced"), how);
+            daemon.wait().expect("ended");
+            // Asked for while nobody is there to answer: it waits, and gets its worker.
+            fronts[0].send("open 9");
+            daemon = manager.start(&place, &["--vm", "7,direct"]);
+            ready(&place);
+            let answer = fronts[0].hear();
+            assert!(answer.starts_with("worker 9 {"), "{answer}");
+            assert_eq!(fronts[0].ask("close 9"), "closed 9");
+            let launcher = place.api("GET", "/v1/host", None).body["launcher_process"].clone();
+            assert_eq!((arbiter(&place), launcher), before);
+            assert!(workers.iter().all(is_alive), "a worker was ended");
+            for id in ["7", "a"] {
+                let vm = place.api("GET", &format!("/v1/vms/{id}"), None).body;
+                assert_eq!(vm["sessions"].as_array().map(Vec::len), Some(1), "{vm}");
+            }
+        }
+        assert!(!told(&place).iter().any(|line| line.starts_with("Forget")), "{:?}", told(&place));
+        let vm = place.api("GET", "/v1/vms/a", None).body;
+        assert_eq!((&vm["device_process"], &vm["fence"]["epoch"]), (&made["device_process"], &1.into()));
+        // What is lent already is what the unit may lend, until it asks for more.
+        let lent = until(|| told(&place), |told| told.iter().any(|line| line.contains("bytes: 4194304 }")));
+        assert!(
+            lent.iter().any(|line| line.starts_with("Escrow") && line.contains("bytes: 4194304 }")),
+            "{lent:?}"
+        );
+
+        // And it goes on: new sessions, fences, ends.
+        fronts[1].open(2);
+        assert_eq!(place.api("POST", "/v1/vms/7/fence", Some(&json!({}))).status, 200);
+        wait_gone(&workers[0]);
+        assert!(is_alive(&workers[1]));
+        assert_eq!(place.api("DELETE", "/v1/vms/a", None).status, 204);
+        wait_gone(&workers[1]);
+        let (ready, alive) = {
+            let heard = manager.heard.lock().expect("unpoisoned");
+            (heard.ready, heard.alive)
+        };
+        assert!(ready == 3 && alive > 0, "told ready {ready} times, alive {alive} times");
+        end(daemon, &place);
+        let kept = until(|| manager.names(), Vec::is_empty);
+        assert_eq!(kept, [] as [String; 0]);
+    }
+}
+
+// Promise: A11
+#[test]
+fn what_ended_meanwhile_is_not_adopted() {
+    let place = Place::new();
+    let manager = Manager::new(&place);
+    let mut daemon = manager.start(&place, &["--vm", "7,direct"]);
+    ready(&place);
+    place.api("PUT", "/v1/vms/a", Some(&json!({})));
+    let mut front = place.front(7);
+    let worker = watch(pid_of(&front.open(1))).expect("a process");
+    let before = arbiter(&place);
+    daemon.kill().expect("killed");
+    daemon.wait().expect("ended");
+    signal(&worker, Signal::KILL);
+    wait_gone(&worker);
+    let arbiter_process =
+        watch(u32::try_from(before.as_u64().expect("a pid")).expect("a pid")).expect("a process");
+    signal(&arbiter_process, Signal::KILL);
+    wait_gone(&arbiter_process);
+    let daemon = manager.start(&place, &["--vm", "7,direct"]);
+    ready(&place);
+    assert_ne!(arbiter(&place), before);
+    let vm = until(|| place.api("GET", "/v1/vms/7", None).body, |vm| vm["sessions"] == json!([]));
+    assert_eq!(vm["sessions"], json!([]));
+    place.front(7).open(2);
+    end(daemon, &place);
+}
+
+// Promise: A11
+#[test]
+fn with_another_configuration_nothing_is_adopted() {
+    let place = Place::new();
+    let manager = Manager::new(&place);
+    let mut daemon = manager.start(&place, &["--vm", "7,direct"]);
+    ready(&place);
+    let before = arbiter(&place);
+    daemon.kill().expect("killed");
+    daemon.wait().expect("ended");
+    let daemon = manager.start(&place, &["--vm", "7,direct", "--vm", "8,direct"]);
+    ready(&place);
+    assert_ne!(arbiter(&place), before);
+    place.front(8).open(1);
+    let mut daemon = daemon;
+    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
+    assert!(daemon.wait().expect("sluiced").success());
+}
