@@ -32,6 +32,7 @@ mod inventory;
 mod journal;
 mod keeper;
 mod launching;
+mod metrics;
 mod notice;
 mod outbox;
 mod process;

@@ -1,6 +1,6 @@
 //! `/healthz`, `/readyz`, `/metrics`: for those who watch over the daemon.
 
-use std::{fmt::Write as _, rc::Rc};
+use std::rc::Rc;
 
 use axum::{
     Json,
@@ -59,46 +59,19 @@ pub(crate) async fn readyz(State(api): State<Api>, _caller: Caller) -> Result<Js
     api.bridge.call(ready).await.map(Json)
 }
 
-/// Metrics, in the text form of Prometheus.
+/// Metrics, in the text form of OpenMetrics, which Prometheus reads.
 #[utoipa::path(get, path = "/metrics", tag = "health", operation_id = "metrics",
-    responses((status = 200, body = String, content_type = "text/plain"), Errors))]
+    responses((status = 200, body = String, content_type = "application/openmetrics-text"), Errors))]
 pub(crate) async fn metrics(
     State(api): State<Api>,
     caller: Caller,
 ) -> Result<([(HeaderName, &'static str); 1], String), Error> {
     caller.may_read()?;
-    let write = |registry: Rc<Registry>| async move { Ok(registry.metrics()) };
+    let write = |registry: Rc<Registry>| async move {
+        registry
+            .metrics()
+            .map_err(|error| Error::new(Code::Internal, "the metrics cannot be written").because(error))
+    };
     let text = api.bridge.call(write).await?;
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
-}
-
-impl Registry {
-    fn metrics(&self) -> String {
-        let mut text = String::new();
-        let mut family = |name: &str, kind: &str, help: &str, samples: Vec<(String, u64)>| {
-            // Writing to a String cannot fail.
-            _ = writeln!(text, "# HELP sluice_{name} {help}\n# TYPE sluice_{name} {kind}");
-            for (labels, value) in samples {
-                _ = writeln!(text, "sluice_{name}{labels} {value}");
-            }
-        };
-        let units = |figure: fn(crate::unit::UnitReport) -> u64| {
-            let known = self.units.iter().filter_map(|unit| Some((unit.number(), unit.last()?)));
-            known.map(|(unit, report)| (format!("{{unit=\"{unit}\"}}"), figure(report))).collect()
-        };
-        family("unit_memory_total_bytes", "gauge", "Device memory in custody.", units(|unit| unit.total));
-        family("unit_memory_lent_bytes", "gauge", "Device memory lent to VMs.", units(|unit| unit.lent));
-        family("unit_memory_clean_bytes", "gauge", "Device memory to be lent.", units(|unit| unit.clean));
-        family("unit_memory_dirty_bytes", "gauge", "Device memory to be scrubbed.", units(|unit| unit.dirty));
-        let vms = self.roster.all();
-        family("vms", "gauge", "VMs.", vec![(String::new(), u64::try_from(vms.len()).unwrap_or(u64::MAX))]);
-        let sessions: usize = vms.iter().map(|vm| vm.sessions().len()).sum();
-        family(
-            "sessions",
-            "gauge",
-            "Guest processes with a worker.",
-            vec![(String::new(), u64::try_from(sessions).unwrap_or(u64::MAX))],
-        );
-        text
-    }
+    Ok(([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
 }

@@ -1,0 +1,206 @@
+//! `/metrics` of the real sluiced, and the alert rules and the dashboard that are shipped for it.
+
+mod common;
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use common::{Place, signal, until, watch};
+use rustix::process::Signal;
+use serde_json::json;
+
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(place: &Place) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+        command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
+        command.arg("--driver").arg(place.driver()).arg("--nvml").arg(place.driver());
+        command.args(["--units", "1", "--vm-numbers", "1:2000"]).env("SLUICE_LOG", "off");
+        let daemon = Self(command.stdin(Stdio::null()).spawn().expect("sluiced"));
+        let ready = until(
+            || place.try_api("GET", "/readyz", None),
+            |reply| reply.as_ref().is_ok_and(|reply| reply.status == 200),
+        );
+        assert_eq!(ready.expect("an answer").status, 200);
+        daemon
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(process) = watch(self.0.id()) {
+            signal(&process, Signal::TERM);
+        }
+        _ = self.0.wait();
+    }
+}
+
+fn scrape(socket: &Path) -> String {
+    let reply = common::request(socket, "GET /metrics HTTP/1.0\r\n", b"").expect("an answer");
+    assert_eq!(reply.status, 200, "{reply:?}");
+    reply.body.as_str().expect("text").to_owned()
+}
+
+/// The value of a series, by name and labels as they are written.
+fn value(text: &str, series: &str) -> Option<f64> {
+    let line =
+        text.lines().find(|line| line.strip_prefix(series).is_some_and(|rest| rest.starts_with(' ')))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+fn names(text: &str) -> BTreeSet<String> {
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples.filter_map(|line| line.split(['{', ' ']).next()).map(str::to_owned).collect()
+}
+
+fn shipped(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(path)
+}
+
+// Promise: A22
+#[test]
+fn metrics_are_what_the_api_says_by_the_conventions() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place);
+    let wanted =
+        json!({ "memory_bytes": 64 << 20, "guarantee_permille": 250, "weight": 300, "direct": true });
+    let vm = place.api("PUT", "/v1/vms/web-1", Some(&wanted)).body;
+    let labels = r#"{vm="web-1",organisation="",project=""}"#;
+    let socket = place.run().join("api.sock");
+    let text = scrape(&socket);
+    let of_vm = |text: &str, name: &str| value(text, &format!("{name}{labels}"));
+    assert_eq!(of_vm(&text, "sluice_vm_memory_limit_bytes"), Some(f64::from(64 << 20)), "{text}");
+    assert_eq!(of_vm(&text, "sluice_vm_gpu_guarantee_ratio"), Some(0.25));
+    assert_eq!(of_vm(&text, "sluice_vm_gpu_weight"), Some(300.0));
+    assert_eq!(of_vm(&text, "sluice_vm_sessions"), Some(0.0));
+    assert_eq!(value(&text, "sluice_ready"), Some(1.0));
+    assert_eq!(value(&text, "sluice_inventory_up"), Some(1.0));
+    assert_eq!(value(&text, r#"sluice_unit_state{unit="0",state="lending"}"#), Some(1.0));
+    assert_eq!(value(&text, r#"sluice_vms{state="running"}"#), Some(1.0));
+    assert_eq!(value(&text, r#"sluice_events_total{kind="drift"}"#), Some(0.0), "counted from nothing on");
+    assert!(value(&text, "process_resident_memory_bytes").is_some_and(|bytes| bytes > 1e6), "{text}");
+    assert!(text.ends_with("# EOF\n"));
+    // What it has shows when the unit says it.
+    let number = vm["number"].as_u64().expect("a number");
+    let mut front = common::Front::connect(vm["connect"]["socket"].as_str().expect("a socket").as_ref());
+    front.open(1);
+    place.tell("unit-0", &format!("has {number} {} 0", 32 << 20));
+    let text = until(
+        || scrape(&socket),
+        |text| of_vm(text, "sluice_vm_memory_used_bytes") == Some(f64::from(32 << 20)),
+    );
+    assert_eq!(of_vm(&text, "sluice_vm_memory_used_bytes"), Some(f64::from(32 << 20)));
+    assert_eq!(of_vm(&text, "sluice_vm_sessions"), Some(1.0));
+    assert_eq!(of_vm(&text, "sluice_vm_sessions_started_total"), Some(1.0));
+    // The socket for those who only read has them, too.
+    assert_eq!(value(&scrape(&place.run().join("api-read.sock")), "sluice_ready"), Some(1.0));
+    // Counters are called so, and nobody's process or address is a label.
+    for line in text.lines().filter(|line| line.starts_with("# TYPE ")) {
+        let mut words = line.split(' ').skip(2);
+        let (name, kind) = (words.next().expect("a name"), words.next().expect("a kind"));
+        let counts = names(&text).contains(&format!("{name}_total"));
+        assert!(kind != "counter" || counts || !names(&text).contains(name), "{line}");
+        assert!(name.starts_with("sluice_") || name.starts_with("process_"), "{line}");
+    }
+    for label in ["pid=", "process=", "address=", "session="] {
+        assert!(!text.contains(label), "{label}");
+    }
+}
+
+// Promise: A23
+#[test]
+fn rules_and_dashboard_name_metrics_that_there_are() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place);
+    let tree = json!({ "memory_bytes": 64 << 20 });
+    assert_eq!(place.api("PUT", "/v1/organisations/o", Some(&tree)).status, 201);
+    let wanted = json!({ "memory_bytes": 64 << 20, "organisation": "o" });
+    let number = place.api("PUT", "/v1/vms/a", Some(&wanted)).body["number"].clone();
+    // One that is fenced, and an event of it: what is shown of those only.
+    assert_eq!(place.api("POST", "/v1/vms/a/fence", Some(&json!({}))).status, 200);
+    place.tell("unit-0", &format!("event 9 {number} 0 0"));
+    let socket = place.run().join("api.sock");
+    let text = until(|| scrape(&socket), |text| names(text).contains("sluice_vm_events_total"));
+    let there = names(&text);
+    for file in ["prometheus/sluice-alerts.yml", "prometheus/sluice-alerts.test.yml", "grafana/sluice.json"] {
+        let content = std::fs::read_to_string(shipped(file)).expect("it is shipped");
+        let words = content.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let named: BTreeSet<&str> =
+            words.filter(|word| word.starts_with("sluice_") || word.starts_with("process_")).collect();
+        assert!(named.len() > 10, "{file} names next to none");
+        let missing: Vec<_> = named.iter().filter(|name| !there.contains(**name)).collect();
+        assert!(missing.is_empty(), "{file} names {missing:?}, which there are not:\n{text}");
+    }
+    let dashboard = std::fs::read_to_string(shipped("grafana/sluice.json")).expect("it is shipped");
+    let dashboard: serde_json::Value = serde_json::from_str(&dashboard).expect("JSON");
+    assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() > 10));
+}
+
+// Promise: A23
+#[test]
+fn promtool_accepts_the_rules_and_each_is_raised() {
+    let rules = shipped("prometheus/sluice-alerts.yml");
+    let run = |arguments: &[&str]| -> Option<Output> {
+        let mut command = Command::new("promtool");
+        command.args(arguments).current_dir(shipped("prometheus"));
+        match command.output() {
+            Ok(output) => Some(output),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => panic!("promtool: {error}"),
+        }
+    };
+    let Some(checked) = run(&["check", "rules", "sluice-alerts.yml"]) else {
+        println!("SKIP: promtool (Debian package prometheus) is not installed");
+        return;
+    };
+    assert!(checked.status.success(), "{checked:?}");
+    let tested = run(&["test", "rules", "sluice-alerts.test.yml"]).expect("it was there");
+    assert!(tested.status.success(), "{}", String::from_utf8_lossy(&tested.stderr));
+    // Each has a case, and a runbook.
+    let read = |path: &Path| std::fs::read_to_string(path).expect("it is shipped");
+    let cases = read(&shipped("prometheus/sluice-alerts.test.yml"));
+    let runbooks = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md"));
+    let rules = read(&rules);
+    let alerts: Vec<_> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 15);
+    for alert in alerts {
+        assert!(cases.contains(&format!("- name: {alert}\n")), "{alert} has no case");
+        assert!(runbooks.contains(&format!("### {alert}\n")), "{alert} has no runbook");
+    }
+}
+
+/// Figures for docs/performance.md; the limits leave room for a busy machine.
+// Promise: A22
+#[test]
+fn five_hundred_vms_are_scraped_in_time() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place);
+    for number in 0..500 {
+        let wanted = json!({ "memory_bytes": 2 << 20 });
+        let reply = place.api("PUT", &format!("/v1/vms/vm-{number}"), Some(&wanted));
+        assert_eq!(reply.status, 201, "{reply:?}");
+    }
+    let socket = place.run().join("api.sock");
+    let mut times: Vec<Duration> = (0..20)
+        .map(|_| {
+            let start = Instant::now();
+            let text = scrape(&socket);
+            let took = start.elapsed();
+            assert_eq!(value(&text, r#"sluice_vms{state="running"}"#), Some(500.0));
+            took
+        })
+        .collect();
+    times.sort_unstable();
+    println!(
+        "scrape of 500 VMs: median {:?}, longest {:?}; {} bytes",
+        times[10],
+        times[19],
+        scrape(&socket).len()
+    );
+    assert!(times[10] < Duration::from_millis(250), "a scrape takes {:?}", times[10]);
+}
