@@ -288,6 +288,7 @@ fn faults(options: &Options) -> Result<Vec<TestResult>> {
             ignored_too: true,
             parallel: Machine::this().cpus,
             limit: CHECK,
+            long_limit: CHECK,
             environment: &[],
             verbose: options.verbose,
         };
