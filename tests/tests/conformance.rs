@@ -18,7 +18,7 @@ use sluice_tests::wheels;
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 const DOWNLOAD: Duration = Duration::from_secs(300);
 const RUN: Duration = Duration::from_secs(900);
-/// Requests per operation and phase: some hundreds in all for every change, more than ten thousand in the full tier.
+/// Cases per operation and phase: a thousand requests in all for every change, more than four thousand in the full tier.
 const EXAMPLES: [&str; 2] = ["15", "250"];
 
 /// The client from PyPI with all it needs, in the cache; an error when it is neither there nor can be had.
