@@ -10,6 +10,7 @@ use crate::{
     helper::{Helper, MemoryJob},
     lanes::{ContextRef, Lane, Lanes},
     session::Session,
+    time::{Passed, Time},
 };
 use core::{
     sync::atomic::{AtomicBool, Ordering, fence},
@@ -46,6 +47,7 @@ pub(crate) struct Completion {
     lanes: Arc<Lanes>,
     attached: Arc<Attached>,
     helper: Helper,
+    time: Arc<Time>,
     /// What is to be freed when a stream slot has come to a sequence, and whether there is anything.
     frees: Mutex<Vec<(u32, u64, u64)>>,
     any_frees: AtomicBool,
@@ -63,6 +65,7 @@ impl Completion {
         lanes: Arc<Lanes>,
         attached: Arc<Attached>,
         helper: Helper,
+        time: Arc<Time>,
     ) -> Completion {
         Completion {
             driver,
@@ -70,6 +73,7 @@ impl Completion {
             lanes,
             attached,
             helper,
+            time,
             frees: Mutex::default(),
             any_frees: AtomicBool::new(false),
             passing: Mutex::new(()),
@@ -136,7 +140,7 @@ impl Completion {
 
     /// Retires the markers of one lane that are done.
     fn look(&self, slot: u32, lane: &Lane, current: &mut Current) -> bool {
-        let mut done = None;
+        let (mut done, mut passed) = (None, Passed::new());
         while lane.pending() > 0 {
             let marker = lane.peek(0);
             let state =
@@ -144,6 +148,7 @@ impl Completion {
             match state {
                 Ok(true) => {
                     lane.retire();
+                    passed.add(marker.ticket);
                     done = Some(marker);
                 }
                 Ok(false) => break,
@@ -151,6 +156,7 @@ impl Completion {
                     // Whatever is queued behind the failure must not appear done, on any stream.
                     self.publish_text(None);
                     self.session.set_sticky(failed);
+                    self.time.abandon();
                     return false;
                 }
             }
@@ -160,6 +166,7 @@ impl Completion {
             self.publish_text(Some(marker.event));
             self.free_due(slot, marker.sequence);
             self.session.set_completed(slot, marker.sequence);
+            passed.settle(&self.time, lane.last());
         }
         done.is_some()
     }

@@ -9,9 +9,10 @@ use crate::{
     lanes::Lanes,
     notice::Notices,
     provision::Provision,
-    queue::{Gate, OPEN},
+    queue::Gate,
     session::Session,
     submit::Submitter,
+    time::{OPEN, Time},
 };
 use rustix::{
     event::{EventfdFlags, eventfd},
@@ -74,15 +75,17 @@ impl Harness {
         let attached = Arc::new(Attached::default());
         let lanes = Arc::new(Lanes::new());
         let (helper, inboxes) = Helper::new();
+        let time = Arc::new(Time::own());
         let completion = Completion::new(
             Arc::clone(&driver),
             Arc::clone(&session),
             Arc::clone(&lanes),
             Arc::clone(&attached),
             helper.clone(),
+            Arc::clone(&time),
         );
         let completion = Arc::new(completion);
-        let gate = Arc::new(Gate::new());
+        let gate = Arc::new(Gate::new(Arc::clone(&time)));
         let provision = Provision::own(&driver, 1 << 30).expect("the driver answers");
         let notices = Arc::new(Notices::default());
         let (control, peer) = socket::pair().expect("socket pair");
@@ -108,6 +111,7 @@ impl Harness {
             lanes,
             Arc::clone(&completion),
             attached,
+            time,
         );
         memory_helper.scrub_every_free();
         thread::spawn(move || memory_helper.run(&inboxes.memory));
@@ -195,7 +199,7 @@ impl Harness {
 
     /// Opens or closes the permit's gate.
     pub fn permit(&self, open: bool) {
-        self.gate.set(if open { OPEN } else { 0 });
+        self.gate.time().set(if open { OPEN } else { 0 });
     }
 
     /// The permit's gate.

@@ -7,6 +7,7 @@ mod figures;
 mod host;
 mod instances;
 mod lending;
+mod time;
 mod watch;
 mod worker;
 
