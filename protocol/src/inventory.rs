@@ -300,6 +300,8 @@ pub enum Visible {
     Host,
     /// One GPU, by its UUID.
     Gpu([u8; 16]),
+    /// One GPU, by its ordinal, where nobody knows its UUID.
+    Ordinal(u32),
     /// One instance, by its UUID.
     Instance([u8; 16]),
 }
@@ -310,6 +312,7 @@ impl Visible {
     pub fn variable(&self) -> Option<String> {
         match self {
             Visible::Host => None,
+            Visible::Ordinal(ordinal) => Some(ordinal.to_string()),
             Visible::Gpu(uuid) => Some(format!("GPU-{}", uuid_text(uuid))),
             Visible::Instance(uuid) => Some(format!("MIG-{}", uuid_text(uuid))),
         }
@@ -319,7 +322,7 @@ impl Visible {
     #[must_use]
     pub const fn uuid(&self) -> Option<[u8; 16]> {
         match self {
-            Visible::Host => None,
+            Visible::Host | Visible::Ordinal(_) => None,
             Visible::Gpu(uuid) | Visible::Instance(uuid) => Some(*uuid),
         }
     }
@@ -331,9 +334,13 @@ impl<'a> Field<'a> for Visible {
             Visible::Host => 0,
             Visible::Gpu(_) => 1,
             Visible::Instance(_) => 2,
+            Visible::Ordinal(_) => 3,
         };
         writer.word(kind)?;
-        self.uuid().unwrap_or_default().put(writer)
+        match *self {
+            Visible::Ordinal(ordinal) => u128::from(ordinal).to_be_bytes().put(writer),
+            _ => self.uuid().unwrap_or_default().put(writer),
+        }
     }
     fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
         let kind = reader.word()?;
@@ -342,6 +349,10 @@ impl<'a> Field<'a> for Visible {
             0 => Ok(Visible::Host),
             1 => Ok(Visible::Gpu(uuid)),
             2 => Ok(Visible::Instance(uuid)),
+            3 => {
+                let ordinal = u32::try_from(u128::from_be_bytes(uuid)).map_err(|_| FieldError::Range)?;
+                Ok(Visible::Ordinal(ordinal))
+            }
             _ => Err(FieldError::Range),
         }
     }
@@ -385,5 +396,7 @@ mod tests {
             Some("MIG-01234567-89ab-cdef-0011-223344556677")
         );
         assert_eq!((Visible::Host.variable(), Visible::Host.uuid()), (None, None));
+        let ordinal = Visible::Ordinal(3);
+        assert_eq!((ordinal.variable().as_deref(), ordinal.uuid()), (Some("3"), None));
     }
 }

@@ -72,6 +72,8 @@ pub const PARAMETERS: usize = 448;
 pub const LAUNCH_ATTRIBUTES: usize = 32;
 /// Devices one session may see.
 pub const DEVICES: u32 = 16;
+/// Units of a host: its devices, and as many instances of them.
+pub const UNITS: u32 = DEVICES * 9;
 /// Device attributes that exist (CU_DEVICE_ATTRIBUTE_MAX of the newest header), with room.
 pub const DEVICE_ATTRIBUTES: usize = 192;
 /// Bytes of one address window for device memory.

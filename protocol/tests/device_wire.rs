@@ -421,6 +421,8 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Instance(UUID) }
             => [1, 1, 5, 2, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
         ToLauncher::StartDevice { vm: 1, scanouts: 1, direct: true } => [2, 1, 1, 1], fds 0;
+        ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Ordinal(2) }
+            => [1, 1, 5, 3, 0, 2 << 56], fds 0;
         ToLauncher::StartArbiter { unit: 3, visible: Visible::Gpu(UUID) }
             => [3, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
         ToLauncher::StartInventory {} => [4], fds 0;

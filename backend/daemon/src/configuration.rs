@@ -111,6 +111,7 @@ struct File {
     units: Option<u32>,
     memory: Option<Size>,
     reserve: Option<Size>,
+    overcommit_permille: Option<u32>,
     vm: Vec<VmSpec>,
     organisation: Vec<Ancestor>,
     project: Vec<Ancestor>,
@@ -232,6 +233,8 @@ pub struct Configuration {
     pub mapped_runs: u32,
     /// The driver's management library; absolute.
     pub nvml: Option<PathBuf>,
+    /// What all VMs of a unit may have together, in thousandths of its memory.
+    pub overcommit_permille: u32,
     /// Devices whose memory is lent, if that was said.
     pub units: Option<u32>,
     /// Bytes of a unit left to its driver beside what contexts take.
@@ -346,6 +349,7 @@ impl Configuration {
             mapped_runs: arguments.mapped_runs.or(file.mapped_runs).unwrap_or(limits::MAPPED_RUNS),
             nvml,
             units,
+            overcommit_permille: file.overcommit_permille.unwrap_or(1000),
             reserve: file.reserve.unwrap_or(RESERVE).0,
             vms,
             memory,

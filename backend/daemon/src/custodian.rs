@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     conduct::Conduct, configuration::FencePolicy, escrow::Escrows, journal::Journal, notice::Notice,
-    rate::TokenBucket, roster::Roster, state::checkpoint::Checkpoint, unit::Unit, xid::Class,
+    rate::TokenBucket, roster::Roster, state::checkpoint::Checkpoint, units::Units, xid::Class,
 };
 
 /// Events told of at once, and per second in the long run; all are counted.
@@ -31,7 +31,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// The one who decides.
 #[derive(Debug)]
 pub(crate) struct Custodian {
-    units: Rc<[Rc<Unit>]>,
+    units: Rc<Units>,
     roster: Rc<Roster>,
     checkpoint: Rc<Checkpoint>,
     conduct: RefCell<Conduct>,
@@ -44,7 +44,7 @@ pub(crate) struct Custodian {
 
 impl Custodian {
     pub(crate) fn new(
-        units: Rc<[Rc<Unit>]>,
+        units: Rc<Units>,
         roster: Rc<Roster>,
         checkpoint: Rc<Checkpoint>,
         policy: FencePolicy,
@@ -75,10 +75,10 @@ impl Custodian {
         limits: Vec<(u32, u64)>,
     ) {
         let (escrows, wanted) = unbounded_channel();
-        let book =
-            if self.adopted { self.take_stock(limits).await } else { Escrows::new(limits, self.units.len()) };
+        let units = self.units.numbers();
+        let book = if self.adopted { self.take_stock(limits).await } else { Escrows::new(limits, &units) };
         for (ancestor, unit, bytes) in book.all() {
-            self.units[unit].escrow(ancestor, bytes);
+            self.escrow(unit, ancestor, bytes);
         }
         let hear = async {
             while let Some(notice) = notices.recv().await {
@@ -92,7 +92,7 @@ impl Custodian {
         match notice {
             Notice::ArbiterEnded { unit } => {
                 self.event("arbiter-ended", 0, || format!("unit {unit}: every worker of it is ended"));
-                self.roster.all().iter().for_each(|vm| vm.end_workers());
+                self.end_workers(unit);
             }
             Notice::Arbiter { unit, kind, vm, process, bytes } => {
                 let Some(kind) = ArbiterEvent::from_number(kind) else { return };
@@ -104,11 +104,14 @@ impl Custodian {
                 _ = escrows.send(Want::Part { unit, ancestor, bytes });
             }
             Notice::Ancestor { ancestor, bytes } => _ = escrows.send(Want::Limit { ancestor, bytes }),
+            Notice::UnitGone { unit } => _ = escrows.send(Want::Gone { unit }),
             Notice::Xid { unit, xid, process, instance } => self.heed_xid(unit, xid, process, instance),
             Notice::Hung { vm, process } => {
                 self.event("hung", vm, || format!("process {process} was killed and is still there"));
                 // Where it hangs is not known: none of the units it had memory of can be trusted to give it back.
-                self.units
+                let of_vm = self.roster.get(vm).map(|vm| vm.units().to_vec());
+                of_vm
+                    .unwrap_or_else(|| self.units.iter().collect())
                     .iter()
                     .for_each(|unit| self.quarantine(unit.number(), "a killed worker is still there"));
             }
@@ -170,7 +173,19 @@ impl Custodian {
         if let Err(error) = self.checkpoint.set_quarantine(unit, reason) {
             tracing::error!("the checkpoint cannot be written: {error}");
         }
-        self.roster.all().iter().for_each(|vm| vm.end_workers());
+        self.end_workers(unit);
+    }
+
+    /// Ends the workers of every VM that is on a unit, and of no other.
+    fn end_workers(&self, unit: u32) {
+        self.roster.all().iter().filter(|vm| vm.is_on(unit)).for_each(|vm| vm.end_workers());
+    }
+
+    /// Says what an ancestor may have of a unit, if that is still there.
+    fn escrow(&self, unit: u32, ancestor: u32, bytes: u64) {
+        if let Some(unit) = self.units.get(unit) {
+            unit.escrow(ancestor, bytes);
+        }
     }
 
     /// Counts an event, and tells of it as often as is useful: what one VM brings about does not push out what others do.
@@ -199,13 +214,13 @@ impl Custodian {
     /// What units have lent is what they may lend, to begin with: more they have to ask for. Nothing is lent anew meanwhile, since a unit
     /// may lend nothing of an ancestor until it is told how much; what an adopted arbiter was told before is taken back first.
     async fn take_stock(&self, limits: Vec<(u32, u64)>) -> Escrows {
-        let mut book = Escrows::new([], self.units.len());
+        let mut book = Escrows::new([], &[]);
         for (ancestor, limit) in limits {
             self.units.iter().for_each(|unit| unit.escrow(ancestor, 0));
-            let mut shares = Vec::with_capacity(self.units.len());
-            for unit in 0..self.units.len() {
+            let mut shares = BTreeMap::new();
+            for unit in self.units.numbers() {
                 // Of one that does not answer nothing is known but the limit.
-                shares.push(self.lent(ancestor, unit).await.unwrap_or(limit));
+                shares.insert(unit, self.lent(ancestor, unit).await.unwrap_or(limit));
             }
             book.restore(ancestor, limit, shares);
         }
@@ -213,10 +228,11 @@ impl Custodian {
     }
 
     /// What a unit has lent to the VMs of an ancestor.
-    async fn lent(&self, ancestor: u32, unit: usize) -> Option<u64> {
+    async fn lent(&self, ancestor: u32, unit: u32) -> Option<u64> {
+        let room = self.units.get(unit)?;
         let mut sum = 0_u64;
-        for vm in self.roster.all().iter().filter(|vm| vm.is_of(ancestor)) {
-            sum = sum.saturating_add(self.units[unit].describe_vm(vm.id()).await?.lent);
+        for vm in self.roster.all().iter().filter(|vm| vm.is_of(ancestor) && vm.is_on(unit)) {
+            sum = sum.saturating_add(room.describe_vm(vm.id()).await?.lent);
         }
         Some(sum)
     }
@@ -243,38 +259,40 @@ impl Custodian {
                 }
                 Some(Want::Limit { ancestor, bytes }) => {
                     let is_new = !book.knows(ancestor);
-                    book.limit(ancestor, bytes, self.units.len());
+                    let units = self.units.numbers();
+                    book.limit(ancestor, bytes, &units);
                     if is_new {
-                        for (index, unit) in self.units.iter().enumerate() {
-                            unit.escrow(ancestor, book.share(ancestor, index));
+                        for unit in self.units.iter() {
+                            unit.escrow(ancestor, book.share(ancestor, unit.number()));
                         }
                     }
                     self.take_excess(&mut book).await;
                 }
+                Some(Want::Gone { unit }) => book.forget_unit(unit),
                 None => return,
             }
         }
     }
 
     async fn give_part(&self, book: &mut Escrows, unit: u32, ancestor: u32, bytes: u64) {
-        let Some(index) = usize::try_from(unit).ok().filter(|index| *index < self.units.len()) else {
+        if self.units.get(unit).is_none() {
             return;
-        };
-        let mut missing = book.grow(ancestor, index, bytes);
-        for other in (0..self.units.len()).filter(|other| *other != index) {
+        }
+        let mut missing = book.grow(ancestor, unit, bytes);
+        for other in self.units.numbers().into_iter().filter(|other| *other != unit) {
             if missing == 0 {
                 break;
             }
             self.take_escrow(book, ancestor, other, missing).await;
-            missing = book.grow(ancestor, index, bytes);
+            missing = book.grow(ancestor, unit, bytes);
         }
-        self.units[index].escrow(ancestor, book.share(ancestor, index));
+        self.escrow(unit, ancestor, book.share(ancestor, unit));
     }
 
     /// Takes from units what their ancestors may not have any more.
     async fn take_excess(&self, book: &mut Escrows) {
         for (ancestor, _) in book.excess() {
-            for unit in 0..self.units.len() {
+            for unit in self.units.numbers() {
                 let left = book.excess().into_iter().find(|(over, _)| *over == ancestor);
                 let Some((_, excess)) = left else { break };
                 self.take_escrow(book, ancestor, unit, excess).await;
@@ -283,14 +301,15 @@ impl Custodian {
     }
 
     /// Takes up to `bytes` of what a unit may lend and has not lent.
-    async fn take_escrow(&self, book: &mut Escrows, ancestor: u32, unit: usize, bytes: u64) {
+    async fn take_escrow(&self, book: &mut Escrows, ancestor: u32, unit: u32, bytes: u64) {
+        let Some(room) = self.units.get(unit) else { return book.forget_unit(unit) };
         let before = book.share(ancestor, unit);
         let after = before.saturating_sub(bytes);
-        self.units[unit].escrow(ancestor, after);
+        room.escrow(ancestor, after);
         // Said after it, so what is lent now can only become less, until it is below the new escrow.
         let lent = self.lent(ancestor, unit);
         let after = lent.await.map_or(before, |lent| lent.max(after).min(before));
-        self.units[unit].escrow(ancestor, after);
+        room.escrow(ancestor, after);
         book.shrink(ancestor, unit, after);
     }
 }
@@ -315,6 +334,8 @@ enum Want {
     Part { unit: u32, ancestor: u32, bytes: u64 },
     /// The limit is another; 0 when the ancestor is gone.
     Limit { ancestor: u32, bytes: u64 },
+    /// A unit is gone.
+    Gone { unit: u32 },
 }
 
 /// What an event is called.

@@ -13,7 +13,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use sluice_protocol::limits;
 use tokio::{
     io::AsyncReadExt as _,
     signal::unix::{SignalKind, signal},
@@ -32,6 +31,8 @@ use crate::{
     keeper::Keeper,
     launching::Launching,
     notice::Notices,
+    placer::{self, Found, Placer},
+    placing,
     process::{Identity, gone, kill},
     registry::{Parts, Registry},
     roster::{House, Roster},
@@ -39,7 +40,8 @@ use crate::{
     state::{adoption::Adoption, checkpoint::Checkpoint},
     status,
     trail::Trail,
-    unit::{self, Place, Unit, UnitError},
+    unit::{self, Unit, UnitError},
+    units::Units,
     usage::Usage,
     vm::{self, Vm},
     watched::watch,
@@ -47,9 +49,6 @@ use crate::{
 
 /// Clients that may follow events at once.
 const FOLLOWERS: usize = 64;
-/// Units where neither NVML nor the configuration says how many there are.
-const UNITS: u32 = 1;
-
 /// How long arbiters of an earlier daemon may take to go away.
 const LEFT_OVER: Duration = Duration::from_secs(5);
 /// How long who fences a VM waits for the end of it.
@@ -137,10 +136,22 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
             Ok(())
         });
     }
-    let units = units(&configuration, &launching, inventory.as_ref(), &checkpoint, &notices).await;
-    for unit in units.iter() {
-        beneath.spawn_local(Rc::clone(unit).serve(stopping_units.clone(), supervisor.is_some()));
-    }
+    let found = placer::survey(&configuration, inventory.as_deref()).await;
+    let units = units(&found, &configuration, &launching, inventory.as_ref(), &checkpoint, &notices);
+    units.serve(&mut beneath, &stopping_units, supervisor.is_some());
+    let placer = Placer::new(
+        placer::Parts {
+            configuration: Rc::clone(&configuration),
+            launching: Rc::clone(&launching),
+            inventory: inventory.clone(),
+            checkpoint: Rc::clone(&checkpoint),
+            notices: notices.clone(),
+            journal: Arc::clone(&journal),
+            units: Rc::clone(&units),
+        },
+        found,
+    );
+    placer.adopt().await;
 
     let (failures, mut failed) = unbounded_channel();
     let house = House {
@@ -165,6 +176,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         launching: Rc::clone(&launching),
         inventory: inventory.clone(),
         units: Rc::clone(&units),
+        placer,
         roster: Rc::clone(&roster),
         custodian: Rc::clone(&custodian),
         checkpoint: Rc::clone(&checkpoint),
@@ -184,8 +196,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         async move { keeper.live().await }
     });
     let sampling = tokio::task::spawn_local(sampling::serve(Rc::clone(&registry)));
-    registry.restore();
+    registry.restore().await;
     end_strangers(&launching, &roster);
+    let placing = tokio::task::spawn_local(placing::serve(Rc::clone(&registry)));
 
     let (bridge, works) = bridge();
     let mut answering = vec![tokio::task::spawn_local(works.serve(Rc::clone(&registry)))];
@@ -260,8 +273,10 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         }
     }
     sampling.abort();
+    placing.abort();
     registry.sample();
     roster.end().await;
+    units.end().await;
     stop_units.send_replace(true);
     while let Some(ended) = beneath.join_next().await {
         if let Err(error) = ended.map_err(anyhow::Error::from).and_then(|ended| Ok(ended?)) {
@@ -340,44 +355,27 @@ fn end_strangers(launching: &Launching, roster: &Roster) {
     }
 }
 
-/// The units there are: as many as there are devices, if that is known, else as many as were configured.
-async fn units(
+/// A unit for every device that is not divided.
+fn units(
+    found: &[Found],
     configuration: &Rc<Configuration>,
     launching: &Rc<Launching>,
     inventory: Option<&Rc<Inventory>>,
     checkpoint: &Rc<Checkpoint>,
     notices: &Notices,
-) -> Rc<[Rc<Unit>]> {
-    let counted = match inventory {
-        Some(inventory) if configuration.units.is_none() => {
-            let counted = inventory.units().await;
-            if counted.is_none() {
-                tracing::error!("NVML does not say how many devices there are");
-            }
-            counted
-        }
-        _ => None,
+) -> Rc<Units> {
+    let unit = |device: &Found| {
+        Unit::new(
+            device.ordinal,
+            device.place(found.len() == 1),
+            Rc::clone(configuration),
+            Rc::clone(launching),
+            inventory.cloned(),
+            Rc::clone(checkpoint),
+            notices.clone(),
+        )
     };
-    let count = configuration.units.or(counted).unwrap_or(UNITS).min(limits::DEVICES);
-    if count == 0 {
-        tracing::warn!("no unit is configured: VMs have no devices");
-    }
-    (0..count)
-        .map(|number| {
-            let (configuration, launching) = (Rc::clone(configuration), Rc::clone(launching));
-            let checkpoint = Rc::clone(checkpoint);
-            let place = Place::device(number);
-            Unit::new(
-                number,
-                place,
-                configuration,
-                launching,
-                inventory.cloned(),
-                checkpoint,
-                notices.clone(),
-            )
-        })
-        .collect()
+    Units::new(found.iter().filter(|device| device.is_whole()).map(unit).collect())
 }
 
 /// What the control socket's questions are about.
@@ -436,7 +434,7 @@ impl Control {
         for vm in registry.roster.all() {
             vms.push(vm.status().await);
         }
-        let mut units = Vec::with_capacity(registry.units.len());
+        let mut units = Vec::new();
         for unit in registry.units.iter() {
             units.push(serde_json::json!({
                 "unit": unit.number(),

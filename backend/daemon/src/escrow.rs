@@ -18,24 +18,25 @@ pub(crate) struct Escrows {
 #[derive(Debug)]
 struct Book {
     limit: u64,
-    /// By unit. Their sum never exceeds the limit.
-    shares: Vec<u64>,
+    /// By unit; one that is not named has nothing. Their sum never exceeds the limit.
+    shares: BTreeMap<u32, u64>,
 }
 
 impl Escrows {
-    /// Even parts for all units.
-    pub(crate) fn new(limits: impl IntoIterator<Item = (u32, u64)>, units: usize) -> Self {
+    /// Even parts for these units; others get theirs when they ask.
+    pub(crate) fn new(limits: impl IntoIterator<Item = (u32, u64)>, units: &[u32]) -> Self {
         let book = |limit: u64| {
-            let part = u64::try_from(units).ok().and_then(|units| limit.checked_div(units)).unwrap_or(0);
+            let count = u64::try_from(units.len()).ok();
+            let part = count.and_then(|count| limit.checked_div(count)).unwrap_or(0);
             // What a quota is counted in; the rest is free to be asked for.
-            Book { limit, shares: vec![part - part % UNIT; units] }
+            Book { limit, shares: units.iter().map(|unit| (*unit, part - part % UNIT)).collect() }
         };
         Self { books: limits.into_iter().map(|(ancestor, limit)| (ancestor, book(limit))).collect() }
     }
 
     /// Says what an ancestor may have from now on. A new one has even parts; one that may have less keeps its parts until
     /// they are taken.
-    pub(crate) fn limit(&mut self, ancestor: u32, limit: u64, units: usize) {
+    pub(crate) fn limit(&mut self, ancestor: u32, limit: u64, units: &[u32]) {
         match self.books.get_mut(&ancestor) {
             Some(book) => book.limit = limit,
             None => {
@@ -51,7 +52,7 @@ impl Escrows {
     }
 
     /// Parts that are known already.
-    pub(crate) fn restore(&mut self, ancestor: u32, limit: u64, shares: Vec<u64>) {
+    pub(crate) fn restore(&mut self, ancestor: u32, limit: u64, shares: BTreeMap<u32, u64>) {
         self.books.insert(ancestor, Book { limit, shares });
     }
 
@@ -63,30 +64,37 @@ impl Escrows {
     /// Ancestors whose parts add up to more than they may have now, and by how much.
     pub(crate) fn excess(&self) -> Vec<(u32, u64)> {
         let over = |(ancestor, book): (&u32, &Book)| {
-            let excess = book.shares.iter().sum::<u64>().checked_sub(book.limit)?;
+            let excess = book.shares.values().sum::<u64>().checked_sub(book.limit)?;
             (excess > 0).then_some((*ancestor, excess))
         };
         self.books.iter().filter_map(over).collect()
     }
 
+    /// A unit is gone: nobody has a part of it.
+    pub(crate) fn forget_unit(&mut self, unit: u32) {
+        for book in self.books.values_mut() {
+            book.shares.remove(&unit);
+        }
+    }
+
     /// All of them: ancestor, unit, bytes.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (u32, usize, u64)> + '_ {
-        self.books.iter().flat_map(|(ancestor, book)| {
-            book.shares.iter().enumerate().map(|(unit, share)| (*ancestor, unit, *share))
-        })
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
+        self.books
+            .iter()
+            .flat_map(|(ancestor, book)| book.shares.iter().map(|(unit, share)| (*ancestor, *unit, *share)))
     }
 
     /// What a unit has.
-    pub(crate) fn share(&self, ancestor: u32, unit: usize) -> u64 {
-        self.books.get(&ancestor).and_then(|book| book.shares.get(unit)).copied().unwrap_or(0)
+    pub(crate) fn share(&self, ancestor: u32, unit: u32) -> u64 {
+        self.books.get(&ancestor).and_then(|book| book.shares.get(&unit)).copied().unwrap_or(0)
     }
 
     /// Gives a unit of what no other has, up to `bytes` in all. Returns what is missing then, never more than the limit
     /// allows at all.
-    pub(crate) fn grow(&mut self, ancestor: u32, unit: usize, bytes: u64) -> u64 {
+    pub(crate) fn grow(&mut self, ancestor: u32, unit: u32, bytes: u64) -> u64 {
         let Some(book) = self.books.get_mut(&ancestor) else { return 0 };
-        let free = book.limit.saturating_sub(book.shares.iter().sum());
-        let Some(share) = book.shares.get_mut(unit) else { return 0 };
+        let free = book.limit.saturating_sub(book.shares.values().sum());
+        let share = book.shares.entry(unit).or_default();
         let need = bytes.min(book.limit).saturating_sub(*share);
         let grant = need.min(free);
         *share += grant;
@@ -94,8 +102,8 @@ impl Escrows {
     }
 
     /// Takes from a unit what is above `bytes`.
-    pub(crate) fn shrink(&mut self, ancestor: u32, unit: usize, bytes: u64) {
-        let share = self.books.get_mut(&ancestor).and_then(|book| book.shares.get_mut(unit));
+    pub(crate) fn shrink(&mut self, ancestor: u32, unit: u32, bytes: u64) {
+        let share = self.books.get_mut(&ancestor).and_then(|book| book.shares.get_mut(&unit));
         if let Some(share) = share {
             *share = (*share).min(bytes);
         }
@@ -109,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_unit_gets_what_others_do_not_use() {
-        let mut escrows = Escrows::new([(7, 100 * UNIT)], 4);
+        let mut escrows = Escrows::new([(7, 100 * UNIT)], &[0, 1, 2, 3]);
         assert_eq!(escrows.all().map(|(_, _, bytes)| bytes).collect::<Vec<_>>(), [25 * UNIT; 4]);
         assert_eq!(escrows.grow(7, 0, 40 * UNIT), 15 * UNIT, "all of it is with others");
         escrows.shrink(7, 3, 5 * UNIT);
@@ -117,20 +125,26 @@ mod tests {
         assert_eq!(escrows.share(7, 0), 40 * UNIT);
         assert_eq!(escrows.grow(7, 0, u64::MAX), 55 * UNIT, "never more than the limit");
         assert_eq!(escrows.grow(8, 0, 1), 0, "an unknown ancestor has nothing");
+        escrows.forget_unit(0);
+        assert_eq!(
+            escrows.grow(7, 9, u64::MAX),
+            55 * UNIT,
+            "a unit that is new takes what one that is gone had"
+        );
     }
 
     // Promise: Q40
     #[test]
     fn a_limit_that_falls_leaves_what_has_to_be_taken() {
-        let mut escrows = Escrows::new([], 2);
-        escrows.limit(7, 100 * UNIT, 2);
+        let mut escrows = Escrows::new([], &[]);
+        escrows.limit(7, 100 * UNIT, &[0, 1]);
         assert_eq!((escrows.share(7, 0), escrows.excess()), (50 * UNIT, Vec::new()));
-        escrows.limit(7, 60 * UNIT, 2);
+        escrows.limit(7, 60 * UNIT, &[0, 1]);
         assert_eq!(escrows.excess(), [(7, 40 * UNIT)]);
         assert_eq!(escrows.grow(7, 1, 55 * UNIT), 5 * UNIT, "nobody gets more meanwhile");
         escrows.shrink(7, 0, 10 * UNIT);
         assert_eq!(escrows.excess(), []);
-        escrows.limit(7, 200 * UNIT, 2);
+        escrows.limit(7, 200 * UNIT, &[0, 1]);
         assert_eq!(escrows.grow(7, 1, 150 * UNIT), 0);
         escrows.remove(7);
         assert_eq!((escrows.share(7, 1), escrows.grow(7, 1, 1)), (0, 0));
@@ -141,10 +155,10 @@ mod tests {
         #[test]
         fn parts_never_exceed_the_whole(
             limit in 0..1_000_u64,
-            units in 0..5_usize,
-            moves in proptest::collection::vec((any::<bool>(), 0..6_usize, 0..2_000_u64), 0..50)
+            units in 0..5_u32,
+            moves in proptest::collection::vec((any::<bool>(), 0..6_u32, 0..2_000_u64), 0..50)
         ) {
-            let mut escrows = Escrows::new([(1, limit * UNIT)], units);
+            let mut escrows = Escrows::new([(1, limit * UNIT)], &(0..units).collect::<Vec<_>>());
             for (grow, unit, bytes) in moves {
                 if grow {
                     escrows.grow(1, unit, bytes * UNIT);

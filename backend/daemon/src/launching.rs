@@ -247,7 +247,7 @@ impl Launching {
         let mut arguments = vec!["--device".to_owned(), program("sluice-device")];
         arguments.extend(["--worker".to_owned(), program("sluice-worker")]);
         arguments.extend(["--arbiter".to_owned(), program("sluice-arbiter")]);
-        arguments.extend(["--units".to_owned(), limits::DEVICES.to_string()]);
+        arguments.extend(["--units".to_owned(), limits::UNITS.to_string()]);
         arguments.extend(["--inventory".to_owned(), program("sluice-inventory")]);
         if let Some(nvml) = &configuration.nvml {
             arguments.extend(["--nvml".to_owned(), path(nvml)]);

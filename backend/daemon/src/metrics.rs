@@ -258,7 +258,7 @@ impl Registry {
         let subject = vm.subject();
         let mut report = VmReport::default();
         let mut total = 0_u64;
-        for unit in vm.units() {
+        for unit in vm.units().iter() {
             total = total.saturating_add(unit.last().map_or(0, |unit| unit.total));
             let Some(has) = unit.last_of_vm(vm.id()) else { continue };
             report.lent = report.lent.saturating_add(has.lent);

@@ -39,6 +39,11 @@ pub(crate) enum Notice {
         /// Bytes it may have.
         bytes: u64,
     },
+    /// A unit that was opened is closed.
+    UnitGone {
+        /// The unit.
+        unit: u32,
+    },
     /// A device reports an error.
     Xid {
         /// The unit.

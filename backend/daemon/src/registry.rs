@@ -28,14 +28,15 @@ use crate::{
     journal::{Journal, Subject},
     launching::Launching,
     notice::{Notice, Notices},
+    placer::Placer,
     roster::Roster,
     sampling::Counted,
     state::{
         checkpoint::Checkpoint,
-        objects::{Ancestor, Isolation, Objects, Policy, Priority, Shares, SizeObject, VmObject},
+        objects::{Ancestor, Objects, Priority, Shares, SizeObject, VmObject},
     },
     trail::Trail,
-    unit::Unit,
+    units::Units,
     usage::Usage,
     vm::{Phase, Vm},
 };
@@ -57,7 +58,8 @@ pub(crate) struct Registry {
     pub(crate) configuration: Rc<Configuration>,
     pub(crate) launching: Rc<Launching>,
     pub(crate) inventory: Option<Rc<Inventory>>,
-    pub(crate) units: Rc<[Rc<Unit>]>,
+    pub(crate) units: Rc<Units>,
+    pub(crate) placer: Rc<Placer>,
     pub(crate) roster: Rc<Roster>,
     pub(crate) custodian: Rc<Custodian>,
     pub(crate) checkpoint: Rc<Checkpoint>,
@@ -81,7 +83,8 @@ pub(crate) struct Parts {
     pub(crate) configuration: Rc<Configuration>,
     pub(crate) launching: Rc<Launching>,
     pub(crate) inventory: Option<Rc<Inventory>>,
-    pub(crate) units: Rc<[Rc<Unit>]>,
+    pub(crate) units: Rc<Units>,
+    pub(crate) placer: Rc<Placer>,
     pub(crate) roster: Rc<Roster>,
     pub(crate) custodian: Rc<Custodian>,
     pub(crate) checkpoint: Rc<Checkpoint>,
@@ -134,6 +137,7 @@ impl Registry {
             launching,
             inventory,
             units,
+            placer,
             roster,
             custodian,
             checkpoint,
@@ -148,6 +152,7 @@ impl Registry {
             launching,
             inventory,
             units,
+            placer,
             roster,
             custodian,
             checkpoint,
@@ -163,7 +168,7 @@ impl Registry {
     }
 
     /// Has everything served that was there before this daemon, or is in its configuration.
-    pub(crate) fn restore(&self) {
+    pub(crate) async fn restore(&self) {
         let made: Vec<_> = {
             let objects = self.checkpoint.objects();
             let known = objects.vms.iter().map(|(id, object)| (id.clone(), object.clone(), false));
@@ -178,7 +183,16 @@ impl Registry {
                 continue;
             }
             let known = Known { id, object, configured };
-            self.roster.add(self.spec(&known.object), known.subject());
+            let units = if configured {
+                Some(Rc::clone(self.units.fixed()))
+            } else {
+                self.placer.unit_of(&known.id).map(|unit| [unit].into())
+            };
+            let is_placed = units.is_some();
+            self.roster.add(self.spec(&known.object), known.subject(), units);
+            if !is_placed && let Err(error) = self.settle(&known.id).await {
+                tracing::error!("VM {} begins no session: {} {:?}", known.id, error.message, error.cause);
+            }
         }
     }
 
@@ -258,23 +272,44 @@ impl Registry {
     }
 
     async fn make_vm(&self, caller: &Caller, id: &str, mut wanted: VmObject) -> Result<(), Error> {
+        // Until its unit is there, nobody else has one made.
+        let turn = self.placer.turn().lock().await;
         wanted.number = self.number_for(id)?;
         wanted.created = crate::journal::now() / 1000;
         self.admit(id, &wanted)?;
+        let held = self.placer.hold(id, &wanted)?;
         let object = format!("vms/{id}");
-        self.trail.note(caller, "vm.create", &object, None, Some(&wanted)).map_err(Error::storage)?;
+        self.trail.note(caller, "vm.create", &object, None, Some(&wanted)).map_err(|error| {
+            self.placer.release(id, held);
+            Error::storage(error)
+        })?;
         fault::point("create-noted");
         let number = wanted.number;
+        let plan = self.placer.plan();
         self.checkpoint
             .change_objects(|objects| {
                 objects.last_vm = number;
                 objects.vms.insert(id.to_owned(), wanted.clone());
+                objects.plan = plan;
             })
-            .map_err(|error| self.unmade(caller, "vm.create", &object, error))?;
+            .map_err(|error| {
+                self.placer.release(id, held);
+                self.unmade(caller, "vm.create", &object, error)
+            })?;
         fault::point("create-written");
         self.usage.revive(id);
         let known = Known { id: id.to_owned(), object: wanted, configured: false };
-        let vm = self.roster.add(self.spec(&known.object), known.subject());
+        let units = match self.open(held).await {
+            Ok(units) => units,
+            Err(error) => {
+                self.trail.note_failure(caller, "vm.create", &object, &error.message);
+                self.take_vm(id, number).await?;
+                return Err(error);
+            }
+        };
+        drop(turn);
+        fault::point("create-placed");
+        let vm = self.roster.add(self.spec(&known.object), known.subject(), Some(units));
         let phase = timeout(START, vm.started()).await.unwrap_or(Phase::Starting);
         fault::point("create-started");
         let why = match phase {
@@ -305,18 +340,30 @@ impl Registry {
                 return Err(Error::new(Code::ImmutableField, message));
             }
         }
+        self.settle(id).await?;
         self.roster.revive(before.number);
         let vm = self.roster.get(before.number).ok_or_else(|| Error::not_found("VM", id))?;
         if wanted != *before {
             self.admit(id, &wanted)?;
+            self.placer.change(id, &wanted)?;
+            // What it had before was possible.
+            let undo = || _ = self.placer.change(id, before);
             let object = format!("vms/{id}");
-            self.trail
-                .note(caller, "vm.update", &object, Some(before), Some(&wanted))
-                .map_err(Error::storage)?;
+            self.trail.note(caller, "vm.update", &object, Some(before), Some(&wanted)).map_err(|error| {
+                undo();
+                Error::storage(error)
+            })?;
             fault::point("update-noted");
+            let plan = self.placer.plan();
             self.checkpoint
-                .change_objects(|objects| _ = objects.vms.insert(id.clone(), wanted.clone()))
-                .map_err(|error| self.unmade(caller, "vm.update", &object, error))?;
+                .change_objects(|objects| {
+                    objects.vms.insert(id.clone(), wanted.clone());
+                    objects.plan = plan;
+                })
+                .map_err(|error| {
+                    undo();
+                    self.unmade(caller, "vm.update", &object, error)
+                })?;
             fault::point("update-written");
             vm.change(self.spec(&wanted));
             fault::point("update-told");
@@ -373,6 +420,8 @@ impl Registry {
         self.take_stock();
         self.roster.remove(number).await;
         self.usage.retire(id);
+        self.placer.leave(id);
+        self.placer.tidy();
         Ok(())
     }
 
@@ -664,7 +713,7 @@ impl Registry {
     }
 
     /// Fills in what a request leaves open, and checks what does not depend on others.
-    fn complete(&self, mut wanted: VmObject) -> Result<VmObject, Error> {
+    pub(crate) fn complete(&self, mut wanted: VmObject) -> Result<VmObject, Error> {
         if let Some(id) = &wanted.project {
             let project =
                 self.project(id).ok_or_else(|| Error::contradiction(format!("there is no project {id}")))?;
@@ -687,13 +736,6 @@ impl Registry {
         let Shares { cap_permille: cap, guarantee_permille: guarantee, .. } = wanted.shares;
         if cap != 0 && guarantee > cap {
             return Err(Error::contradiction("more of a unit's time is guaranteed than the VM may have"));
-        }
-        if wanted.placement.policy == Policy::Mig {
-            return Err(Error::new(Code::PlacementUnavailable, "there is no unit that is a MIG instance"));
-        }
-        if wanted.placement.isolation != Isolation::Shared {
-            let message = "every unit is shared by time-slice, which does not isolate as much";
-            return Err(Error::new(Code::PlacementUnavailable, message));
         }
         Ok(wanted)
     }

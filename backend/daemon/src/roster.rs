@@ -17,6 +17,7 @@ use crate::{
     notice::Notices,
     state::checkpoint::Checkpoint,
     unit::Unit,
+    units::Units,
     vm::{Phase, Vm, VmError},
 };
 
@@ -25,7 +26,7 @@ use crate::{
 pub(crate) struct House {
     pub(crate) configuration: Rc<Configuration>,
     pub(crate) launching: Rc<Launching>,
-    pub(crate) units: Rc<[Rc<Unit>]>,
+    pub(crate) units: Rc<Units>,
     pub(crate) checkpoint: Rc<Checkpoint>,
     pub(crate) notices: Notices,
     pub(crate) journal: Arc<Journal>,
@@ -53,12 +54,13 @@ impl Roster {
         Rc::new(Self { house, members: RefCell::new(BTreeMap::new()), failures })
     }
 
-    /// Makes a VM known and has it served. One that is there already is replaced by nobody.
-    pub(crate) fn add(&self, spec: VmSpec, subject: Subject) -> Rc<Vm> {
+    /// Makes a VM known and has it served, on these units: on none yet where nothing is said. One that is there already is
+    /// replaced by nobody.
+    pub(crate) fn add(&self, spec: VmSpec, subject: Subject, units: Option<Rc<[Rc<Unit>]>>) -> Rc<Vm> {
         if let Some(vm) = self.get(spec.id) {
             return vm;
         }
-        let vm = Vm::new(spec, subject, &self.house);
+        let vm = Vm::new(spec, subject, units, &self.house);
         vm.drain(self.house.checkpoint.objects().draining.contains(&spec.id));
         let fencing = spawn_local(Rc::clone(&vm).keep_fence()).abort_handle();
         let (stop, serving) = self.serve(&vm);

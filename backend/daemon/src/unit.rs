@@ -84,7 +84,7 @@ impl Place {
     const fn ordinal(&self) -> u32 {
         match self.visible {
             Visible::Host => self.device,
-            Visible::Gpu(_) | Visible::Instance(_) => 0,
+            Visible::Gpu(_) | Visible::Ordinal(_) | Visible::Instance(_) => 0,
         }
     }
 }

@@ -31,7 +31,7 @@ use tokio::{
 use crate::{
     channel::Channel,
     configuration::{Configuration, VmSpec},
-    fence::Fence,
+    fence::{Fence, Step},
     journal::{Journal, Subject},
     launching::{Launching, Started},
     notice::{Notice, Notices},
@@ -74,7 +74,10 @@ pub struct Vm {
     begun: Cell<u64>,
     configuration: Rc<Configuration>,
     launching: Rc<Launching>,
-    units: Rc<[Rc<Unit>]>,
+    /// Nothing while no unit is found for it: it begins no session.
+    units: RefCell<Option<Rc<[Rc<Unit>]>>>,
+    /// While it is given another unit, sessions wait.
+    moving: watch::Sender<bool>,
     checkpoint: Rc<Checkpoint>,
     notices: Notices,
     /// Told when it is fenced, at each step, and when it is admitted again.
@@ -180,8 +183,13 @@ struct SessionStatus {
 }
 
 impl Vm {
-    pub(crate) fn new(spec: VmSpec, subject: Subject, house: &House) -> Rc<Self> {
-        let House { configuration, launching, units, checkpoint, notices, journal } = house;
+    pub(crate) fn new(
+        spec: VmSpec,
+        subject: Subject,
+        units: Option<Rc<[Rc<Unit>]>>,
+        house: &House,
+    ) -> Rc<Self> {
+        let House { configuration, launching, units: _, checkpoint, notices, journal } = house;
         let now = Instant::now();
         let rate = configuration.starts_per_second;
         let vm = Rc::new(Self {
@@ -193,7 +201,8 @@ impl Vm {
             begun: Cell::new(0),
             configuration: Rc::clone(configuration),
             launching: Rc::clone(launching),
-            units: Rc::clone(units),
+            units: RefCell::new(units),
+            moving: watch::Sender::new(false),
             checkpoint: Rc::clone(checkpoint),
             notices: notices.clone(),
             fenced: Notify::new(),
@@ -201,7 +210,7 @@ impl Vm {
             complaints: RefCell::new(TokenBucket::new(0.1, 10, now)),
             life: RefCell::new(None),
         });
-        for unit in vm.units.iter() {
+        for unit in vm.units().iter() {
             unit.admit(spec.id, vm.terms());
         }
         vm
@@ -236,7 +245,7 @@ impl Vm {
     /// Says what it may have from now on.
     pub(crate) fn change(&self, spec: VmSpec) {
         self.spec.set(VmSpec { id: self.id(), ..spec });
-        for unit in self.units.iter() {
+        for unit in self.units().iter() {
             unit.admit(self.id(), self.terms());
         }
     }
@@ -284,8 +293,42 @@ impl Vm {
     }
 
     /// Who lends to it.
-    pub(crate) fn units(&self) -> &[Rc<Unit>] {
-        &self.units
+    pub(crate) fn units(&self) -> Rc<[Rc<Unit>]> {
+        self.units.borrow().clone().unwrap_or_default()
+    }
+
+    /// Whether a unit lends to it.
+    pub(crate) fn is_on(&self, unit: u32) -> bool {
+        self.units().iter().any(|known| known.number() == unit)
+    }
+
+    /// Whether nothing of it runs on its units: it has no session, and is not on its way out.
+    pub(crate) fn is_idle(&self) -> bool {
+        let life = self.life.borrow();
+        // Before it has its device it may yet find one, with the sessions of a daemon before.
+        let no_session = life.as_ref().is_some_and(|life| life.sessions.borrow().is_empty());
+        no_session && self.stands().step == Step::Active
+    }
+
+    /// Has sessions wait while it is given another unit; false where it is not idle, or is held already.
+    pub(crate) fn hold(&self) -> bool {
+        self.is_idle() && !self.moving.send_replace(true)
+    }
+
+    /// Lets them go on, on the units it has by now.
+    pub(crate) fn let_go(&self) {
+        self.moving.send_replace(false);
+    }
+
+    /// Gives it other units, or none. Only while it is held, or had none: no worker may be left on those it had.
+    pub(crate) fn put_on(&self, units: Option<Rc<[Rc<Unit>]>>) {
+        let before = self.units.replace(units).unwrap_or_default();
+        for unit in self.units().iter() {
+            unit.admit(self.id(), self.terms());
+        }
+        for unit in before.iter().filter(|unit| !self.is_on(unit.number())) {
+            unit.forget(self.id());
+        }
     }
 
     pub(crate) fn checkpoint(&self) -> &Checkpoint {
@@ -370,7 +413,7 @@ impl Vm {
 
     /// Asks every unit what it has, and waits for the answers, not longer than for a moment.
     pub(crate) async fn ask(&self) {
-        for unit in self.units.iter() {
+        for unit in self.units().iter() {
             // One that does not answer is as it was.
             _ = unit.describe_vm(self.id()).await;
         }
@@ -399,8 +442,8 @@ impl Vm {
 
     /// What is known of it.
     pub(crate) async fn status(&self) -> VmStatus {
-        let mut memory = Vec::with_capacity(self.units.len());
-        for unit in self.units.iter() {
+        let mut memory = Vec::new();
+        for unit in self.units().iter() {
             memory.push(VmMemory { unit: unit.number(), has: unit.describe_vm(self.id()).await });
         }
         let life = self.life.borrow();
@@ -635,12 +678,19 @@ impl Vm {
         if self.draining.get() {
             return Err("the VM is being drained".to_owned());
         }
-        if let Some(unit) = self.units.iter().find(|unit| self.checkpoint.quarantine(unit.number()).is_some())
-        {
+        // Behind this, this session keeps its VM where it is.
+        let mut moving = self.moving.subscribe();
+        if !matches!(timeout(UNIT, moving.wait_for(|moving| !*moving)).await, Ok(Ok(_))) {
+            return Err("the VM is being moved".to_owned());
+        }
+        let Some(units) = self.units.borrow().clone() else {
+            return Err("the VM has no unit; a PUT finds one, if there is any".to_owned());
+        };
+        if let Some(unit) = units.iter().find(|unit| self.checkpoint.quarantine(unit.number()).is_some()) {
             return Err(format!("unit {} is quarantined", unit.number()));
         }
         let deadline = Instant::now() + UNIT;
-        for unit in self.units.iter() {
+        for unit in self.units().iter() {
             if !unit.ready(deadline.saturating_duration_since(Instant::now())).await {
                 return Err(format!("unit {} does not lend memory", unit.number()));
             }
@@ -705,12 +755,12 @@ impl Vm {
             Ok(None) => Err(format!("unit {} does not lend memory any more", unit.number())),
             Err(error) => Err(error.to_string()),
         };
-        self.units.iter().map(introduce).collect()
+        self.units().iter().map(introduce).collect()
     }
 
     /// What its workers' drivers are shown: one unit by its identity; several only where each is a whole device.
     fn visible(&self) -> Visible {
-        match &*self.units {
+        match &*self.units() {
             [unit] => unit.place().visible,
             _ => Visible::Host,
         }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use sluice_placement::{Highest, Record, Request, UnitId};
 
 use crate::configuration::{PriorityWord, Size, VmSpec};
 
@@ -16,12 +17,39 @@ pub(crate) struct Objects {
     pub(crate) organisations: BTreeMap<String, Ancestor>,
     pub(crate) projects: BTreeMap<String, Ancestor>,
     pub(crate) sizes: BTreeMap<String, SizeObject>,
+    /// Which VM is on which unit.
+    #[serde(default)]
+    pub(crate) plan: Plan,
     /// Numbers of VMs that begin no session.
     pub(crate) draining: BTreeSet<u32>,
     /// The number that the last VM got.
     pub(crate) last_vm: u32,
     /// The number that the last organisation or project got.
     pub(crate) last_ancestor: u32,
+}
+
+/// Which VM is on which unit, and what was made for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Plan {
+    /// Units.
+    pub(crate) records: Vec<Record>,
+    /// The highest numbers ever given.
+    pub(crate) highest: Highest,
+    /// What units of the plan are called everywhere else.
+    pub(crate) numbers: BTreeMap<u64, u32>,
+    /// By VM.
+    pub(crate) homes: BTreeMap<String, Home>,
+    /// GPUs that are being emptied.
+    pub(crate) draining: BTreeSet<u32>,
+}
+
+/// Where a VM is, and what it had asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Home {
+    pub(crate) unit: UnitId,
+    pub(crate) request: Request,
 }
 
 /// A VM.
@@ -74,11 +102,27 @@ pub(crate) enum Priority {
 }
 
 /// Where a VM may be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct Placement {
     pub(crate) policy: Policy,
     pub(crate) isolation: Isolation,
+    pub(crate) gpu: Option<u32>,
+    pub(crate) start: Option<u8>,
+    pub(crate) profile: Option<u32>,
+    pub(crate) allow_larger: bool,
+    pub(crate) multiprocessors: u32,
+    pub(crate) numa_node: Option<u32>,
+    pub(crate) apart: Vec<Apart>,
+}
+
+/// From whom a VM keeps away: a VM, or all that name the same group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Apart {
+    pub(crate) vm: Option<String>,
+    pub(crate) group: Option<String>,
+    pub(crate) preferred: bool,
 }
 
 /// On what kind of unit.
@@ -127,12 +171,14 @@ pub(crate) struct SizeObject {
 impl Objects {
     /// Whether there are none, and never were.
     pub(crate) fn is_empty(&self) -> bool {
-        let Self { vms, organisations, projects, sizes, draining, last_vm: _, last_ancestor: _ } = self;
+        let Self { vms, organisations, projects, sizes, plan, draining, last_vm: _, last_ancestor: _ } = self;
         vms.is_empty()
             && organisations.is_empty()
             && projects.is_empty()
             && sizes.is_empty()
             && draining.is_empty()
+            && plan.records.is_empty()
+            && plan.draining.is_empty()
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Fields are added, never taken away or given another meaning; whatever else changes is another version.
 
+pub(crate) mod capacity;
 pub(crate) mod events;
 pub(crate) mod health;
 pub(crate) mod host;

@@ -4,6 +4,8 @@ use std::rc::Rc;
 
 use axum::{Json, extract::State};
 use serde::Serialize;
+use sluice_placement::Standing;
+use sluice_protocol::inventory::{WHOLE, uuid_text};
 use utoipa::ToSchema;
 
 use crate::{
@@ -13,6 +15,7 @@ use crate::{
         extract::Number,
         peer::Caller,
     },
+    placer::Found,
     registry::Registry,
     unit::Unit as Room,
 };
@@ -22,8 +25,38 @@ use crate::{
 pub(crate) struct Gpu {
     /// Its ordinal.
     gpu: u32,
+    /// Its UUID, where the driver says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uuid: Option<String>,
+    /// Its name, where the driver says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// The NUMA node it is near.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numa_node: Option<u32>,
+    /// Whether it is divided into instances.
+    mig: bool,
+    /// Whether VMs come to it.
+    state: GpuState,
     /// Its units.
     units: Vec<u32>,
+    /// Instances that are not of Sluice; they are left alone.
+    foreign_instances: u32,
+    /// What is lost by how its instances lie: 0 where they could not lie better, towards 1 where they block nearly everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fragmentation: Option<f64>,
+}
+
+/// Whether VMs come to a GPU.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum GpuState {
+    /// They do.
+    Open,
+    /// None comes, and those that are there move away when they have no session.
+    Draining,
+    /// None comes.
+    Quarantined,
 }
 
 /// GPUs.
@@ -49,6 +82,17 @@ pub(crate) struct Unit {
     /// Why it is quarantined.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    /// The kind of instance, by the driver's name or number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<String>,
+    /// The first memory slice of the instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    start: Option<u8>,
+    /// The UUID of the instance, for tools of the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uuid: Option<String>,
+    /// VMs that have a place on it.
+    vms: u32,
     /// Its arbiter's process.
     #[serde(skip_serializing_if = "Option::is_none")]
     arbiter_process: Option<u32>,
@@ -65,6 +109,14 @@ pub(crate) struct Unit {
 pub(crate) enum UnitKind {
     /// A whole GPU, shared by time-slice.
     TimeSlice,
+    /// A MIG instance.
+    Mig,
+}
+
+impl UnitKind {
+    pub(super) const fn of(is_instance: bool) -> Self {
+        if is_instance { Self::Mig } else { Self::TimeSlice }
+    }
 }
 
 /// Whether a unit lends.
@@ -104,12 +156,56 @@ pub(crate) struct Units {
 }
 
 impl Registry {
+    fn show_gpus(&self) -> Vec<Gpu> {
+        let fleet = self.placer.fleet();
+        let show = |(at, found): (usize, &Found)| {
+            let planned = fleet.gpus().get(at);
+            let units = self.units.iter().filter(|unit| unit.place().device == found.ordinal);
+            Gpu {
+                gpu: found.ordinal,
+                uuid: found.name.is_some().then(|| format!("GPU-{}", uuid_text(&found.uuid))),
+                name: found.name.clone(),
+                numa_node: found.node,
+                mig: !found.is_whole(),
+                state: match planned.map(|gpu| gpu.standing) {
+                    _ if found.is_whole() && self.checkpoint.quarantine(found.ordinal).is_some() => {
+                        GpuState::Quarantined
+                    }
+                    _ if self.placer.is_draining(found.ordinal) => GpuState::Draining,
+                    Some(Standing::Quarantined) => GpuState::Quarantined,
+                    _ => GpuState::Open,
+                },
+                units: units.map(|unit| unit.number()).collect(),
+                foreign_instances: planned
+                    .map_or(0, |gpu| u32::try_from(gpu.foreign().len()).unwrap_or(u32::MAX)),
+                fragmentation: fleet.fragmentation(at),
+            }
+        };
+        self.placer.found().iter().enumerate().map(show).collect()
+    }
+
+    fn show_gpu(&self, gpu: u32) -> Result<Gpu, Error> {
+        let all = self.show_gpus();
+        all.into_iter()
+            .find(|known| known.gpu == gpu)
+            .ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))
+    }
+
     fn show_unit(&self, unit: &Room) -> Unit {
         let reason = self.checkpoint.quarantine(unit.number());
+        let planned = self.placer.planned(unit.number());
+        let spotted = planned.and_then(|planned| self.placer.spotted(planned));
         Unit {
             unit: unit.number(),
-            gpu: unit.number(),
-            kind: UnitKind::TimeSlice,
+            gpu: unit.place().device,
+            kind: UnitKind::of(unit.place().instance != WHOLE),
+            start: spotted.as_ref().and_then(|spotted| spotted.placement).map(|placement| placement.start),
+            profile: spotted
+                .as_ref()
+                .and_then(|spotted| spotted.profile.clone())
+                .map(|(number, name)| name.unwrap_or_else(|| number.to_string())),
+            uuid: unit.place().visible.variable().filter(|_| unit.place().instance != WHOLE),
+            vms: spotted.map_or(0, |spotted| u32::try_from(spotted.members).unwrap_or(u32::MAX)),
             state: match (&reason, unit.lendable()) {
                 (Some(_), _) => UnitState::Quarantined,
                 (None, Some(_)) => UnitState::Lending,
@@ -131,8 +227,10 @@ impl Registry {
 
     fn find_unit(&self, caller: &Caller, unit: u32) -> Result<Unit, Error> {
         caller.may_read()?;
-        let found = self.units.iter().find(|known| known.number() == unit);
-        found.map(|unit| self.show_unit(unit)).ok_or_else(|| Error::not_found("unit", &unit.to_string()))
+        self.units
+            .get(unit)
+            .map(|unit| self.show_unit(&unit))
+            .ok_or_else(|| Error::not_found("unit", &unit.to_string()))
     }
 }
 
@@ -142,11 +240,58 @@ impl Registry {
 pub(crate) async fn gpus(State(api): State<Api>, caller: Caller) -> Result<Json<Gpus>, Error> {
     caller.may_read()?;
     let list = move |registry: Rc<Registry>| async move {
-        let gpus = registry.units.iter().map(|unit| Gpu { gpu: unit.number(), units: vec![unit.number()] });
         let inventory = registry.inventory.as_ref().is_some_and(|inventory| inventory.process().is_some());
-        Ok(Gpus { gpus: gpus.collect(), inventory })
+        Ok(Gpus { gpus: registry.show_gpus(), inventory })
     };
     api.bridge.call(list).await.map(Json)
+}
+
+/// Shows a GPU.
+#[utoipa::path(get, path = "/v1/gpus/{gpu}", tag = "units", operation_id = "get_gpu",
+    params(("gpu" = u32, Path, description = "Its ordinal")),
+    responses((status = 200, body = Gpu), Errors))]
+pub(crate) async fn gpu(
+    State(api): State<Api>,
+    caller: Caller,
+    Number(gpu): Number,
+) -> Result<Json<Gpu>, Error> {
+    caller.may_read()?;
+    api.bridge.call(move |registry| async move { registry.show_gpu(gpu) }).await.map(Json)
+}
+
+/// Has a GPU emptied.
+///
+/// No VM comes to it any more, and each that is there moves to another GPU as soon as it has no session, if there is a place for it. Its guest
+/// notices nothing. VMs of the configuration file stay.
+#[utoipa::path(post, path = "/v1/gpus/{gpu}/drain", tag = "units", operation_id = "drain_gpu",
+    params(("gpu" = u32, Path, description = "Its ordinal")),
+    responses((status = 200, body = Gpu), ChangeErrors))]
+pub(crate) async fn drain_gpu(
+    State(api): State<Api>,
+    caller: Caller,
+    Number(gpu): Number,
+) -> Result<Json<Gpu>, Error> {
+    let drain = move |registry: Rc<Registry>| async move {
+        registry.drain_gpu(&caller, gpu, true).await?;
+        registry.show_gpu(gpu)
+    };
+    api.bridge.call(drain).await.map(Json)
+}
+
+/// Has VMs come to a GPU again that was emptied.
+#[utoipa::path(post, path = "/v1/gpus/{gpu}/readmit", tag = "units", operation_id = "readmit_gpu",
+    params(("gpu" = u32, Path, description = "Its ordinal")),
+    responses((status = 200, body = Gpu), ChangeErrors))]
+pub(crate) async fn readmit_gpu(
+    State(api): State<Api>,
+    caller: Caller,
+    Number(gpu): Number,
+) -> Result<Json<Gpu>, Error> {
+    let readmit = move |registry: Rc<Registry>| async move {
+        registry.drain_gpu(&caller, gpu, false).await?;
+        registry.show_gpu(gpu)
+    };
+    api.bridge.call(readmit).await.map(Json)
 }
 
 /// Lists placement units.
@@ -155,7 +300,7 @@ pub(crate) async fn gpus(State(api): State<Api>, caller: Caller) -> Result<Json<
 pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<Json<Units>, Error> {
     caller.may_read()?;
     let list = move |registry: Rc<Registry>| async move {
-        Ok(Units { units: registry.units.iter().map(|unit| registry.show_unit(unit)).collect() })
+        Ok(Units { units: registry.units.iter().map(|unit| registry.show_unit(&unit)).collect() })
     };
     api.bridge.call(list).await.map(Json)
 }

@@ -16,6 +16,7 @@ use crate::{
         peer::Caller,
     },
     fence::Step,
+    placer::Spotted,
     registry::{CHUNK, Known, Registry},
     state::objects::{self, SizeObject, VmObject},
     vm::{Phase, Vm as Room},
@@ -94,14 +95,54 @@ pub(crate) enum Priority {
     High,
 }
 
-/// Where a VM may be.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+/// Where a VM may be. What is not said is chosen.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Placement {
     /// On what kind of unit.
     policy: Policy,
     /// With whom on it.
     isolation: Isolation,
+    /// The GPU it must be on, by ordinal.
+    #[schema(minimum = 0, maximum = 63)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<u32>,
+    /// The first memory slice its instance must have; with `gpu`.
+    #[schema(minimum = 0, maximum = 63)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    start: Option<u8>,
+    /// The kind of instance it must have: the driver's number of the profile, or its name, for instance `1g.10gb`.
+    #[schema(max_length = 64)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<String>,
+    /// Whether a larger instance is better than none.
+    allow_larger: bool,
+    /// The least multiprocessors of its unit.
+    #[schema(minimum = 0, maximum = 65535)]
+    multiprocessors: u32,
+    /// The NUMA node of its processors: a GPU near it is preferred.
+    #[schema(minimum = 0, maximum = 65535)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numa_node: Option<u32>,
+    /// With whom it must not, or had better not, be on a GPU.
+    #[schema(max_items = 64)]
+    apart_from: Vec<Apart>,
+}
+
+/// With whom a VM must not be on a GPU: either a VM or a group.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Apart {
+    /// A VM, which need not be there yet.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vm: Option<String>,
+    /// All VMs that name the same group.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<String>,
+    /// Whether it is a preference only.
+    preferred: bool,
 }
 
 /// On what kind of unit a VM may be.
@@ -195,7 +236,10 @@ pub(crate) struct Vm {
     device_process: Option<u32>,
     /// Guest processes that have a worker, or get one.
     sessions: Vec<Session>,
-    /// What it has of each unit, as of the last second.
+    /// Where it is; nothing for one of the configuration file, which is on every whole device, and for one that has no unit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    placed: Option<Placed>,
+    /// What it has of each of its units, as of the last second.
     units: Vec<VmUnit>,
 }
 
@@ -264,6 +308,25 @@ pub(crate) struct Session {
     worker: Option<u32>,
 }
 
+/// Where a VM is.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Placed {
+    /// The unit.
+    unit: u32,
+    /// Its GPU.
+    gpu: u32,
+    /// What the unit is.
+    kind: super::units::UnitKind,
+    /// The kind of instance, by the driver's name or number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<String>,
+    /// The first memory slice of the instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    start: Option<u8>,
+    /// Whether other VMs may be on it.
+    shared: bool,
+}
+
 /// What a VM has of a unit.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct VmUnit {
@@ -298,7 +361,7 @@ pub(crate) struct FenceRequest {
 }
 
 impl VmRequest {
-    fn wanted(self, registry: &Registry) -> Result<VmObject, Error> {
+    pub(super) fn wanted(self, registry: &Registry) -> Result<VmObject, Error> {
         for name in [&self.size, &self.organisation, &self.project].into_iter().flatten() {
             Id::check(name)?;
         }
@@ -312,7 +375,7 @@ impl VmRequest {
             return Err(Error::invalid("scanouts can be 0 or 1"));
         }
         let shares = size.shares;
-        let placement = self.placement.unwrap_or_default();
+        let placement = self.placement.unwrap_or_default().kept(registry)?;
         Ok(VmObject {
             number: 0,
             created: 0,
@@ -333,7 +396,7 @@ impl VmRequest {
                 guarantee_permille: within("guarantee_permille", self.guarantee_permille, 0, 1000)?
                     .unwrap_or(shares.guarantee_permille),
             },
-            placement: placement.kept(),
+            placement,
             readmit_after: within("readmit_after_seconds", self.readmit_after_seconds, 1, u32::MAX)?
                 .unwrap_or(0),
             hang_after: within("hang_after_seconds", self.hang_after_seconds, 1, 4_294_967)?.unwrap_or(0),
@@ -387,8 +450,32 @@ impl Priority {
 }
 
 impl Placement {
-    const fn kept(self) -> objects::Placement {
-        objects::Placement {
+    pub(super) fn kept(self, registry: &Registry) -> Result<objects::Placement, Error> {
+        if self.start.is_some() && self.gpu.is_none() {
+            return Err(Error::invalid("placement.start is of a GPU; say placement.gpu, too"));
+        }
+        if self.apart_from.len() > sluice_placement::request::MAX_APART {
+            return Err(Error::invalid("placement.apart_from names more than 64"));
+        }
+        if self.multiprocessors > 65_535 || self.numa_node.unwrap_or(0) > 65_535 || self.gpu.unwrap_or(0) > 63
+        {
+            return Err(Error::invalid("a number in placement is too large"));
+        }
+        let apart = self.apart_from.into_iter().map(|apart| {
+            match (&apart.vm, &apart.group) {
+                (Some(name), None) | (None, Some(name)) => Id::check(name)?,
+                _ => return Err(Error::invalid("each of placement.apart_from names a VM or a group")),
+            }
+            Ok(objects::Apart { vm: apart.vm, group: apart.group, preferred: apart.preferred })
+        });
+        Ok(objects::Placement {
+            gpu: self.gpu,
+            start: self.start,
+            profile: self.profile.map(|profile| registry.placer.profile(&profile)).transpose()?,
+            allow_larger: self.allow_larger,
+            multiprocessors: self.multiprocessors,
+            numa_node: self.numa_node,
+            apart: apart.collect::<Result<_, _>>()?,
             policy: match self.policy {
                 Policy::Mig => objects::Policy::Mig,
                 Policy::TimeSlice => objects::Policy::TimeSlice,
@@ -399,11 +486,20 @@ impl Placement {
                 Isolation::Strict => objects::Isolation::Strict,
                 Isolation::StrictPlus => objects::Isolation::StrictPlus,
             },
-        }
+        })
     }
 
-    const fn shown(kept: objects::Placement) -> Self {
+    fn shown(kept: objects::Placement) -> Self {
+        let apart =
+            |apart: objects::Apart| Apart { vm: apart.vm, group: apart.group, preferred: apart.preferred };
         Self {
+            gpu: kept.gpu,
+            start: kept.start,
+            profile: kept.profile.map(|profile| profile.to_string()),
+            allow_larger: kept.allow_larger,
+            multiprocessors: kept.multiprocessors,
+            numa_node: kept.numa_node,
+            apart_from: kept.apart.into_iter().map(apart).collect(),
             policy: match kept.policy {
                 objects::Policy::Mig => Policy::Mig,
                 objects::Policy::TimeSlice => Policy::TimeSlice,
@@ -418,8 +514,22 @@ impl Placement {
     }
 }
 
+impl Placed {
+    fn of(spotted: Spotted) -> Self {
+        let Spotted { unit, gpu, profile, placement, shared, .. } = spotted;
+        Self {
+            unit,
+            gpu,
+            kind: super::units::UnitKind::of(placement.is_some()),
+            profile: profile.map(|(number, name)| name.unwrap_or_else(|| number.to_string())),
+            start: placement.map(|placement| placement.start),
+            shared,
+        }
+    }
+}
+
 impl Vm {
-    fn of(known: Known, room: &Room) -> Self {
+    fn of(known: Known, room: &Room, placed: Option<Spotted>) -> Self {
         let Known { id, object, configured } = known;
         let fence = room.stands();
         let (state, failure) = match room.phase() {
@@ -427,7 +537,8 @@ impl Vm {
             Phase::Running => (VmState::Running, None),
             Phase::Failed(why) => (VmState::Failed, Some(why)),
         };
-        let units = room.units().iter().map(|unit| {
+        let rooms = room.units();
+        let units = rooms.iter().map(|unit| {
             let report = unit.last_of_vm(room.id()).unwrap_or_default();
             VmUnit {
                 unit: unit.number(),
@@ -483,6 +594,7 @@ impl Vm {
                 .into_iter()
                 .map(|(session, worker)| Session { session, worker })
                 .collect(),
+            placed: placed.map(Placed::of),
             units: units.collect(),
         }
     }
@@ -520,7 +632,8 @@ impl Connect {
 impl Registry {
     fn show_vm(&self, caller: &Caller, id: &str) -> Result<Vm, Error> {
         let (known, vm) = self.see(caller, id)?;
-        Ok(Vm::of(known, &vm))
+        let placed = self.placer.whereabouts(&known.id);
+        Ok(Vm::of(known, &vm, placed))
     }
 }
 
@@ -532,7 +645,11 @@ impl Registry {
 pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<Json<Vms>, Error> {
     let list = move |registry: Rc<Registry>| async move {
         let vms = registry.see_all(&caller);
-        Ok(Vms { vms: vms.into_iter().map(|(known, vm)| Vm::of(known, &vm)).collect() })
+        let show = vms.into_iter().map(|(known, vm)| {
+            let placed = registry.placer.whereabouts(&known.id);
+            Vm::of(known, &vm, placed)
+        });
+        Ok(Vms { vms: show.collect() })
     };
     api.bridge.call(list).await.map(Json)
 }
@@ -635,4 +752,19 @@ pub(crate) async fn drain(State(api): State<Api>, caller: Caller, Id(id): Id) ->
         registry.show_vm(&caller, &id)
     };
     api.bridge.call(drain).await.map(Json)
+}
+
+/// Moves a VM to another unit.
+///
+/// It must have no session; its next one begins on the other unit, and its guest notices nothing. The place is the best that there
+/// is beside its own.
+#[utoipa::path(post, path = "/v1/vms/{id}/move", tag = "VMs", operation_id = "move_vm",
+    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 200, body = Vm), ChangeErrors))]
+pub(crate) async fn relocate(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<Json<Vm>, Error> {
+    let relocate = move |registry: Rc<Registry>| async move {
+        registry.move_vm(&caller, &id).await?;
+        registry.show_vm(&caller, &id)
+    };
+    api.bridge.call(relocate).await.map(Json)
 }

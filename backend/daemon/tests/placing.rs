@@ -1,0 +1,164 @@
+//! Which VM is on which unit, by the real sluiced with its real launcher; device, worker and arbiters are stand-ins.
+
+mod common;
+
+use std::process::{Child, Command, Stdio};
+
+use common::{Front, PATIENCE, Place, Reply, is_alive, pid_of, signal, until, wait_gone, watch};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// `sluiced` with two units.
+struct Daemon {
+    process: Child,
+}
+
+impl Daemon {
+    fn start(place: &Place) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+        command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
+        command.arg("--driver").arg(place.driver()).args(["--units", "2", "--vm-numbers", "1:100"]);
+        let log = std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned());
+        let process = command.env("SLUICE_LOG", log).stdin(Stdio::null()).spawn().expect("sluiced");
+        let daemon = Self { process };
+        let ready = until(
+            || place.try_api("GET", "/readyz", None),
+            |reply| reply.as_ref().is_ok_and(|reply| reply.status == 200),
+        );
+        assert_eq!(ready.expect("an answer").status, 200);
+        daemon
+    }
+
+    fn end(mut self) {
+        signal(&watch(self.process.id()).expect("sluiced"), Signal::TERM);
+        assert!(self.process.wait().expect("sluiced").success());
+    }
+}
+
+fn put(place: &Place, id: &str, wanted: &Value) -> Reply {
+    let mut wanted = wanted.clone();
+    wanted["direct"] = true.into();
+    place.api("PUT", &format!("/v1/vms/{id}"), Some(&wanted))
+}
+
+fn unit_of(place: &Place, id: &str) -> Value {
+    place.api("GET", &format!("/v1/vms/{id}"), None).body["placed"]["unit"].clone()
+}
+
+fn front(place: &Place, id: &str) -> Front {
+    let vm = place.api("GET", &format!("/v1/vms/{id}"), None);
+    Front::connect(vm.body["connect"]["socket"].as_str().expect("a socket").as_ref())
+}
+
+// Promise: P20
+#[test]
+fn each_vm_is_on_a_unit_of_its_own_choice_and_no_other() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place);
+    // Without a quota they are alone while there is an empty device.
+    for (id, unit) in [("a", 0), ("b", 1)] {
+        let made = put(&place, id, &json!({}));
+        assert_eq!((made.status, &made.body["placed"]["unit"]), (201, &unit.into()), "{made:?}");
+        assert_eq!(made.body["placed"]["kind"], "time-slice");
+        assert_eq!(made.body["units"].as_array().map(Vec::len), Some(1), "{made:?}");
+    }
+    let wishes = json!({ "vms": [{ "placement": { "isolation": "strict" } }, { "memory_bytes": 64 << 20 }] });
+    let would = place.api("POST", "/v1/capacity/would-fit", Some(&wishes));
+    assert_eq!((would.status, &would.body["fits"]), (200, &false.into()), "{would:?}");
+    assert!(
+        would.body["vms"][0]["refusal"].is_string() && would.body["vms"][1]["unit"].is_u64(),
+        "{would:?}"
+    );
+
+    // One who insists on a unit of its own is told why there is none, and what can be done about it.
+    let refused = put(&place, "alone", &json!({ "placement": { "isolation": "strict" } }));
+    assert_eq!((refused.status, &refused.body["code"]), (409, &"placement-unavailable".into()));
+    assert_eq!(refused.body["cause"].as_array().map(Vec::len), Some(2), "{refused:?}");
+    assert_eq!(place.api("GET", "/v1/vms/alone", None).status, 404);
+    // Who names a GPU is there; who keeps away from somebody is not with them.
+    let pinned = put(&place, "pinned", &json!({ "memory_bytes": 64 << 20, "placement": { "gpu": 1 } }));
+    assert_eq!(pinned.body["placed"]["unit"], 1, "{pinned:?}");
+    let away = json!({ "memory_bytes": 64 << 20, "placement": { "apart_from": [{ "vm": "a" }] } });
+    assert_eq!(put(&place, "away", &away).body["placed"]["unit"], 1);
+
+    // The death of an arbiter is the end of sessions on its unit only.
+    let (mut one, mut two) = (front(&place, "a"), front(&place, "b"));
+    let workers = [watch(pid_of(&one.open(1))), watch(pid_of(&two.open(1)))];
+    let [one, two] = workers.map(|worker| worker.expect("a process"));
+    let arbiter = place.api("GET", "/v1/units/0", None).body["arbiter_process"].as_u64().expect("a process");
+    let arbiter = watch(u32::try_from(arbiter).expect("a pid")).expect("a process");
+    signal(&arbiter, Signal::KILL);
+    wait_gone(&one);
+    assert!(is_alive(&two), "a session of another unit was ended");
+
+    // A place that is given back is another's.
+    assert_eq!(place.api("DELETE", "/v1/vms/a", None).status, 204);
+    assert_eq!(put(&place, "alone", &json!({ "placement": { "isolation": "strict" } })).status, 201);
+    assert_eq!(unit_of(&place, "alone"), 0);
+    daemon.end();
+}
+
+// Promise: P21
+#[test]
+fn a_vm_is_where_it_was_after_a_restart() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place);
+    for (id, gpu) in [("a", 1), ("b", 0), ("c", 1)] {
+        let made = put(&place, id, &json!({ "memory_bytes": 64 << 20, "placement": { "gpu": gpu } }));
+        assert_eq!((made.status, &made.body["placed"]["unit"]), (201, &gpu.into()), "{made:?}");
+    }
+    assert_eq!(place.api("POST", "/v1/gpus/0/drain", None).status, 200);
+    daemon.process.kill().expect("killed");
+    daemon.process.wait().expect("ended");
+    let daemon = Daemon::start(&place);
+    assert_eq!(["a", "b", "c"].map(|id| unit_of(&place, id)), [1, 0, 1].map(Value::from));
+    assert_eq!(place.api("GET", "/v1/gpus/0", None).body["state"], "draining");
+    daemon.end();
+}
+
+// Promise: P22
+#[test]
+fn vms_leave_a_gpu_that_is_drained_when_they_have_no_session() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place);
+    // Each alone on a device, so both begin somewhere; then the first device is emptied.
+    for (id, unit) in [("idle", 0), ("other", 1), ("busy", 0)] {
+        let made = put(&place, id, &json!({ "memory_bytes": 64 << 20, "weight": 100 }));
+        assert_eq!(made.status, 201, "{made:?}");
+        if unit_of(&place, id) != unit {
+            let moved = place.api("POST", &format!("/v1/vms/{id}/move"), None);
+            assert_eq!((moved.status, unit_of(&place, id)), (200, unit.into()), "{moved:?}");
+        }
+    }
+    let device = place.api("GET", "/v1/vms/idle", None).body["device_process"].clone();
+    let mut busy = front(&place, "busy");
+    let worker = watch(pid_of(&busy.open(1))).expect("a process");
+    let refused = place.api("POST", "/v1/vms/busy/move", None);
+    assert_eq!((refused.status, &refused.body["code"]), (409, &"in-use".into()), "{refused:?}");
+
+    assert_eq!(place.api("POST", "/v1/gpus/0/drain", None).body["state"], "draining");
+    assert_eq!((unit_of(&place, "idle"), unit_of(&place, "busy")), (1.into(), 0.into()));
+    assert!(is_alive(&worker), "a session was ended");
+    assert_eq!(place.api("GET", "/v1/vms/idle", None).body["device_process"], device, "the guest noticed");
+    // Its next session is on the new unit.
+    let mut idle = front(&place, "idle");
+    idle.open(1);
+    let told = |unit: u32| -> Vec<String> {
+        serde_json::from_str(&place.tell(&format!("unit-{unit}"), "told")).expect("a list")
+    };
+    let number = place.api("GET", "/v1/vms/idle", None).body["number"].clone();
+    let introduced = format!("Worker {{ vm: {number},");
+    let there = until(|| told(1), |told| told.iter().any(|line| line.starts_with(&introduced)));
+    assert!(there.iter().any(|line| line.starts_with(&introduced)), "{there:?}");
+    assert!(!told(0).iter().any(|line| line.starts_with(&introduced)));
+
+    busy.send("close 1");
+    wait_gone(&worker);
+    let start = std::time::Instant::now();
+    while unit_of(&place, "busy") != 1 {
+        assert!(start.elapsed() < PATIENCE, "it does not move");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(place.api("POST", "/v1/gpus/0/readmit", None).body["state"], "open");
+    daemon.end();
+}
