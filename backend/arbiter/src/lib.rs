@@ -9,7 +9,6 @@
 //! - [`custody`]: the decisions over them. Pure: told what happened, it says what to do.
 //! - [`audit`]: whether sums and states hold together, and agree with the inventory.
 //! - [`mod@unit`], [`scrub`]: the driver; and the thread in which everything of it happens that takes time.
-//! - `time`: whose turn it is to use the unit.
 //! - [`page`], `workers`, [`inventory`]: the other parties.
 //! - [`server`]: the loop.
 
@@ -23,7 +22,6 @@ pub mod page;
 pub mod scrub;
 pub mod server;
 mod space;
-mod time;
 pub mod unit;
 mod workers;
 

@@ -1,16 +1,15 @@
-//! Pages that an arbiter and a worker share: what is granted, for the worker to read, and what the worker reports.
+//! Custody pages: what the arbiter grants, for a worker to read.
 
-use core::{sync::atomic::Ordering, time::Duration};
+#![expect(unsafe_code, reason = "a futex is named by a reference to its word")]
+
+use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::{
     fd::{AsFd as _, OwnedFd},
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
     io::Errno,
+    thread::futex,
 };
-use sluice_protocol::{
-    control::Run,
-    custody::{page, report},
-    shared::Shared as _,
-};
+use sluice_protocol::{control::Run, custody::page, shared::Shared as _};
 use sluice_shared_memory::{
     Mapping,
     mapping::{MapError, Words},
@@ -27,16 +26,7 @@ pub enum PageError {
     Map(#[from] MapError),
 }
 
-fn shared(name: &str, bytes: usize, seals: SealFlags) -> Result<(Mapping, OwnedFd), PageError> {
-    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&file, bytes as u64)?;
-    let run = Run { offset: 0, bytes: bytes as u64 };
-    let mapping = Mapping::scattered(0, bytes as u64, [(file.as_fd(), run)])?;
-    fcntl_add_seals(&file, seals | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok((mapping, file))
-}
-
-/// A worker's custody page. The arbiter alone can write it.
+/// A worker's page. The arbiter alone can write it.
 #[derive(Debug)]
 pub struct Page {
     mapping: Mapping,
@@ -48,7 +38,14 @@ impl Page {
     /// # Errors
     /// When the kernel has no descriptor or memory for it.
     pub fn new(epoch: u64) -> Result<(Page, OwnedFd), PageError> {
-        let (mapping, file) = shared("custody", page::BYTES, SealFlags::FUTURE_WRITE)?;
+        let file = memfd_create("custody", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, page::BYTES as u64)?;
+        let run = Run { offset: 0, bytes: page::BYTES as u64 };
+        let mapping = Mapping::scattered(0, page::BYTES as u64, [(file.as_fd(), run)])?;
+        fcntl_add_seals(
+            &file,
+            SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+        )?;
         let page = Page { mapping };
         let words = page.words();
         words.store_u64(page::EPOCH, epoch, Ordering::Relaxed);
@@ -61,67 +58,24 @@ impl Page {
     }
 
     /// Writes what the VM has and may.
-    pub fn write(&self, limit: u64, used: u64) {
+    pub fn write(&self, limit: u64, used: u64, permit: bool) {
         let words = self.words();
         words.store_u64(page::LIMIT, limit, Ordering::Release);
         words.store_u64(page::USED, used, Ordering::Release);
-    }
-
-    /// Writes the permit, and wakes who waits for one.
-    pub fn permit(&self, permit: u32) {
-        let words = self.words();
-        let before = words.load_u32(page::PERMIT, Ordering::Relaxed);
-        words.store_u32(page::PERMIT, permit, Ordering::SeqCst);
-        if before & !page::TELL == 0 && permit & !page::TELL != 0 {
-            words.wake(page::PERMIT);
+        let permit = u32::from(permit);
+        if words.load_u32(page::PERMIT, Ordering::Relaxed) != permit {
+            words.store_u32(page::PERMIT, permit, Ordering::SeqCst);
+            self.wake();
         }
     }
-}
 
-/// A worker's report page. The worker writes it whenever and whatever it likes.
-#[derive(Debug)]
-pub struct Report {
-    mapping: Mapping,
-}
-
-/// What a worker says that it does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reported {
-    /// Work waits.
-    pub waiting: bool,
-    /// Pieces of work submitted.
-    pub begun: u64,
-    /// Pieces of work that ended.
-    pub ended: u64,
-    /// For how long some was under way.
-    pub busy: Duration,
-}
-
-impl Report {
-    /// A page, and the descriptor for its worker.
-    ///
-    /// # Errors
-    /// When the kernel has no descriptor or memory for it.
-    pub fn new() -> Result<(Report, OwnedFd), PageError> {
-        let (mapping, file) = shared("report", report::BYTES, SealFlags::empty())?;
-        Ok((Report { mapping }, file))
-    }
-
-    /// What it says at a time of the monotonic clock, in nanoseconds.
-    #[must_use]
-    pub fn read(&self, now: u64) -> Reported {
-        let words = self.mapping.words();
-        // What ended is read first: what ends between the two looks counts as under way.
-        let ended = words.load_u64(report::ENDED, Ordering::Acquire);
-        let begun = words.load_u64(report::BEGUN, Ordering::Acquire);
-        let busy = words.load_u64(report::BUSY, Ordering::Acquire);
-        let counted = words.load_u64(report::COUNTED, Ordering::Acquire);
-        let since = if begun == ended { 0 } else { now.saturating_sub(counted) };
-        Reported {
-            waiting: words.load_u32(report::WAITING, Ordering::Acquire) != 0,
-            begun,
-            ended,
-            busy: Duration::from_nanos(busy.saturating_add(since)),
+    fn wake(&self) {
+        let Ok(address) = usize::try_from(self.mapping.base()) else { return };
+        let word = core::ptr::with_exposed_provenance_mut(address + page::PERMIT);
+        // SAFETY: an aligned word of a mapping that this page owns; as an atomic it may be shared with the worker.
+        let word = unsafe { AtomicU32::from_ptr(word) };
+        if let Err(error) = futex::wake(word, futex::Flags::empty(), u32::MAX) {
+            tracing::error!(%error, "cannot wake who waits for a permit");
         }
     }
 }

@@ -11,7 +11,6 @@ use crate::{
     inventory::{Inventory, News},
     page::{Page, PageError},
     scrub::{Hand, Rules, Work},
-    time::Time,
     unit::{Piece, Unit, UnitError},
     workers::{Heard, Link, Message, Sent},
 };
@@ -28,7 +27,7 @@ use rustix::{
 };
 use sluice_driver::Driver;
 use sluice_protocol::{
-    control::{ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Priority, Shares, ToArbiter, codec},
+    control::{ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, ToArbiter, codec},
     custody::Answer,
     limits,
 };
@@ -91,7 +90,6 @@ enum Token {
     Control,
     Hand,
     Inventory,
-    Time,
     Worker(WorkerId),
     Process(WorkerId),
 }
@@ -102,7 +100,6 @@ impl Token {
             Token::Control => 0,
             Token::Hand => 1,
             Token::Inventory => 2,
-            Token::Time => 3,
             Token::Worker(id) => id.0 << 2 | 3,
             Token::Process(id) => id.0 << 2 | 2,
         })
@@ -113,7 +110,6 @@ impl Token {
             0 => Token::Control,
             1 => Token::Hand,
             2 => Token::Inventory,
-            3 => Token::Time,
             // Workers are numbered from 1.
             other if other & 3 == 3 => Token::Worker(WorkerId(other >> 2)),
             other => Token::Process(WorkerId(other >> 2)),
@@ -149,7 +145,6 @@ struct Server {
     outbox: VecDeque<FromArbiter>,
     driver: Arc<Driver>,
     hand: Hand,
-    time: Time,
     custody: Custody,
     /// Chunks by their numbers; those the hand has are not here.
     pieces: Vec<Option<Piece>>,
@@ -192,8 +187,6 @@ impl Server {
         let driver = unit.driver();
         let hand = Hand::start(unit, rules)?;
         epoll::add(&epoll, hand.wake(), Token::Hand.encode(), EventFlags::IN)?;
-        let time = Time::start()?;
-        epoll::add(&epoll, time.news(), Token::Time.encode(), EventFlags::IN)?;
         Ok(Server {
             started: Instant::now(),
             epoll,
@@ -201,7 +194,6 @@ impl Server {
             outbox: VecDeque::new(),
             driver,
             hand,
-            time,
             custody: Custody::new(settings, free),
             pieces: Vec::new(),
             away: Vec::new(),
@@ -295,7 +287,6 @@ impl Server {
             Token::Control => self.hear_daemon(),
             Token::Hand => self.hear_hand(),
             Token::Inventory => self.hear_inventory(),
-            Token::Time => self.end_hung(),
             Token::Worker(id) => {
                 if flags.contains(EventFlags::OUT) {
                     self.say(id);
@@ -361,24 +352,9 @@ impl Server {
                     Err(error) => tracing::error!(%error, "the inventory cannot be asked"),
                 }
             }
-            ToArbiter::Shares { vm, epoch, weight, priority, cap, guarantee, hang } => {
-                let priority = Priority::from_number(priority).unwrap_or_default();
-                self.time.set(VmKey { vm, epoch }, Shares { weight, priority, cap, guarantee, hang });
-            }
-            other => {
-                match other {
-                    ToArbiter::Vm { vm, epoch, .. } => self.time.admit(VmKey { vm, epoch }),
-                    ToArbiter::Fence { vm, epoch } => self.time.fence(VmKey { vm, epoch }),
-                    ToArbiter::Forget { vm, epoch } => self.time.forget(VmKey { vm, epoch }),
-                    ToArbiter::DescribeVm { vm } => {
-                        if let Some(time) = self.time.describe(vm) {
-                            self.tell(time);
-                        }
-                    }
-                    _ => {}
-                }
-                self.custody.command(other, now);
-            }
+            // The unit's time is not shared out yet.
+            ToArbiter::Shares { .. } => {}
+            other => self.custody.command(other, now),
         }
     }
 
@@ -391,18 +367,16 @@ impl Server {
             tracing::warn!(vm = vm.vm, epoch = vm.epoch, "a worker of an old epoch is not served");
             return Ok(());
         }
-        let page = Arc::new(page);
-        let (report, bell) = self.time.join(id, vm, Arc::clone(&page))?;
         let link = Link::new(vm, socket, pidfd, page);
         if let Some(socket) = link.socket() {
             epoll::add(&self.epoll, socket, Token::Worker(id).encode(), EventFlags::IN)?;
         }
         epoll::add(&self.epoll, link.pidfd(), Token::Process(id).encode(), EventFlags::IN)?;
-        let (limit, used) = self.custody.figures(vm);
-        link.page.write(limit, used);
+        let (limit, used, permit) = self.custody.figures(vm);
+        link.page.write(limit, used, permit);
         let welcome = Answer::Welcome { unit: self.custody.unit(), epoch: vm.epoch, limit };
         // A fresh socket has room for one message.
-        if link.send(&welcome.encode(), &[descriptor.as_fd(), report.as_fd(), bell.as_fd()]) != Sent::Yes {
+        if link.send(&welcome.encode(), &[descriptor.as_fd()]) != Sent::Yes {
             tracing::warn!(vm = vm.vm, process, "a worker cannot be welcomed");
         }
         self.links.insert(id, link);
@@ -525,29 +499,15 @@ impl Server {
             }
             drop(link.close());
         }
-        self.time.leave(id);
         self.custody.worker_died(id, now);
-    }
-
-    /// Ends workers of whose work nothing ends.
-    fn end_hung(&mut self) {
-        for id in self.time.hung() {
-            let process =
-                self.custody.processes().find(|(other, _)| *other == id).map(|(_, process)| process);
-            let Some(link) = self.links.get(&id) else { continue };
-            tracing::warn!(vm = link.vm.vm, process, "nothing of a worker's work ends: it is ended");
-            link.kill();
-            let (kind, vm) = (ArbiterEvent::Hung as u32, link.vm.vm);
-            self.tell(FromArbiter::Event { kind, vm, process: process.unwrap_or(0), bytes: 0 });
-        }
     }
 
     /// Does what was decided.
     fn follow(&mut self) {
         for vm in self.custody.touched() {
-            let (limit, used) = self.custody.figures(vm);
+            let (limit, used, permit) = self.custody.figures(vm);
             for link in self.links.values().filter(|link| link.vm == vm) {
-                link.page.write(limit, used);
+                link.page.write(limit, used, permit);
             }
         }
         let mut spoken: HashSet<WorkerId> = HashSet::new();
@@ -772,7 +732,7 @@ mod tests {
     fn tokens_are_told_apart() {
         let ids = [1, 2, 3, 1 << 40].map(WorkerId);
         let workers = ids.into_iter().flat_map(|id| [Token::Worker(id), Token::Process(id)]);
-        for token in [Token::Control, Token::Hand, Token::Inventory, Token::Time].into_iter().chain(workers) {
+        for token in [Token::Control, Token::Hand, Token::Inventory].into_iter().chain(workers) {
             assert_eq!(Token::decode(token.encode()), token);
         }
     }

@@ -21,7 +21,7 @@ use sluice_protocol::{
     limits,
 };
 use sluice_shared_memory::socket;
-use std::{collections::VecDeque, sync::Arc};
+use std::collections::VecDeque;
 
 /// Bytes of the kernel's buffer towards a worker: a few messages. Descriptors in sockets count for the whole process.
 const SEND_BUFFER: usize = 8 << 10;
@@ -56,7 +56,7 @@ pub(crate) struct Link {
     /// `None` once nothing it says is heard any more.
     socket: Option<OwnedFd>,
     pidfd: OwnedFd,
-    pub(crate) page: Arc<Page>,
+    pub(crate) page: Page,
     outbox: VecDeque<Message>,
     /// Since when it has not read.
     unread: Option<Millis>,
@@ -73,7 +73,7 @@ pub(crate) enum Sent {
 }
 
 impl Link {
-    pub(crate) fn new(vm: VmKey, socket: OwnedFd, pidfd: OwnedFd, page: Arc<Page>) -> Link {
+    pub(crate) fn new(vm: VmKey, socket: OwnedFd, pidfd: OwnedFd, page: Page) -> Link {
         if let Err(error) = set_socket_send_buffer_size(&socket, SEND_BUFFER) {
             tracing::warn!(%error, "a worker's socket keeps its buffer");
         }

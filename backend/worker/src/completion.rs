@@ -10,7 +10,6 @@ use crate::{
     helper::{Helper, MemoryJob},
     lanes::{ContextRef, Lane, Lanes},
     session::Session,
-    time::{Passed, Time},
 };
 use core::{
     sync::atomic::{AtomicBool, Ordering, fence},
@@ -47,7 +46,6 @@ pub(crate) struct Completion {
     lanes: Arc<Lanes>,
     attached: Arc<Attached>,
     helper: Helper,
-    time: Arc<Time>,
     /// What is to be freed when a stream slot has come to a sequence, and whether there is anything.
     frees: Mutex<Vec<(u32, u64, u64)>>,
     any_frees: AtomicBool,
@@ -65,7 +63,6 @@ impl Completion {
         lanes: Arc<Lanes>,
         attached: Arc<Attached>,
         helper: Helper,
-        time: Arc<Time>,
     ) -> Completion {
         Completion {
             driver,
@@ -73,7 +70,6 @@ impl Completion {
             lanes,
             attached,
             helper,
-            time,
             frees: Mutex::default(),
             any_frees: AtomicBool::new(false),
             passing: Mutex::new(()),
@@ -140,7 +136,7 @@ impl Completion {
 
     /// Retires the markers of one lane that are done.
     fn look(&self, slot: u32, lane: &Lane, current: &mut Current) -> bool {
-        let (mut done, mut passed) = (None, Passed::new());
+        let mut done = None;
         while lane.pending() > 0 {
             let marker = lane.peek(0);
             let state =
@@ -148,7 +144,6 @@ impl Completion {
             match state {
                 Ok(true) => {
                     lane.retire();
-                    passed.add(marker.ticket);
                     done = Some(marker);
                 }
                 Ok(false) => break,
@@ -156,7 +151,6 @@ impl Completion {
                     // Whatever is queued behind the failure must not appear done, on any stream.
                     self.publish_text(None);
                     self.session.set_sticky(failed);
-                    self.time.abandon();
                     return false;
                 }
             }
@@ -166,7 +160,6 @@ impl Completion {
             self.publish_text(Some(marker.event));
             self.free_due(slot, marker.sequence);
             self.session.set_completed(slot, marker.sequence);
-            passed.settle(&self.time, lane.last());
         }
         done.is_some()
     }

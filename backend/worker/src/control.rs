@@ -14,7 +14,6 @@ use crate::{
     queue::Gate,
     session::Session,
     submit::Submitter,
-    time::Time,
 };
 use rustix::{fd::OwnedFd, io::Errno};
 use sluice_driver::{Driver, DriverError, code};
@@ -79,8 +78,6 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     let _entered = span.enter();
     // Threads inherit it. Whoever looks for completion sleeps for microseconds, which the default would double.
     rustix::thread::set_current_timer_slack(core::num::NonZeroU64::new(1000))?;
-    // Finding the clock asks the kernel for what the filter does not allow; after that it is a call in this process.
-    crate::time::now();
     // From here on no process can be started and no other looked into; nothing of a guest's was read yet.
     sluice_sandbox::enter(Role::Worker)?;
     // The driver is slow to start, and nobody waits for this thread until the guest's page comes.
@@ -235,16 +232,14 @@ fn start(
     let notices = Arc::new(Notices::default());
     let lanes = Arc::new(Lanes::new());
     let (helper, inboxes) = Helper::new();
-    let time = Arc::new(Time::new(provision.custody().map_or_else(Vec::new, |custody| custody.meters())));
     let completion = Arc::new(Completion::new(
         Arc::clone(&driver),
         Arc::clone(session),
         Arc::clone(&lanes),
         Arc::clone(attached),
         helper.clone(),
-        Arc::clone(&time),
     ));
-    let gate = Arc::new(Gate::new(Arc::clone(&time)));
+    let gate = Arc::new(Gate::new());
 
     let mut memory = MemoryHelper::new(
         Arc::clone(&driver),
@@ -285,7 +280,6 @@ fn start(
         lanes,
         Arc::clone(&completion),
         Arc::clone(attached),
-        time,
     );
     let shared = Shared {
         driver,

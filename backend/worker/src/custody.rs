@@ -7,7 +7,6 @@
 use crate::{
     memory::{Books, Chunk, ChunkSource, Lease},
     session::Session,
-    time::Meter,
 };
 use core::{
     sync::atomic::{AtomicU64, Ordering},
@@ -20,8 +19,8 @@ use rustix::{
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
-    control::{BYTES, Run},
-    custody::{Answer, Growth, Request, page, report},
+    control::BYTES,
+    custody::{Answer, Growth, Request, page},
     field::FieldError,
 };
 use sluice_shared_memory::{Mapping, mapping::MapError, socket};
@@ -74,9 +73,7 @@ pub(crate) struct Custody {
 #[derive(Debug)]
 struct Link {
     socket: OwnedFd,
-    page: Arc<Mapping>,
-    /// What a meter of the device needs, until it is asked for.
-    meter: Mutex<Option<(Mapping, OwnedFd)>>,
+    page: Mapping,
     unit: u32,
     serial: AtomicU64,
     /// Answers to those who wait, by serial.
@@ -164,21 +161,16 @@ impl Link {
             return Err(CustodyError::Silent(device));
         }
         let (answer, descriptors) = message(&socket)?.ok_or(CustodyError::Gone(device))?;
-        let (unit, file, report, bell) = match (answer, <[OwnedFd; 3]>::try_from(descriptors)) {
-            (Answer::Welcome { unit, .. }, Ok([file, report, bell])) => (unit, file, report, bell),
-            (answer, _) => return Err(CustodyError::Unexpected(answer, 3)),
+        let (unit, file) = match (answer, <[OwnedFd; 1]>::try_from(descriptors)) {
+            (Answer::Welcome { unit, .. }, Ok([file])) => (unit, file),
+            (answer, _) => return Err(CustodyError::Unexpected(answer, 1)),
         };
         // A page shorter than it says would be a fault at the first look.
-        let is_short = |file: &OwnedFd, bytes: usize| {
-            let found = rustix::fs::fstat(file)?.st_size;
-            Ok::<bool, Errno>(u64::try_from(found).is_ok_and(|found| found < bytes as u64))
-        };
-        if is_short(&file, page::BYTES)? || is_short(&report, report::BYTES)? {
+        let bytes = rustix::fs::fstat(&file)?.st_size;
+        if u64::try_from(bytes).is_ok_and(|bytes| bytes < page::BYTES as u64) {
             return Err(CustodyError::Page("too short"));
         }
-        let page = Arc::new(Mapping::read_only(file.as_fd(), page::BYTES as u64)?);
-        let run = Run { offset: 0, bytes: report::BYTES as u64 };
-        let report = Mapping::scattered(0, run.bytes, [(report.as_fd(), run)])?;
+        let page = Mapping::read_only(file.as_fd(), page::BYTES as u64)?;
         let magic =
             sluice_protocol::shared::Shared::load_u64(&page.words(), page::MAGIC_AT, Ordering::Acquire);
         if magic != page::MAGIC {
@@ -187,7 +179,6 @@ impl Link {
         Ok(Link {
             socket,
             page,
-            meter: Mutex::new(Some((report, bell))),
             unit,
             serial: AtomicU64::new(1),
             desk: Mutex::default(),
@@ -313,15 +304,6 @@ impl Custody {
     pub(crate) fn new(driver: Arc<Driver>, sockets: Vec<OwnedFd>) -> Result<Custody, CustodyError> {
         let links = sockets.into_iter().enumerate().map(|(device, socket)| Link::welcomed(device, socket));
         Ok(Custody { driver, links: links.collect::<Result<_, _>>()? })
-    }
-
-    /// The meters of all devices; once.
-    pub(crate) fn meters(&self) -> Vec<Meter> {
-        let meter = |link: &Link| {
-            let (report, bell) = lock(&link.meter).take()?;
-            Some(Meter::new(Arc::clone(&link.page), report, Some(bell)))
-        };
-        self.links.iter().filter_map(meter).collect()
     }
 
     fn link(&self, device: i32) -> Result<&Link, Code> {

@@ -251,7 +251,7 @@ impl Dispatcher {
             match notice {
                 Notice::Context { id, slot, context: Some(context) } => {
                     self.contexts.fill(id, context);
-                    let target = Target::new(slot, 0, &context);
+                    let target = Target { slot, stream: 0, context: context.context };
                     self.bind(slot, Binding::Stream(target));
                 }
                 Notice::Context { id, slot, context: None } => {
@@ -351,7 +351,7 @@ impl Dispatcher {
                 self.shared.gate.queue(&mut self.submitter, item);
                 Ok(Submitted::Later)
             }
-            (Some(submitter), None) if self.shared.gate.admits(&work) => {
+            (Some(submitter), None) if self.shared.gate.is_open() => {
                 submitter.submit(&mut self.current, &work, payload).map(|()| Submitted::Done)
             }
             _ => self.queue(work, payload),
@@ -391,7 +391,7 @@ impl Dispatcher {
     fn queue(&mut self, work: Work, payload: Payload<'_>) -> Result<Submitted, Code> {
         self.regain();
         if let Some(submitter) = &mut self.submitter
-            && self.shared.gate.admits(&work)
+            && self.shared.gate.is_open()
         {
             return submitter.submit(&mut self.current, &work, payload).map(|()| Submitted::Done);
         }
@@ -416,8 +416,8 @@ impl Dispatcher {
         let Dispatcher { shared, current, submitter, .. } = self;
         let Shared { driver, session, helper, gate, .. } = shared;
         match submitter {
-            Some(submitter) => perform(item, submitter, current, driver, session, helper),
-            None => gate.queue(submitter, item),
+            Some(submitter) if gate.is_open() => perform(item, submitter, current, driver, session, helper),
+            _ => gate.queue(submitter, item),
         }
     }
 

@@ -9,10 +9,9 @@ use crate::{
     lanes::Lanes,
     notice::Notices,
     provision::Provision,
-    queue::Gate,
+    queue::{Gate, OPEN},
     session::Session,
     submit::Submitter,
-    time::{OPEN, Time},
 };
 use rustix::{
     event::{EventfdFlags, eventfd},
@@ -75,17 +74,15 @@ impl Harness {
         let attached = Arc::new(Attached::default());
         let lanes = Arc::new(Lanes::new());
         let (helper, inboxes) = Helper::new();
-        let time = Arc::new(Time::own());
         let completion = Completion::new(
             Arc::clone(&driver),
             Arc::clone(&session),
             Arc::clone(&lanes),
             Arc::clone(&attached),
             helper.clone(),
-            Arc::clone(&time),
         );
         let completion = Arc::new(completion);
-        let gate = Arc::new(Gate::new(Arc::clone(&time)));
+        let gate = Arc::new(Gate::new());
         let provision = Provision::own(&driver, 1 << 30).expect("the driver answers");
         let notices = Arc::new(Notices::default());
         let (control, peer) = socket::pair().expect("socket pair");
@@ -111,7 +108,6 @@ impl Harness {
             lanes,
             Arc::clone(&completion),
             attached,
-            time,
         );
         memory_helper.scrub_every_free();
         thread::spawn(move || memory_helper.run(&inboxes.memory));
@@ -199,7 +195,7 @@ impl Harness {
 
     /// Opens or closes the permit's gate.
     pub fn permit(&self, open: bool) {
-        self.gate.time().set(if open { OPEN } else { 0 });
+        self.gate.set(if open { OPEN } else { 0 });
     }
 
     /// The permit's gate.

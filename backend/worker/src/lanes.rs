@@ -11,7 +11,6 @@ use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use crate::time::Ticket;
 use sluice_driver::{Handle, Rows};
 
 /// A context of the driver, named so that one that came later at the same address is another.
@@ -27,8 +26,6 @@ pub(crate) struct Marker {
     pub(crate) sequence: u64,
     pub(crate) event: Handle,
     pub(crate) context: ContextRef,
-    /// What ends with it.
-    pub(crate) ticket: Ticket,
 }
 
 const LENGTH: u64 = limits::STREAM_CREDITS;
@@ -38,16 +35,16 @@ const LENGTH: u64 = limits::STREAM_CREDITS;
 struct Queue {
     head: AtomicU64,
     tail: AtomicU64,
-    entries: Box<[[AtomicU64; 5]]>,
+    entries: Box<[[AtomicU64; 4]]>,
 }
 
 impl Queue {
     fn new() -> Queue {
-        let entries = (0..LENGTH).map(|_| [const { AtomicU64::new(0) }; 5]).collect();
+        let entries = (0..LENGTH).map(|_| [const { AtomicU64::new(0) }; 4]).collect();
         Queue { head: AtomicU64::new(0), tail: AtomicU64::new(0), entries }
     }
 
-    fn entry(&self, position: u64) -> &[AtomicU64; 5] {
+    fn entry(&self, position: u64) -> &[AtomicU64; 4] {
         // The remainder is below the length of the box.
         let index = (position % LENGTH) as usize;
         &self.entries[index]
@@ -59,12 +56,11 @@ impl Queue {
         if tail - self.head.load(Ordering::Acquire) >= LENGTH {
             return false;
         }
-        let [sequence, event, handle, serial, ticket] = self.entry(tail);
+        let [sequence, event, handle, serial] = self.entry(tail);
         sequence.store(marker.sequence, Ordering::Relaxed);
         event.store(marker.event, Ordering::Relaxed);
         handle.store(marker.context.handle, Ordering::Relaxed);
         serial.store(marker.context.serial, Ordering::Relaxed);
-        ticket.store(marker.ticket.bits(), Ordering::Relaxed);
         self.tail.store(tail + 1, Ordering::Release);
         true
     }
@@ -77,12 +73,11 @@ impl Queue {
 
     /// The `ahead`-th from the head, of those counted by [`Queue::len`].
     fn peek(&self, ahead: u64) -> Marker {
-        let [sequence, event, handle, serial, ticket] = self
+        let [sequence, event, handle, serial] = self
             .entry(self.head.load(Ordering::Relaxed) + ahead)
             .each_ref()
             .map(|word| word.load(Ordering::Relaxed));
-        let ticket = Ticket::from_bits(ticket);
-        Marker { sequence, event, context: ContextRef { handle, serial }, ticket }
+        Marker { sequence, event, context: ContextRef { handle, serial } }
     }
 
     /// Drops the head. Consumer only.
@@ -110,8 +105,6 @@ pub(crate) struct Lane {
     owed: Mutex<VecDeque<Delivery>>,
     /// How many those are, so that a session without takes no lock.
     owing: AtomicU64,
-    /// When something that counts as use of the device ended last.
-    last: AtomicU64,
 }
 
 /// Bytes that the driver copies to private memory, and that the guest is to find in its own.
@@ -165,11 +158,6 @@ impl Lane {
         self.owing.store(owed.len() as u64, Ordering::Relaxed);
     }
 
-    /// When something that counts ended last. Consumer only.
-    pub(crate) const fn last(&self) -> &AtomicU64 {
-        &self.last
-    }
-
     /// An event that can be recorded again. Producer only.
     pub(crate) fn recycled(&self) -> Option<Marker> {
         self.returned.pop()
@@ -200,7 +188,6 @@ impl Lanes {
             returned: Queue::new(),
             owed: Mutex::default(),
             owing: AtomicU64::new(0),
-            last: AtomicU64::new(0),
         })
     }
 
@@ -269,8 +256,7 @@ mod tests {
     use super::*;
 
     fn marker(sequence: u64) -> Marker {
-        let context = ContextRef { handle: 1, serial: 1 };
-        Marker { sequence, event: sequence + 1000, context, ticket: Ticket::default() }
+        Marker { sequence, event: sequence + 1000, context: ContextRef { handle: 1, serial: 1 } }
     }
 
     #[test]

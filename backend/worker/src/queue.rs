@@ -1,8 +1,8 @@
 //! The permit, and what waits for it.
 //!
-//! While the permit is open, its window not full and nothing waits, the dispatcher owns the [`Submitter`] and submits at once,
-//! without a lock. Otherwise it lends the submitter to the feeder thread; work then queues up and the feeder submits it
-//! in order, each piece when the permit admits it. Once the queue is empty the submitter comes back. So the dispatcher waits
+//! While the permit is open and nothing waits, the dispatcher owns the [`Submitter`] and submits at once, without a lock.
+//! When the permit is closed it lends the submitter to the feeder thread; work then queues up and the feeder submits it
+//! in order, each piece when the permit is open. Once the queue is empty the submitter comes back. So the dispatcher waits
 //! for no permit, and order is kept whoever submits.
 
 use crate::{
@@ -12,14 +12,20 @@ use crate::{
     provision::Provision,
     session::Session,
     submit::{Operation, Payload, Submitter, Work},
-    time::{Patience, Time},
+};
+use core::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
 };
 use sluice_driver::{Code, Driver, Handle, LaunchAttribute};
 use sluice_protocol::custody::Growth;
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
+
+/// The permit word of an open gate.
+pub(crate) const OPEN: u32 = 1;
 
 /// What must not overtake work that was posted before it.
 #[derive(Debug)]
@@ -51,6 +57,8 @@ impl Item {
 
 /// Bytes that may wait. Beyond it the dispatcher reads no further, and the guest's ring fills up.
 const WAITING_BYTES: usize = 16 << 20;
+/// How often a closed permit is looked at.
+const LOOK: Duration = Duration::from_micros(50);
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -65,31 +73,30 @@ struct Waiting {
 /// The gate between dispatcher and driver.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    time: Arc<Time>,
+    permit: AtomicU32,
     waiting: Mutex<Waiting>,
     changed: Condvar,
     pub(crate) local: LocalMemory,
 }
 
 impl Gate {
-    pub(crate) fn new(time: Arc<Time>) -> Gate {
+    pub(crate) fn new() -> Gate {
         Gate {
-            time,
+            permit: AtomicU32::new(OPEN),
             waiting: Mutex::new(Waiting::default()),
             changed: Condvar::new(),
             local: LocalMemory::default(),
         }
     }
 
-    /// Whether work may be submitted now.
-    pub(crate) fn admits(&self, work: &Work) -> bool {
-        work.operation.kind().is_none() || self.time.admits(work.target.device)
+    pub(crate) fn is_open(&self) -> bool {
+        self.permit.load(Ordering::Acquire) == OPEN
     }
 
-    /// The devices' time.
+    /// Opens or closes the gate. The feeder looks again by itself.
     #[cfg(any(test, fuzzing))]
-    pub(crate) fn time(&self) -> &Time {
-        &self.time
+    pub(crate) fn set(&self, permit: u32) {
+        self.permit.store(permit, Ordering::Release);
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -121,38 +128,24 @@ impl Gate {
 
     /// The feeder thread.
     pub(crate) fn feed(&self, driver: &Driver, session: &Session, helper: &Helper, provision: &Provision) {
-        let (mut current, mut patience) = (Current::default(), Patience::default());
+        let mut current = Current::default();
         let mut waiting = self.lock();
         loop {
             if waiting.items.is_empty() || waiting.submitter.is_none() {
                 waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            if let Some(Item::Work(work, ..) | Item::Growing(work, ..)) = waiting.items.front()
-                && !self.admits(work)
-            {
-                let device = work.target.device;
-                // What is under way has to be seen to end, for that is what is waited for.
-                if let Some(submitter) = &mut waiting.submitter {
-                    submitter.mark(&mut current);
-                    submitter.tell();
-                }
+            if !self.is_open() {
                 drop(waiting);
-                let admitted = self.time.wait(device, &mut patience);
+                std::thread::sleep(LOOK);
                 waiting = self.lock();
-                if !admitted {
-                    continue;
-                }
+                continue;
             }
-            patience = Patience::default();
             let (item, submitter) = (waiting.items.pop_front(), waiting.submitter.take());
             let (Some(item), Some(mut submitter)) = (item, submitter) else { continue };
             waiting.bytes -= item.bytes();
             waiting.feeding = true;
             let last = waiting.items.is_empty();
-            if last {
-                self.time.rest();
-            }
             drop(waiting);
             match item {
                 Item::Growing(work, attributes, parameters, local) => {

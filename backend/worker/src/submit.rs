@@ -11,12 +11,9 @@ use crate::{
     arenas::Attached,
     completion::{Completion, Current},
     lanes::{ContextRef, Lanes, Marker},
-    objects,
     session::{ReplyTo, Session},
-    time::{Ticket, Time},
 };
 use sluice_driver::{Code, Device, Driver, Handle, Host, Launch, LaunchAttribute, Rows, code};
-use sluice_scheduler::estimate::Kind;
 use std::sync::Arc;
 
 /// A stream as work is put on it.
@@ -25,16 +22,6 @@ pub(crate) struct Target {
     pub(crate) slot: u32,
     pub(crate) stream: Handle,
     pub(crate) context: ContextRef,
-    /// Ordinal of the context's device.
-    pub(crate) device: u8,
-}
-
-impl Target {
-    pub(crate) fn new(slot: u32, stream: Handle, context: &objects::Context) -> Target {
-        // A session has fewer devices.
-        let device = u8::try_from(context.device).unwrap_or(u8::MAX);
-        Target { slot, stream, context: context.context, device }
-    }
 }
 
 /// What is to be done on a stream.
@@ -93,26 +80,6 @@ impl Operation {
         !matches!(self, Operation::Nothing | Operation::Record { .. })
     }
 
-    /// What kind of use of the device it is; `None` for none.
-    pub(crate) fn kind(&self) -> Option<Kind> {
-        // Copies of about the same size are of a kind; launches are that with the same grid.
-        let sized = |tag: u64, bytes: u64| Some(Kind::new(tag, bytes.checked_ilog2().unwrap_or(0).into()));
-        match self {
-            Operation::Nothing | Operation::Wait { .. } | Operation::Record { .. } => None,
-            Operation::CopyToDevice { to, .. } => sized(1, to.bytes()),
-            Operation::CopyFromDevice { from, .. } => sized(2, from.bytes()),
-            Operation::CopyOnDevice { to, .. } => sized(3, to.bytes()),
-            Operation::CopyRowsToDevice { rows, .. } => sized(4, area(rows)),
-            Operation::CopyRowsFromDevice { rows, .. } => sized(5, area(rows)),
-            Operation::CopyRowsOnDevice { rows, .. } => sized(6, area(rows)),
-            Operation::Fill { rows, .. } => sized(7, area(rows)),
-            Operation::Launch(launch) => {
-                let [x, y, z] = launch.grid.map(u64::from);
-                Some(Kind::new(launch.function, x ^ y.rotate_left(24) ^ z.rotate_left(48)))
-            }
-        }
-    }
-
     /// The host memory it copies from.
     const fn reads_host(&self) -> Option<(Host, Rows)> {
         match *self {
@@ -132,10 +99,6 @@ impl Operation {
             _ => None,
         }
     }
-}
-
-const fn area(rows: &Rows) -> u64 {
-    rows.width.saturating_mul(rows.height)
 }
 
 /// A range as rows.
@@ -197,9 +160,6 @@ pub(crate) struct Submitter {
     unmarked: Unmarked,
     /// Where `unmarked` is, if anything is.
     target: Option<Target>,
-    /// What ends with it.
-    ticket: Ticket,
-    time: Arc<Time>,
     /// Markers the completion thread was not told of.
     untold: u32,
 }
@@ -211,7 +171,6 @@ impl Submitter {
         lanes: Arc<Lanes>,
         completion: Arc<Completion>,
         attached: Arc<Attached>,
-        time: Arc<Time>,
     ) -> Submitter {
         Submitter {
             driver,
@@ -221,8 +180,6 @@ impl Submitter {
             attached,
             unmarked: Unmarked::default(),
             target: None,
-            ticket: Ticket::default(),
-            time,
             untold: 0,
         }
     }
@@ -240,12 +197,6 @@ impl Submitter {
         }
         if let Some((from, rows)) = work.operation.reads_host() {
             self.attached.fetch(from.address(), rows);
-        }
-        // Nothing that counts comes behind the first piece under one marker.
-        if self.unmarked.count == 0
-            && let Some(kind) = work.operation.kind()
-        {
-            self.ticket = self.time.begin(target.device, kind);
         }
         let result = current
             .set(&self.driver, target.context)
@@ -292,14 +243,12 @@ impl Submitter {
     pub(crate) fn mark(&mut self, current: &mut Current) {
         let unmarked = core::mem::take(&mut self.unmarked);
         let Some(target) = self.target.take() else { return };
-        let ticket = core::mem::take(&mut self.ticket);
         if self.session.sticky().is_some() {
-            return self.time.abandon();
+            return;
         }
-        if let Err(failed) = self.place(current, target, unmarked.sequence, ticket) {
+        if let Err(failed) = self.place(current, target, unmarked.sequence) {
             // Without a marker the work would never appear done, and with a later one others could be held back.
             self.session.set_sticky(failed);
-            self.time.abandon();
         }
         self.untold += 1;
         if self.untold >= UNTOLD {
@@ -307,17 +256,11 @@ impl Submitter {
         }
     }
 
-    fn place(
-        &self,
-        current: &mut Current,
-        target: Target,
-        sequence: u64,
-        ticket: Ticket,
-    ) -> Result<(), Code> {
+    fn place(&self, current: &mut Current, target: Target, sequence: u64) -> Result<(), Code> {
         current.set(&self.driver, target.context)?;
         let event = self.event(target)?;
         self.driver.event_record(event, 0, target.stream)?;
-        let marker = Marker { sequence, event, context: target.context, ticket };
+        let marker = Marker { sequence, event, context: target.context };
         if self.lanes.push(target.slot, marker) { Ok(()) } else { Err(code::UNKNOWN) }
     }
 

@@ -98,7 +98,6 @@ pub(crate) struct Host {
     pub(crate) bytes: u64,
     pub(crate) context: u64,
     pub(crate) events: Vec<(ArbiterEvent, u32, u32, u64)>,
-    used: std::collections::HashMap<u32, u64>,
     pub(crate) wanted: Vec<(u32, u64)>,
 }
 
@@ -160,7 +159,6 @@ impl Host {
             bytes: 0,
             context: 0,
             events: Vec::new(),
-            used: std::collections::HashMap::new(),
             wanted: Vec::new(),
         };
         let setup = ArbiterSetup {
@@ -271,23 +269,10 @@ impl Host {
     /// `[lent, headroom, dirty]` of a VM, and its holders.
     pub(crate) fn describe(&mut self, vm: u32) -> ([u64; 3], u32) {
         self.send(ToArbiter::DescribeVm { vm }, &[]);
-        let answer = match self.answer() {
-            FromArbiter::Time { used, .. } => {
-                self.used.insert(vm, used);
-                self.answer()
-            }
-            answer => answer,
-        };
-        match answer {
+        match self.answer() {
             FromArbiter::Vm { lent, headroom, dirty, holders, .. } => ([lent, headroom, dirty], holders),
             other => panic!("{other:?}"),
         }
-    }
-
-    /// Nanoseconds of the unit's time that a VM is charged.
-    pub(crate) fn used(&mut self, vm: u32) -> u64 {
-        self.describe(vm);
-        self.used.get(&vm).copied().unwrap_or(0)
     }
 
     /// `[total, lent, clean, dirty, headroom, suspect]` of the unit.

@@ -7,7 +7,6 @@ mod figures;
 mod host;
 mod instances;
 mod lending;
-mod time;
 mod watch;
 mod worker;
 

@@ -12,7 +12,7 @@ use rustix::{
 use sluice_driver::{Device, Driver, Handle, Host, Rows};
 use sluice_protocol::{
     control::{BYTES, Run},
-    custody::{Answer, CLASSES, Request, page, report},
+    custody::{Answer, CLASSES, Request, page},
 };
 use sluice_shared_memory::{Mapping, mapping::Words, socket};
 use std::{
@@ -134,8 +134,6 @@ struct Played {
     driver: Option<Driver>,
     custody: OwnedFd,
     page: Words,
-    report: Words,
-    bell: OwnedFd,
     chunks: BTreeMap<u64, Chunk>,
     /// Given back by word only.
     secret: Vec<Chunk>,
@@ -415,19 +413,6 @@ impl Played {
                 use sluice_protocol::shared::Shared as _;
                 self.page.load_u32(page::PERMIT, std::sync::atomic::Ordering::Acquire).to_string()
             }
-            "waits" => {
-                use sluice_protocol::shared::Shared as _;
-                self.report.store_u32(report::WAITING, small(0), std::sync::atomic::Ordering::SeqCst);
-                rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).unwrap();
-                "0".to_owned()
-            }
-            "flies" => {
-                use sluice_protocol::shared::Shared as _;
-                self.report.store_u64(report::BEGUN, number(0), std::sync::atomic::Ordering::SeqCst);
-                self.report.store_u64(report::ENDED, number(1), std::sync::atomic::Ordering::SeqCst);
-                rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).unwrap();
-                "0".to_owned()
-            }
             "flood" => {
                 // Never reads an answer.
                 loop {
@@ -462,17 +447,10 @@ fn process() {
     // SAFETY: the mapping above, which stays; it is only read.
     let page = unsafe { Words::new(at.expose_provenance(), page::BYTES) };
     assert_eq!(page::memory(&page).1, limit);
-    let writable = Mapping::scattered(0, run.bytes, [(descriptors[1].as_fd(), run)]).unwrap();
-    let report = writable.words();
-    // It stays as long as the process.
-    std::mem::forget(writable);
-    let bell = descriptors[2].try_clone().unwrap();
     let mut played = Played {
         driver: None,
         custody,
         page,
-        report,
-        bell,
         chunks: BTreeMap::new(),
         secret: Vec::new(),
         answers: VecDeque::new(),

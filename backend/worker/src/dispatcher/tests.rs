@@ -1,5 +1,5 @@
 use super::*;
-use crate::{harness::Harness, time::OPEN};
+use crate::{harness::Harness, queue::OPEN};
 use proptest::prelude::*;
 use sluice_protocol::{
     calls::{self, wire},
@@ -140,7 +140,7 @@ fn a_closed_permit_holds_work_and_nothing_else() {
     eventually(|| guest.completed() == 1);
     for round in 0..20 {
         let before = guest.sequence;
-        guest.harness.gate().time().set(0);
+        guest.harness.gate().set(0);
         for _ in 0..50 {
             guest.launch();
         }
@@ -155,7 +155,7 @@ fn a_closed_permit_holds_work_and_nothing_else() {
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(guest.completed(), before, "nothing was submitted");
         assert!(!guest.is_answered(held));
-        guest.harness.gate().time().set(OPEN);
+        guest.harness.gate().set(OPEN);
         // More work comes while the feeder feeds: order is kept, or the sequence could not come out right.
         for _ in 0..50 {
             guest.launch();
@@ -169,7 +169,7 @@ fn a_closed_permit_holds_work_and_nothing_else() {
     }
     assert_eq!(page::lost(&guest.harness.words()), None);
     let context = Id::from_raw(guest.context).unwrap();
-    guest.harness.gate().time().set(0);
+    guest.harness.gate().set(0);
     let destroy = |w: &mut Writer<'_>| wire::context_destroy::put(w, context);
     assert_eq!(guest.ask(wire::context_destroy::CALL, destroy), 0, "idle contexts need no permit");
 }

@@ -3,14 +3,13 @@
 
 use crate::guest::null_driver;
 use rustix::{
-    event::{EventfdFlags, eventfd},
     fd::{AsFd, OwnedFd},
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
 };
 use sluice_driver::Driver;
 use sluice_protocol::{
     control::{BYTES, Run},
-    custody::{Answer, Request, UNIT, page, report},
+    custody::{Answer, Request, UNIT, page},
     shared::Shared,
 };
 use sluice_shared_memory::{Mapping, socket};
@@ -172,15 +171,9 @@ impl Lender {
         publish(&books);
         let limit = books.limit;
         drop(books);
-        // Time is no matter here: the permit is as good as open for ever, and nobody listens.
-        tenant.page.words().store_u32(page::PERMIT, u32::MAX & !page::TELL, Ordering::Release);
-        let report = memfd_create("report", MemfdFlags::CLOEXEC).expect("memfd");
-        ftruncate(&report, report::BYTES as u64).expect("truncate");
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("eventfd");
         tenant.page.words().store_u64(page::MAGIC_AT, page::MAGIC, Ordering::Release);
         let welcome = Answer::Welcome { unit: 0, epoch: 1, limit };
-        socket::send(&tenant.socket, &welcome.encode(), &[file.as_fd(), report.as_fd(), bell.as_fd()])
-            .expect("welcome");
+        socket::send(&tenant.socket, &welcome.encode(), &[file.as_fd()]).expect("welcome");
         let lender = self.clone();
         std::thread::spawn(move || lender.serve(&tenant));
     }
