@@ -5,7 +5,8 @@
 //! nobody holds any more, and comes again as another chunk. Chunks whose importers are all gone go this way by themselves;
 //! those whose importers live, when another VM wants them.
 //!
-//! What does not come back somebody holds. Its VM is charged for it until the unit is whole again.
+//! What does not come back somebody holds. Its VM is charged for it until the unit is whole again. While a driver grows
+//! that cannot be told from what the driver takes, so it is looked at again when that is known.
 
 use super::{
     Custody, Kept,
@@ -92,12 +93,28 @@ impl Custody {
         let missing = to_units(bytes.saturating_sub(back));
         if missing > 0 {
             let importers = importers.into_iter().filter(|id| self.workers.contains_key(id)).collect();
-            let done = self.ledger.keep(vm, missing);
-            self.must(vm, done);
-            self.kept.push(Kept { vm, bytes: missing, importers, reported: false });
-            self.touched.insert(vm);
+            self.kept.push(Kept { vm, bytes: missing, importers, charged: false, reported: false });
+            if !self.growth.pending() {
+                self.charge_kept();
+            }
         }
         self.forget_leaving();
+    }
+
+    /// Charges for what was found missing and did not turn up.
+    fn charge_kept(&mut self) {
+        let uncharged = self.kept.iter_mut().filter(|kept| !kept.charged);
+        let missing: Vec<(VmKey, u64)> = uncharged
+            .map(|kept| {
+                kept.charged = true;
+                (kept.vm, kept.bytes)
+            })
+            .collect();
+        for (vm, bytes) in missing {
+            let done = self.ledger.keep(vm, bytes);
+            self.must(vm, done);
+            self.touched.insert(vm);
+        }
     }
 
     /// Ends charges for kept memory as far as the unit has more than it had without it; reports the others. Which VM's came
@@ -111,14 +128,18 @@ impl Custody {
         let mut left = more;
         let mut back = Vec::new();
         self.kept.retain_mut(|kept| {
-            if kept.importers.is_empty() {
+            // What only seemed to be missing is there whoever may still have it.
+            if kept.importers.is_empty() || !kept.charged {
                 let bytes = kept.bytes.min(left);
                 left -= bytes;
                 kept.bytes -= bytes;
-                back.push((kept.vm, bytes));
+                if kept.charged {
+                    back.push((kept.vm, bytes));
+                }
             }
             kept.bytes > 0
         });
+        self.charge_kept();
         for (vm, bytes) in back {
             let done = self.ledger.release(vm, bytes);
             self.must(vm, done);
