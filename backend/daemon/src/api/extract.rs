@@ -138,6 +138,13 @@ pub(crate) fn optional_object<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(value)| value))
 }
 
+/// A list of structures.
+pub(crate) fn objects_of<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    Ok(Vec::<Object<T>>::deserialize(deserializer)?.into_iter().map(|Object(value)| value).collect())
+}
+
 fn refuse(rejection: JsonRejection) -> Error {
     let code = match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => Code::BodyTooLarge,

@@ -12,7 +12,7 @@ use crate::{
     api::{
         Api,
         error::{ChangeErrors, Error, Errors},
-        extract::Body,
+        extract::{Body, objects_of},
         peer::Caller,
     },
     placer::vm_id,
@@ -66,6 +66,7 @@ pub(crate) struct SharedRoom {
 pub(crate) struct Wishes {
     /// As they would be made, in this order.
     #[schema(max_items = 64)]
+    #[serde(deserialize_with = "objects_of")]
     vms: Vec<VmRequest>,
 }
 

@@ -12,7 +12,7 @@ use crate::{
     api::{
         Api,
         error::{ChangeErrors, Error, Errors},
-        extract::{Body, Id, optional_object},
+        extract::{Body, Id, objects_of, optional_object},
         peer::Caller,
     },
     fence::Step,
@@ -126,6 +126,7 @@ pub(crate) struct Placement {
     numa_node: Option<u32>,
     /// With whom it must not, or had better not, be on a GPU.
     #[schema(max_items = 64)]
+    #[serde(deserialize_with = "objects_of")]
     apart_from: Vec<Apart>,
 }
 
@@ -374,6 +375,9 @@ impl VmRequest {
         if self.scanouts > 1 {
             return Err(Error::invalid("scanouts can be 0 or 1"));
         }
+        if self.guest_memory_bytes == Some(0) {
+            return Err(Error::invalid("guest_memory_bytes is 0; leave it out if it is not known"));
+        }
         let shares = size.shares;
         let placement = self.placement.unwrap_or_default().kept(registry)?;
         Ok(VmObject {
@@ -400,7 +404,7 @@ impl VmRequest {
             readmit_after: within("readmit_after_seconds", self.readmit_after_seconds, 1, u32::MAX)?
                 .unwrap_or(0),
             hang_after: within("hang_after_seconds", self.hang_after_seconds, 1, 4_294_967)?.unwrap_or(0),
-            guest_memory: bytes("guest_memory_bytes", self.guest_memory_bytes)?.filter(|bytes| *bytes > 0),
+            guest_memory: bytes("guest_memory_bytes", self.guest_memory_bytes)?,
         })
     }
 }
@@ -451,20 +455,25 @@ impl Priority {
 
 impl Placement {
     pub(super) fn kept(self, registry: &Registry) -> Result<objects::Placement, Error> {
-        if self.start.is_some() && self.gpu.is_none() {
-            return Err(Error::invalid("placement.start is of a GPU; say placement.gpu, too"));
-        }
         if self.apart_from.len() > sluice_placement::request::MAX_APART {
             return Err(Error::invalid("placement.apart_from names more than 64"));
         }
-        if self.multiprocessors > 65_535 || self.numa_node.unwrap_or(0) > 65_535 || self.gpu.unwrap_or(0) > 63
-        {
+        if self.profile.as_ref().is_some_and(|profile| profile.chars().count() > 64) {
+            return Err(Error::invalid("placement.profile is longer than 64 characters"));
+        }
+        let largest = self.gpu.unwrap_or(0).max(self.start.unwrap_or(0).into());
+        if self.multiprocessors > 65_535 || self.numa_node.unwrap_or(0) > 65_535 || largest > 63 {
             return Err(Error::invalid("a number in placement is too large"));
+        }
+        if self.start.is_some() && self.gpu.is_none() {
+            return Err(Error::contradiction("placement.start is of a GPU; say placement.gpu, too"));
         }
         let apart = self.apart_from.into_iter().map(|apart| {
             match (&apart.vm, &apart.group) {
                 (Some(name), None) | (None, Some(name)) => Id::check(name)?,
-                _ => return Err(Error::invalid("each of placement.apart_from names a VM or a group")),
+                _ => {
+                    return Err(Error::contradiction("each of placement.apart_from names a VM or a group"));
+                }
             }
             Ok(objects::Apart { vm: apart.vm, group: apart.group, preferred: apart.preferred })
         });
