@@ -10,7 +10,7 @@ use std::{
 /// What chunks are multiples of.
 pub(super) const GRANULARITY: usize = 2 << 20;
 /// Bytes of the one device, for each process of its own, unless `SLUICE_NULL_MEMORY_MIB` says otherwise.
-const MEMORY: usize = 16 << 30;
+const MEMORY: usize = 2 << 30;
 /// Bytes of the memory file, which has pages only where something was written.
 const FILE: i64 = 1 << 46;
 /// An export's file position: the first granule of its part in the upper bits, how many there are in the lower.

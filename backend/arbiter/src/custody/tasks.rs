@@ -188,7 +188,10 @@ impl Custody {
         if dirty.is_empty() {
             dirty = self.bounded(self.chunks.dirty_left(), batch);
         }
-        if dirty.is_empty() { self.move_left(batch) } else { self.scrub(dirty) }
+        if !dirty.is_empty() {
+            return self.scrub(dirty);
+        }
+        if self.growth.unlocked() { self.move_left(batch) } else { None }
     }
 
     /// Makes the larger chunk that somebody wanted, of smaller ones that nobody needs.
@@ -251,10 +254,9 @@ impl Custody {
             return self.scrub(dirty);
         }
         match shift? {
-            // What a driver takes that grows meanwhile would be missing to the chunk.
+            // What a driver takes that grows meanwhile would be missing to the chunks.
             Task::Remake { chunks, into } if self.growth.unlocked() => self.remake(chunks, into),
-            // It would only be missing to the unit.
-            Task::Move { chunks } => self.move_with(*chunks.first()?, batch),
+            Task::Move { chunks } if self.growth.unlocked() => self.move_with(*chunks.first()?, batch),
             _ => None,
         }
     }
