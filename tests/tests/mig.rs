@@ -167,7 +167,7 @@ impl Drop for Holder {
 /// Two VMs on one GPU, each on an instance that was made for it: it sees the memory and the multiprocessors of that one, has
 /// all of it whatever the other does, and is where it was after a crash of the daemon. The slices of a VM that is deleted
 /// are free again.
-// Promise: P23
+// Promise: P21, P23
 #[test]
 fn vms_have_instances_of_their_own_and_give_them_back() -> Result<()> {
     let program = programs::hostile("instance")?;

@@ -1,6 +1,6 @@
 //! What must outlive the daemon.
 //!
-//! [`file`] is how something is kept: versioned, checksummed, whole or not at all. [`checkpoint`] is what is kept: fences,
+//! [`mod@file`] is how something is kept: versioned, checksummed, whole or not at all. [`checkpoint`] is what is kept: fences,
 //! quarantines, arbiters, and the [`objects`] that clients of the management API have made.
 //! [`adoption`] is about processes, which outlive the daemon but not the machine.
 
