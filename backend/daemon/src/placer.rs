@@ -312,7 +312,7 @@ impl Placer {
         named.or_else(|| name.parse().ok()).ok_or_else(|| {
             let known: BTreeSet<String> = kinds().map(|(_, known)| plain(known)).collect();
             let message = format!("no GPU has a profile {name}");
-            Error { cause: vec![format!("there are {known:?}")], ..Error::new(Code::InvalidRequest, message) }
+            Error { cause: vec![format!("there are {known:?}")], ..Error::new(Code::Contradiction, message) }
         })
     }
 
