@@ -388,11 +388,15 @@ fn a_guest_that_reboots_starts_clean() {
     let head = guest.wait(1);
     guest.soon(head);
 
-    // A pause: what is withheld is answered, the session goes on.
+    // A pause: what is withheld is answered, the session goes on. The second answer says that the wait was taken.
     let head = guest.wait(1);
+    assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
     let base = guest.stop();
     assert!(guest.answer(head).is_some(), "answered before the queue stopped");
+    // What is not taken before the queue stops is taken after.
+    let head = guest.wait(1);
     guest.start(base as u16).unwrap();
+    guest.soon(head);
     assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
     assert!(!worker.ends(Duration::ZERO));
 
