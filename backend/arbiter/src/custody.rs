@@ -152,8 +152,6 @@ struct Kept {
     bytes: u64,
     /// The processes that are known to have been able to. When they are gone it may still be another one.
     importers: Vec<WorkerId>,
-    /// Whether its VM is charged for it. Not while a driver grows: it may be that one which took what seems to be missing.
-    charged: bool,
     /// Whether it was said.
     reported: bool,
 }
@@ -447,9 +445,7 @@ impl Custody {
             Some(tasks::Busy::Move { vm, bytes, .. }) if *vm == key => *bytes,
             _ => 0,
         };
-        let uncharged: u64 =
-            self.kept.iter().filter(|kept| kept.vm == key && !kept.charged).map(|kept| kept.bytes).sum();
-        chunks + moving + uncharged + self.growth.unswept_bytes(key)
+        chunks + moving + self.growth.unswept_bytes(key)
     }
 
     fn describe_vm(&self, vm: u32) -> FromArbiter {

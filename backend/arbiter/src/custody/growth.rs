@@ -176,14 +176,6 @@ impl Growth {
         self.free.saturating_add(self.unusable)
     }
 
-    /// Memory went back to the driver and less of it came again, maybe while a driver grows: what is free now was not
-    /// left by that one.
-    pub(super) fn left_free(&mut self, bytes: u64) {
-        if let Some(grew) = &mut self.grew {
-            grew.free = grew.free.saturating_add(bytes);
-        }
-    }
-
     /// A VM is forgotten.
     pub(super) fn forget(&mut self, vm: VmKey) {
         self.turns.forget(vm);

@@ -5,8 +5,7 @@
 //! nobody holds any more, and comes again as another chunk. Chunks whose importers are all gone go this way by themselves;
 //! those whose importers live, when another VM wants them.
 //!
-//! What does not come back somebody holds. Its VM is charged for it until the unit is whole again. While a driver grows
-//! that cannot be told from what the driver takes, so it is looked at again when that is known.
+//! What does not come back somebody holds. Its VM is charged for it until the unit is whole again.
 
 use super::{
     Custody, Kept,
@@ -87,34 +86,17 @@ impl Custody {
         Some(Task::Move { chunks: taken })
     }
 
-    /// Of what a VM had, `back` bytes came back, and chunks of `made` bytes were made of them.
-    pub(super) fn moved(&mut self, vm: VmKey, bytes: u64, importers: Vec<WorkerId>, back: u64, made: u64) {
-        self.growth.left_free(back.saturating_sub(made));
+    /// Of what a VM had, `back` bytes came back. No driver grew meanwhile: the rest somebody holds.
+    pub(super) fn moved(&mut self, vm: VmKey, bytes: u64, importers: Vec<WorkerId>, back: u64) {
         let missing = to_units(bytes.saturating_sub(back));
         if missing > 0 {
             let importers = importers.into_iter().filter(|id| self.workers.contains_key(id)).collect();
-            self.kept.push(Kept { vm, bytes: missing, importers, charged: false, reported: false });
-            if !self.growth.pending() {
-                self.charge_kept();
-            }
-        }
-        self.forget_leaving();
-    }
-
-    /// Charges for what was found missing and did not turn up.
-    fn charge_kept(&mut self) {
-        let uncharged = self.kept.iter_mut().filter(|kept| !kept.charged);
-        let missing: Vec<(VmKey, u64)> = uncharged
-            .map(|kept| {
-                kept.charged = true;
-                (kept.vm, kept.bytes)
-            })
-            .collect();
-        for (vm, bytes) in missing {
-            let done = self.ledger.keep(vm, bytes);
+            let done = self.ledger.keep(vm, missing);
             self.must(vm, done);
+            self.kept.push(Kept { vm, bytes: missing, importers, reported: false });
             self.touched.insert(vm);
         }
+        self.forget_leaving();
     }
 
     /// Ends charges for kept memory as far as the unit has more than it had without it; reports the others. Which VM's came
@@ -128,18 +110,14 @@ impl Custody {
         let mut left = more;
         let mut back = Vec::new();
         self.kept.retain_mut(|kept| {
-            // What only seemed to be missing is there whoever may still have it.
-            if kept.importers.is_empty() || !kept.charged {
+            if kept.importers.is_empty() {
                 let bytes = kept.bytes.min(left);
                 left -= bytes;
                 kept.bytes -= bytes;
-                if kept.charged {
-                    back.push((kept.vm, bytes));
-                }
+                back.push((kept.vm, bytes));
             }
             kept.bytes > 0
         });
-        self.charge_kept();
         for (vm, bytes) in back {
             let done = self.ledger.release(vm, bytes);
             self.must(vm, done);

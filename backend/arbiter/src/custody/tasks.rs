@@ -411,8 +411,7 @@ impl Custody {
             Outcome::Moved { back, made, free } => {
                 self.growth.set_free(free);
                 if let Some(Busy::Move { vm, bytes, importers }) = busy {
-                    let made = made.iter().map(|class| class.bytes()).sum();
-                    self.moved(vm, bytes, importers, back, made);
+                    self.moved(vm, bytes, importers, back);
                 }
                 self.insert(&made)
             }
