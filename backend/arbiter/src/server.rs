@@ -27,7 +27,7 @@ use rustix::{
 };
 use sluice_driver::Driver;
 use sluice_protocol::{
-    control::{ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, ToArbiter, codec},
+    control::{ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Shares, ToArbiter, codec},
     custody::Answer,
     limits,
 };
@@ -36,7 +36,7 @@ use sluice_shared_memory::socket;
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     path::Path,
-    sync::Arc,
+    sync::{Arc, Once},
     time::{Duration, Instant},
 };
 
@@ -352,8 +352,19 @@ impl Server {
                     Err(error) => tracing::error!(%error, "the inventory cannot be asked"),
                 }
             }
-            // The unit's time is not shared out yet.
-            ToArbiter::Shares { .. } => {}
+            ToArbiter::Shares { vm, weight, priority, cap, guarantee, hang, .. } => {
+                let usual = Shares::default();
+                let said = (weight, priority, cap, guarantee, hang);
+                if said != (usual.weight, usual.priority as u32, usual.cap, usual.guarantee, usual.hang) {
+                    static SAID: Once = Once::new();
+                    SAID.call_once(|| {
+                        tracing::warn!(
+                            vm,
+                            "a unit's time is not shared out yet: what VMs may have of it has no effect"
+                        );
+                    });
+                }
+            }
             other => self.custody.command(other, now),
         }
     }
