@@ -190,47 +190,24 @@ impl Registry {
 
     fn unit_metrics(&self, shown: &mut Snapshot) {
         let label = |number: u32| vec![("unit", number.to_string())];
-        let memory = |figure: fn(UnitReport) -> u64| {
+        type Figure = fn(UnitReport) -> u64;
+        let memory: [(&str, &str, Figure); 6] = [
+            ("sluice_unit_memory_total", "Device memory in custody", |unit| unit.total),
+            ("sluice_unit_memory_lent", "Device memory lent to VMs", |unit| unit.lent),
+            ("sluice_unit_memory_clean", "Device memory that can be lent", |unit| unit.clean),
+            ("sluice_unit_memory_dirty", "Device memory that waits to be scrubbed", |unit| unit.dirty),
+            ("sluice_unit_memory_headroom", "Device memory left to the driver", |unit| unit.headroom),
+            (
+                "sluice_unit_memory_suspect",
+                "Device memory that could not be proven clean and is not lent any more",
+                |unit| unit.suspect,
+            ),
+        ];
+        for (name, help, figure) in memory {
             let known = self.units.iter().filter_map(|unit| Some((unit.number(), unit.last()?)));
-            known.map(|(unit, report)| (label(unit), number(figure(report)))).collect()
-        };
-        let bytes = || Some(Unit::Bytes);
-        shown.gauge(
-            "sluice_unit_memory_total",
-            bytes(),
-            "Device memory in custody",
-            memory(|unit| unit.total),
-        );
-        shown.gauge(
-            "sluice_unit_memory_lent",
-            bytes(),
-            "Device memory lent to VMs",
-            memory(|unit| unit.lent),
-        );
-        shown.gauge(
-            "sluice_unit_memory_clean",
-            bytes(),
-            "Device memory that can be lent",
-            memory(|unit| unit.clean),
-        );
-        shown.gauge(
-            "sluice_unit_memory_dirty",
-            bytes(),
-            "Device memory that waits to be scrubbed",
-            memory(|unit| unit.dirty),
-        );
-        shown.gauge(
-            "sluice_unit_memory_headroom",
-            bytes(),
-            "Device memory left to the driver",
-            memory(|unit| unit.headroom),
-        );
-        shown.gauge(
-            "sluice_unit_memory_suspect",
-            bytes(),
-            "Device memory that could not be proven clean and is not lent any more",
-            memory(|unit| unit.suspect),
-        );
+            let figures = known.map(|(unit, report)| (label(unit), number(figure(report)))).collect();
+            shown.gauge(name, Some(Unit::Bytes), help, figures);
+        }
         let mut states = Vec::new();
         for unit in self.units.iter() {
             let state = match (self.checkpoint.quarantine(unit.number()), unit.lendable()) {
