@@ -5,8 +5,6 @@
 //! That holds for changes above all: one whose answer did not come may have happened or not, and only the list of
 //! instances says which.
 
-#![allow(dead_code, reason = "what the management interface asks for is asked from there")]
-
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
@@ -46,8 +44,6 @@ const PULSE: Duration = Duration::from_secs(2);
 const START: Duration = Duration::from_secs(10);
 /// How long a change of instances may take: the driver clears memory, and restarts engines.
 const CHANGE: Duration = Duration::from_secs(30);
-/// How long switching division into instances may take: the driver resets the device.
-const SWITCH: Duration = Duration::from_secs(60);
 /// Entries of any list that are asked for.
 const ENTRIES: u32 = 256;
 /// Restarts at once, and per second in the long run.
@@ -206,22 +202,6 @@ impl Inventory {
         }
     }
 
-    /// Total and used bytes of a device, or of an instance of it.
-    pub(crate) async fn memory(&self, device: u32, instance: u32) -> Result<(u64, u64), AskError> {
-        match self.question(|serial| ToInventory::Memory { serial, unit: device, instance }).await? {
-            FromInventory::Memory { total, used, .. } => Ok((total, used)),
-            _ => Err(AskError::Malformed),
-        }
-    }
-
-    /// How busy the kernels and the memory of a device, or of an instance of it, were since the last question, in percent.
-    pub(crate) async fn utilization(&self, device: u32, instance: u32) -> Result<(u32, u32), AskError> {
-        match self.question(|serial| ToInventory::Utilization { serial, unit: device, instance }).await? {
-            FromInventory::Utilization { gpu, memory, .. } => Ok((gpu, memory)),
-            _ => Err(AskError::Malformed),
-        }
-    }
-
     /// What a device can be divided into; nothing where it cannot.
     pub(crate) async fn kinds(&self, device: u32) -> Result<Vec<Kind>, AskError> {
         let mut kinds = Vec::new();
@@ -245,14 +225,6 @@ impl Inventory {
         Err(AskError::Malformed)
     }
 
-    /// How many more instances of a profile the driver would make now.
-    pub(crate) async fn capacity(&self, device: u32, profile: u32) -> Result<u32, AskError> {
-        match self.question(|serial| ToInventory::Capacity { serial, unit: device, profile }).await? {
-            FromInventory::Capacity { count, .. } => Ok(count),
-            _ => Err(AskError::Malformed),
-        }
-    }
-
     /// The instances there are, whoever made them.
     pub(crate) async fn instances(&self, device: u32) -> Result<Vec<Instance>, AskError> {
         let mut instances = Vec::new();
@@ -270,7 +242,7 @@ impl Inventory {
     pub(crate) async fn create(&self, device: u32, profile: u32, place: Place) -> Result<Instance, AskError> {
         let (start, size) = (place.start.into(), place.size.into());
         let request = |serial| ToInventory::Create { serial, unit: device, profile, start, size };
-        match self.change(CHANGE, request).await? {
+        match self.change(request).await? {
             FromInventory::Instance { instance, .. } => Ok(instance),
             _ => Err(AskError::Malformed),
         }
@@ -280,15 +252,7 @@ impl Inventory {
     pub(crate) async fn destroy(&self, device: u32, instance: &Instance) -> Result<(), AskError> {
         let &Instance { gpu: instance, profile, start, size, .. } = instance;
         let request = |serial| ToInventory::Destroy { serial, unit: device, instance, profile, start, size };
-        match self.change(CHANGE, request).await? {
-            FromInventory::Done { .. } => Ok(()),
-            _ => Err(AskError::Malformed),
-        }
-    }
-
-    /// Switches division into instances on or off; [`Inventory::health`] says whether it has become so already.
-    pub(crate) async fn set_mig(&self, device: u32, on: bool) -> Result<(), AskError> {
-        match self.change(SWITCH, |serial| ToInventory::SetMig { serial, unit: device, on }).await? {
+        match self.change(request).await? {
             FromInventory::Done { .. } => Ok(()),
             _ => Err(AskError::Malformed),
         }
@@ -312,14 +276,10 @@ impl Inventory {
     }
 
     /// Asks for a change, during which it may be silent, and gives it up when it is for too long.
-    async fn change(
-        &self,
-        limit: Duration,
-        request: impl FnOnce(u64) -> ToInventory,
-    ) -> Result<FromInventory, AskError> {
-        let until = Instant::now() + limit;
+    async fn change(&self, request: impl FnOnce(u64) -> ToInventory) -> Result<FromInventory, AskError> {
+        let until = Instant::now() + CHANGE;
         self.busy.set(self.busy.get().max(Some(until)));
-        let answer = self.understand(limit, request).await;
+        let answer = self.understand(CHANGE, request).await;
         if self.busy.get() == Some(until) {
             self.busy.set(None);
         }
