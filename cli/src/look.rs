@@ -116,11 +116,21 @@ pub(crate) fn usage(arguments: &Asked) -> Result<()> {
                 who.to_owned(),
                 text(&used["id"]),
                 format!("{:.1} s", number("gpu_seconds")),
-                format!("{:.3} GiB·h", number("memory_byte_seconds") / f64::from(1 << 30) / 3600.0),
+                memory_time(number("memory_byte_seconds")),
                 format!("{:.0} s", number("seconds")),
                 text(&used["sessions"]),
             ]);
         }
         table.to_string()
     })
+}
+
+/// Memory over time, in a unit that shows something.
+fn memory_time(byte_seconds: f64) -> String {
+    let gib_seconds = byte_seconds / f64::from(1 << 30);
+    if gib_seconds < 360.0 {
+        format!("{gib_seconds:.2} GiB·s")
+    } else {
+        format!("{:.2} GiB·h", gib_seconds / 3600.0)
+    }
 }

@@ -71,38 +71,6 @@ impl Host {
         self.process.id()
     }
 
-    /// Asks the daemon something, as an operator would: a command of `sluice` and its arguments.
-    ///
-    /// # Errors
-    /// When it is refused.
-    pub fn operate(&self, binaries: &Binaries, command: &str, arguments: &[&str]) -> Result<Finished> {
-        let mut operator = Command::new(binaries.get("sluice")?);
-        operator.arg(command).arg("--dir").arg(self.folder.path()).args(arguments);
-        run(&mut operator, START)
-    }
-
-    /// A program of this host as the VM `vm` of the same backend, which was started as `vm,direct`.
-    ///
-    /// # Errors
-    /// When the libraries are not there.
-    pub fn beside(&self, binaries: &Binaries, vm: u32, program: &Path) -> Result<Command> {
-        let libraries = self.folder.path().join(format!("libraries-{vm}"));
-        std::fs::create_dir_all(&libraries).context("creating a folder for libraries")?;
-        for (library, name) in
-            [("libsluice_guest.so", "libcuda.so.1"), ("libsluice_guest_nvml.so", "libnvidia-ml.so.1")]
-        {
-            let link = libraries.join(name);
-            if !link.exists() {
-                std::os::unix::fs::symlink(binaries.get(library)?, &link)
-                    .with_context(|| format!("linking {name}"))?;
-            }
-        }
-        let mut command = Command::new(program);
-        command.env("LD_LIBRARY_PATH", libraries).env("SLUICE_TRANSPORT", "direct");
-        command.env("SLUICE_SOCKET", self.folder.path().join(format!("vm-{vm}.sock")));
-        Ok(command)
-    }
-
     /// Everything it has printed.
     #[must_use]
     pub fn printed(&self) -> String {

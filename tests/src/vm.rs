@@ -117,6 +117,8 @@ pub enum Gpu {
     Plain,
     /// `vhost-user-gpu-pci` on the socket of a running `sluice-device`.
     VhostUser(PathBuf),
+    /// What the management API says that QEMU has to be told: guest memory, which goes before that of the machine, and device.
+    Arguments(Vec<String>),
 }
 
 /// What to boot.
@@ -158,20 +160,13 @@ impl Machine {
 
     /// QEMU's arguments, all of them.
     fn arguments(&self, kernel: &Kernel, accelerator: Accelerator, files: &Files) -> Vec<String> {
-        let memory = self.memory_mib;
-        let pages = if self.huge_pages { ",hugetlb=on,hugetlbsize=2M" } else { "" };
         let mut arguments: Vec<String> = [
             "-machine",
-            &format!("q35,accel={},memory-backend=mem0", accelerator.name()),
+            &format!("q35,accel={}", accelerator.name()),
             "-cpu",
             accelerator.cpu(),
             "-smp",
             &self.cpus.to_string(),
-            "-m",
-            &format!("{memory}M"),
-            // The device maps guest memory, so it must be a file that can be shared.
-            "-object",
-            &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on{pages}"),
             "-nodefaults",
             "-no-user-config",
             "-display",
@@ -198,6 +193,10 @@ impl Machine {
         .to_vec();
         let outputs = kernel.series.max_outputs();
         match &self.gpu {
+            Gpu::Arguments(given) => {
+                arguments.extend(given.iter().cloned());
+                return arguments;
+            }
             Gpu::None => {}
             Gpu::Plain => {
                 arguments.extend(["-device".to_owned(), "virtio-gpu-pci".to_owned()]);
@@ -209,6 +208,17 @@ impl Machine {
                 format!("vhost-user-gpu-pci,chardev=gpu,max_outputs={outputs}"),
             ]),
         }
+        let memory = self.memory_mib;
+        let pages = if self.huge_pages { ",hugetlb=on,hugetlbsize=2M" } else { "" };
+        arguments.extend([
+            "-m".to_owned(),
+            format!("{memory}M"),
+            "-machine".to_owned(),
+            "memory-backend=mem0".to_owned(),
+            // The device maps guest memory, so it must be a file that can be shared.
+            "-object".to_owned(),
+            format!("memory-backend-memfd,id=mem0,size={memory}M,share=on{pages}"),
+        ]);
         arguments
     }
 }

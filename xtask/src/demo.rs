@@ -1,23 +1,30 @@
-//! `cargo xtask demo`: CUDA programs in a Debian guest, remoted through Sluice, beside the same programs on the host.
+//! `cargo xtask demo`: two Debian VMs share a GPU that neither of them has, as an operator would have them do it.
+//!
+//! Everything is asked of the management API, by the command line that users have, and everything that is claimed is
+//! checked: the demo fails where the system does.
+
+mod checks;
+mod operator;
+mod programs;
+mod tenant;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
-use clap::{Args, ValueEnum};
+use anyhow::{Context as _, Result};
+use serde_json::Value;
 use sluice_tests::debian::{Kernel, Series};
-use sluice_tests::host::{Host, run_native};
-use sluice_tests::image::Image;
 use sluice_tests::paths::Binaries;
-use sluice_tests::process;
 use sluice_tests::programs::Program;
 use sluice_tests::progress::step;
-use sluice_tests::vm::{Completed, Gpu, Guest, GuestCommand, Machine};
+use sluice_tests::vm::Guest;
 
 use crate::cargo::{cargo, run_visibly, target_folder};
-use crate::custody;
 use crate::setup;
 
-const PROGRAM: Duration = Duration::from_secs(120);
+use checks::Checks;
+use operator::Operator;
+use programs::{Finished, LIMIT, Programs};
+use tenant::{Tenant, Wanted};
 
 /// What a demo needs of the workspace. With `SLUICE_BINARIES` set, what lies there is used as it is.
 const PACKAGES: &[&str] = &[
@@ -34,134 +41,50 @@ const PACKAGES: &[&str] = &[
     "sluice-tests",
 ];
 
-/// In the order in which they are shown.
-const PROGRAMS: &[(&str, &str)] = &[
-    ("device_query", "what a program learns about its device"),
-    ("management", "what a monitor learns about it"),
-    ("vector_add", "c = a + b"),
-    ("matmul_tiled", "matrix product with tiles in shared memory"),
-    ("reduction", "sum and maximum with shuffles, shared memory, atomics"),
-    ("histogram", "atomics and compare-and-swap"),
-    ("symbols", "constant and global variables"),
-    ("memory", "allocations, fills, copies of every shape"),
-    ("streams", "streams, events, pinned memory"),
-    ("threads", "several host threads"),
-    ("driver_api", "the driver interface without the runtime"),
-    ("errors", "what is refused, and a fault that stays"),
-    ("mandelbrot", "a picture"),
+/// The VMs: one has twice the memory, and three times the share of GPU time, of the other.
+const WANTED: [(Wanted, Series); 2] = [
+    (Wanted { name: "analysis", quota: "512", weight: 300 }, Series::V6_12),
+    (Wanted { name: "batch", quota: "256", weight: 100 }, Series::V6_1),
 ];
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum KernelSeries {
-    #[value(name = "6.1")]
-    V6_1,
-    #[value(name = "6.12")]
-    V6_12,
-}
-
-/// Boot a Debian guest with a Sluice GPU and run CUDA programs in it.
-#[derive(Debug, Args)]
-pub(crate) struct Options {
-    /// Series of the guest's kernel.
-    #[arg(long, value_enum, default_value = "6.12")]
-    kernel: KernelSeries,
-}
-
-/// One program, here and there.
-struct Row {
-    name: &'static str,
-    native: Finished,
-    remote: Finished,
-}
-
-/// How a program ended, wherever it ran.
-struct Finished {
-    stdout: String,
-    stderr: String,
-    succeeded: bool,
-    elapsed: Duration,
-}
-
-impl From<process::Finished> for Finished {
-    fn from(finished: process::Finished) -> Self {
-        let process::Finished { status, stdout, stderr, elapsed } = finished;
-        Self { stdout, stderr, succeeded: status.success(), elapsed }
-    }
-}
-
-impl From<Completed> for Finished {
-    fn from(completed: Completed) -> Self {
-        let succeeded = completed.success();
-        let Completed { stdout, stderr, elapsed, .. } = completed;
-        Self { stdout, stderr, succeeded, elapsed }
-    }
-}
-
-impl Finished {
-    /// The program's own word, backed by its exit status.
-    fn check(&self) -> &'static str {
-        match self.stdout.lines().last() {
-            Some("PASS") if self.succeeded => "PASS",
-            _ => "FAIL",
-        }
-    }
-}
-
-impl Row {
-    fn same_output(&self) -> bool {
-        self.native.stdout == self.remote.stdout
-    }
-
-    fn is_good(&self) -> bool {
-        self.native.check() == "PASS" && self.remote.check() == "PASS" && self.same_output()
-    }
-}
-
-/// Runs the demo; true when every program's check held on both sides and both said the same.
-pub(crate) fn run(options: &Options) -> Result<bool> {
-    println!("Sluice demo: a Debian guest computes on a GPU it does not have\n\n1. Setting up");
-    let result = prepare(options).and_then(|stage| {
-        let started = Instant::now();
-        show(&stage).map(|good| (good, started.elapsed()))
-    });
-    match result {
-        Ok((true, elapsed)) => {
-            println!(
-                "\ndemo: PASS ({} programs, same output natively and in the VM; quota, scrub and fence hold; {:.0} s)",
-                PROGRAMS.len(),
-                elapsed.as_secs_f64()
-            );
-            Ok(true)
-        }
-        Ok((false, elapsed)) => {
-            println!("\ndemo: FAIL (see above, {:.0} s)", elapsed.as_secs_f64());
-            Ok(false)
-        }
-        Err(error) => {
-            println!("\n{error:#}\n\ndemo: FAIL (the error is above)");
-            Ok(false)
-        }
-    }
-}
+/// How long a program of a fenced VM may wait for its error: what is promised, and room for a guest that is emulated.
+const ERROR: Duration = Duration::from_secs(5);
 
 /// Everything that is needed before the clock runs.
 struct Stage {
     binaries: Binaries,
-    kernel: Kernel,
+    kernels: [Kernel; 2],
     programs: Vec<Program>,
 }
 
-fn prepare(options: &Options) -> Result<Stage> {
+/// Runs the demo; true when everything was as it has to be.
+pub(crate) fn run() -> Result<bool> {
+    println!("Sluice demo: two Debian VMs compute on a GPU that neither of them has\n\n1. Setting up");
+    let mut checks = Checks::default();
+    let (result, elapsed) = match prepare() {
+        Ok(stage) => {
+            let started = Instant::now();
+            (show(&stage, &mut checks), started.elapsed())
+        }
+        Err(error) => (Err(error), Duration::ZERO),
+    };
+    println!("\nWhat was checked\n{}", checks.list());
+    let good = result.is_ok() && checks.all_hold();
+    if let Err(error) = &result {
+        println!("It ended early: {error:#}\n");
+    }
+    let word = if good { "PASS" } else { "FAIL" };
+    println!("demo: {word} ({} checks, {:.0} s)", checks.count(), elapsed.as_secs_f64());
+    Ok(good)
+}
+
+fn prepare() -> Result<Stage> {
     let programs = setup::prepare()?;
     let binaries = match std::env::var_os("SLUICE_BINARIES") {
         Some(folder) => Binaries::at(folder.into()),
         None => build()?,
     };
-    let series = match options.kernel {
-        KernelSeries::V6_1 => Series::V6_1,
-        KernelSeries::V6_12 => Series::V6_12,
-    };
-    Ok(Stage { binaries, kernel: Kernel::fetch(series)?, programs })
+    let [(_, one), (_, two)] = WANTED;
+    Ok(Stage { binaries, kernels: [Kernel::fetch(one)?, Kernel::fetch(two)?], programs })
 }
 
 fn build() -> Result<Binaries> {
@@ -175,125 +98,195 @@ fn build() -> Result<Binaries> {
     Ok(Binaries::at(target_folder()?.join("release")))
 }
 
-fn show(stage: &Stage) -> Result<bool> {
-    println!("\n2. The same programs on this host, straight on the software GPU");
-    let mut natives = Vec::new();
-    for &(name, what) in PROGRAMS {
-        let program = find(&stage.programs, name)?;
-        let finished: Finished = run_native(&stage.binaries, &program.path, &[], PROGRAM)?.into();
-        println!("     {name:<14} {:>7.2} s  {}  {what}", finished.elapsed.as_secs_f64(), finished.check());
-        natives.push((name, finished));
-    }
-
-    println!("\n3. Booting Debian's kernel {} with a vhost-user GPU", stage.kernel.version);
-    let options = custody::options();
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    let host = Host::start_with(&stage.binaries, stage.kernel.series, &options, &[])?;
-    step(format!("host side is ready, socket {}", host.socket().display()));
-    let good = in_guest(stage, &host, natives)
-        .with_context(|| format!("the host side said:\n{}\n", process::tail(&host.printed(), 30)))?;
-    host.stop().context("ending the host side")?;
-    step("guest and host side have ended in good order");
-    Ok(good)
+fn show(stage: &Stage, checks: &mut Checks) -> Result<()> {
+    println!("\n2. CUDA programs on this host, straight on a GPU in software");
+    let programs = Programs::run_natively(&stage.binaries, &stage.programs)?;
+    println!("\n3. The daemon that shares a GPU out");
+    let operator = Operator::start(&stage.binaries)?;
+    on_host(stage, &operator, &programs, checks).inspect_err(|_| {
+        print!("\nThe last that sluiced and its processes said\n{}", operator::indented(&operator.printed()));
+    })?;
+    println!("   and sluiced ends");
+    checks.expect("sluiced ends in good order, and the VMs before it", operator.stop()?);
+    Ok(())
 }
 
-fn in_guest(stage: &Stage, host: &Host, natives: Vec<(&'static str, Finished)>) -> Result<bool> {
-    let image = Image::with_sluice(&stage.kernel, &stage.binaries, &stage.programs)?;
-    let machine = Machine { gpu: Gpu::VhostUser(host.socket().to_path_buf()), ..Machine::new("demo") };
-    let booting = Instant::now();
-    let guest = Guest::boot(&machine, &stage.kernel, &image)?;
-    step(format!("booted in {:.1} s ({})", booting.elapsed().as_secs_f64(), guest.accelerator().name()));
-    ensure!(
-        guest.hello()?.render_node,
-        "the guest has no render node:\n{}",
-        process::tail(&guest.console(), 30)
-    );
-    let identity = guest.run("id -un; id -Gn; ls -l /dev/dri/renderD128")?.expect_success()?;
-    step(format!("programs run as: {}", identity.stdout.trim().replace('\n', "; ")));
+fn on_host(stage: &Stage, operator: &Operator, programs: &Programs<'_>, checks: &mut Checks) -> Result<()> {
+    operator.show(&["units"])?;
 
-    println!("\n4. The programs in the guest, every CUDA call remoted");
-    let mut rows = Vec::new();
-    for (name, native) in natives {
-        let remote: Finished = guest.start(&GuestCommand::program(&[name]).limit(PROGRAM))?.wait()?.into();
-        let row = Row { name, native, remote };
-        print_row(&row);
-        rows.push(row);
+    println!("\n4. Two VMs, made through the management API and booted with the arguments it answers");
+    operator.show(&["organisation", "set", "acme", "--memory", "1GiB"])?;
+    let [one, two] = &WANTED;
+    let made = [
+        tenant::create(operator, &one.0, &stage.kernels[0])?,
+        tenant::create(operator, &two.0, &stage.kernels[1])?,
+    ];
+    operator.show(&["list"])?;
+    // Both at once: two cores are there for it.
+    let [analysis, batch] = std::thread::scope(|scope| {
+        let boot = |vm: usize| {
+            let (made, kernel) = (&made[vm], &stage.kernels[vm]);
+            scope.spawn(move || Tenant::boot(made, kernel, &stage.binaries, &stage.programs))
+        };
+        [boot(0), boot(1)].map(|booting| {
+            booting.join().unwrap_or_else(|_| Err(anyhow::anyhow!("who boots a VM has panicked")))
+        })
+    });
+    let (analysis, batch) = (analysis?, batch?);
+    let identity = analysis.guest.run("id -un; id -Gn; ls -l /dev/dri/renderD128")?.expect_success()?;
+    step(format!("programs run there as: {}", identity.stdout.trim().replace('\n', "; ")));
+
+    println!("\n5. The same programs in both VMs at the same time, every CUDA call made by this host");
+    programs.run_in([&analysis, &batch], checks)?;
+    programs.run_together([&analysis, &batch], checks)?;
+
+    println!("\n6. A quota holds to the byte; what one VM leaves behind reaches no other");
+    quota(operator, &analysis, &batch, checks)?;
+    remnants(operator, &analysis, &batch, checks)?;
+
+    println!("\n7. A fence takes everything from one VM, and nothing from the other");
+    fence(operator, &analysis, &batch, checks)?;
+
+    println!("\n8. What was used");
+    usage(operator, checks)?;
+
+    println!("\n9. The end");
+    for tenant in [analysis, batch] {
+        let name = tenant.name;
+        Guest::power_off(tenant.guest).with_context(|| format!("powering {name} off"))?;
+        operator.show(&["delete", name])?;
     }
-    let together = two_at_once(&guest, &stage.binaries, find(&stage.programs, "vector_add")?)?;
-    summarise(&rows);
-    let custody = custody::show(&guest, host, &stage.binaries, &stage.programs)?;
-    guest.power_off().context("powering the guest off")?;
-    Ok(together && custody && rows.iter().all(Row::is_good))
+    let left = operator.json(&["list"])?;
+    checks.expect("no VM is left", left["vms"].as_array().is_some_and(Vec::is_empty));
+    Ok(())
 }
 
-fn find<'a>(programs: &'a [Program], name: &str) -> Result<&'a Program> {
-    programs
-        .iter()
-        .find(|program| program.name == name)
-        .with_context(|| format!("{name}.cu has been removed"))
-}
-
-fn print_row(row: &Row) {
-    println!("   {}", row.name);
-    let lines: Vec<&str> = row.remote.stdout.lines().collect();
-    for line in &lines {
-        println!("     | {line}");
-    }
-    if !row.is_good() {
-        println!("     natively it said:");
-        for line in row.native.stdout.lines().chain(row.native.stderr.lines()) {
-            println!("     < {line}");
-        }
-        for line in row.remote.stderr.lines() {
-            println!("     ! {line}");
-        }
-    }
-}
-
-/// Two processes with different data share the GPU; neither may see the other.
-fn two_at_once(guest: &Guest, binaries: &Binaries, program: &Program) -> Result<bool> {
-    println!("   two processes at once");
-    let arguments = [["200000", "11"], ["200000", "12"]];
-    let mut expected = Vec::new();
-    for [elements, seed] in arguments {
-        expected.push(run_native(binaries, &program.path, &[elements, seed], PROGRAM)?.stdout);
-    }
-    let start = |[elements, seed]: [&str; 2]| {
-        guest.start(&GuestCommand::program(&["vector_add", elements, seed]).limit(PROGRAM))
+/// Both VMs take memory until they are refused; then one may have more, while it runs.
+fn quota(operator: &Operator, analysis: &Tenant, batch: &Tenant, checks: &mut Checks) -> Result<()> {
+    let mut refused = |tenant: &Tenant, mebibytes: &str| -> Result<()> {
+        let finished = programs::show(tenant, &["quota", mebibytes])?;
+        let taken = finished.stdout.contains("then cudaErrorMemoryAllocation") && finished.passed();
+        let what =
+            format!("{} gets {mebibytes} MiB; more is refused (CUDA_ERROR_OUT_OF_MEMORY)", tenant.name);
+        checks.expect(what, taken);
+        settle(operator)
     };
-    let running = [start(arguments[0])?, start(arguments[1])?];
-    let mut good = true;
-    for (process, expected) in running.into_iter().zip(expected) {
-        let finished: Finished = process.wait()?.into();
-        let same = finished.stdout == expected;
-        good &= same && finished.check() == "PASS";
-        let word = if same { "same as natively" } else { "NOT THE SAME as natively" };
-        println!(
-            "     | {} — {word}, {:.2} s",
-            finished.stdout.trim().replace('\n', " — "),
-            finished.elapsed.as_secs_f64()
-        );
-        for line in finished.stderr.lines().filter(|_| !same) {
-            println!("     ! {line}");
-        }
-    }
-    Ok(good)
+    let [one, two] = &WANTED;
+    refused(analysis, one.0.quota)?;
+    refused(batch, two.0.quota)?;
+    operator.tell(&["update", batch.name, "--memory", "320MiB"])?;
+    refused(batch, "320")
 }
 
-fn summarise(rows: &[Row]) {
-    println!(
-        "\n   {:<14} {:>8} {:>9}   {:>8} {:>9}   same output",
-        "program", "native", "check", "in VM", "check"
+fn remnants(operator: &Operator, analysis: &Tenant, batch: &Tenant, checks: &mut Checks) -> Result<()> {
+    let left = programs::show(analysis, &["remnant", "leave"])?;
+    checks.expect(
+        "a program leaves a tag in all it can get, and is killed",
+        left.stdout.contains("a tag stands"),
     );
-    for row in rows {
-        println!(
-            "   {:<14} {:>6.2} s {:>9}   {:>6.2} s {:>9}   {}",
-            row.name,
-            row.native.elapsed.as_secs_f64(),
-            row.native.check(),
-            row.remote.elapsed.as_secs_f64(),
-            row.remote.check(),
-            if row.same_output() { "yes" } else { "NO" }
-        );
+    settle(operator)?;
+    // Nearly all there is: most of what held the tags must be among it.
+    operator.tell(&["update", analysis.name, "--memory", "32MiB"])?;
+    operator.tell(&["update", batch.name, "--memory", "1GiB"])?;
+    let found = programs::show(batch, &["remnant", "find"])?;
+    let read = found.stdout.starts_with("1022 MiB read: 0 tags found");
+    checks.expect(
+        "the other VM gets nearly all of the GPU's memory, and finds none of it",
+        read && found.passed(),
+    );
+    settle(operator)
+}
+
+/// Waits until no VM has memory of the GPU: a program that has ended is a little ahead of its worker.
+fn settle(operator: &Operator) -> Result<()> {
+    let is_idle = |vm: &Value| {
+        let sessions = vm["sessions"].as_array().is_some_and(Vec::is_empty);
+        let mut units = vm["units"].as_array().into_iter().flatten();
+        sessions
+            && units.all(|unit| unit["lent_bytes"] == 0 && unit["holders"] == 0 && unit["dirty_bytes"] == 0)
+    };
+    // A list is as of the last second; a VM that is asked for by name, as of now.
+    for (wanted, _) in &WANTED {
+        operator.wait("what programs had comes back", &["show", wanted.name], is_idle)?;
     }
+    Ok(())
+}
+
+fn fence(operator: &Operator, analysis: &Tenant, batch: &Tenant, checks: &mut Checks) -> Result<()> {
+    let neighbour = programs::start(analysis, &["neighbour", "forever"])?;
+    neighbour.wait_for_output("computing", LIMIT)?;
+    let waiting = programs::start(batch, &["bereft", "killed"])?;
+    waiting.wait_for_output("waiting", LIMIT)?;
+    println!("   a program in each VM: one computes on and on, one waits for the GPU");
+    live_table(operator, checks)?;
+
+    let started = Instant::now();
+    let (fenced, ended) = std::thread::scope(|scope| {
+        let ended = scope.spawn(|| waiting.wait().map(|ended| (Finished::from(ended), started.elapsed())));
+        let fenced = operator.show(&["fence", batch.name, "--reason", "demo"]);
+        (fenced, ended.join())
+    });
+    // The command fails unless the VM is quarantined and everything of it is clean.
+    fenced?;
+    let (ended, elapsed) = ended.map_err(|_| anyhow::anyhow!("who waits for a program has panicked"))??;
+    println!("   what {}'s program says", batch.name);
+    print!("{}", operator::indented(&ended.stdout));
+    let what = format!("its program has an error after {} ms, not a hang", elapsed.as_millis());
+    checks.expect(what, ended.passed() && elapsed < ERROR);
+    let vm = operator.json(&["show", batch.name])?;
+    let clean = vm["fence"]["step"] == "quarantined" && vm["fence"]["clean"] == true;
+    checks.expect("the fenced VM has nothing, and everything it had is clean", clean);
+    let refused = programs::show(batch, &["vector_add"])?;
+    checks.expect("it gets nothing while it is fenced", !refused.succeeded);
+
+    let vm = operator.json(&["show", analysis.name])?;
+    let runs = vm["sessions"].as_array().is_some_and(|sessions| sessions.len() == 1);
+    neighbour.signal(rustix::process::Signal::USR1)?;
+    let finished = Finished::from(neighbour.wait()?);
+    let rounds = finished.stderr.trim().to_owned();
+    let what = format!("the other VM's program has computed on all the while ({rounds}, none of them wrong)");
+    checks.expect(what, runs && finished.passed());
+
+    operator.show(&["readmit", batch.name])?;
+    let works = programs::show(batch, &["vector_add"])?;
+    checks.expect("admitted again, it computes again", works.passed());
+    settle(operator)
+}
+
+/// Both VMs with their shares, while both compute.
+fn live_table(operator: &Operator, checks: &mut Checks) -> Result<()> {
+    let frame = operator.watch()?;
+    let shows = WANTED.iter().all(|(wanted, _)| {
+        let line = frame.lines().find(|line| line.split_whitespace().next() == Some(wanted.name));
+        let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
+        let weight = wanted.weight.to_string();
+        words.get(1) == Some(&"running") && words.get(2) == Some(&"1") && words.contains(&weight.as_str())
+    });
+    checks.expect("the live table has both VMs, a session each, with their weights", shows);
+    Ok(())
+}
+
+fn usage(operator: &Operator, checks: &mut Checks) -> Result<()> {
+    // Every program was a session at least: all of them and two at once, then those of quota, remnants and fence.
+    let least = [18, 20];
+    let of = |usage: &Value, name: &str| -> Option<(u64, f64)> {
+        let vms = usage["vms"].as_array()?;
+        let vm = vms.iter().find(|vm| vm["id"] == name)?;
+        Some((vm["sessions"].as_u64()?, vm["memory_byte_seconds"].as_f64()?))
+    };
+    let is_booked = |usage: &Value| {
+        WANTED.iter().zip(least).all(|((wanted, _), least)| {
+            of(usage, wanted.name).is_some_and(|(sessions, memory)| sessions >= least && memory > 0.0)
+        })
+    };
+    let usage = operator.wait("what was used is booked", &["usage"], is_booked)?;
+    operator.show(&["usage"])?;
+    let memory = |list: &str| -> f64 {
+        let all = usage[list].as_array().into_iter().flatten();
+        all.filter_map(|used| used["memory_byte_seconds"].as_f64()).sum()
+    };
+    let (vms, organisations) = (memory("vms"), memory("organisations"));
+    let same = (vms - organisations).abs() <= vms * 1e-9;
+    checks.expect("sessions and memory of both VMs are booked, and add up to their organisation's", same);
+    Ok(())
 }

@@ -5,7 +5,6 @@
 mod api_page;
 mod bench;
 mod cargo;
-mod custody;
 mod demo;
 mod docs;
 mod fuzz;
@@ -35,8 +34,8 @@ struct Arguments {
 enum Command {
     /// Install what demo and tests need: Debian packages, guest kernels, the CUDA compiler.
     Setup,
-    /// Boot a Debian guest with a Sluice GPU and run CUDA programs in it, beside the same programs on the host.
-    Demo(demo::Options),
+    /// Boot two Debian VMs that share a GPU, run CUDA programs in them, and show what the management API does for them.
+    Demo,
     /// Run the tests and write target/test-run.json.
     Test(test::Options),
     /// Hold docs/SPECIFICATION.md against the tests it names and their verdicts in the last test run.
@@ -58,7 +57,7 @@ fn main() -> ExitCode {
     progress::enable();
     let result = match Arguments::parse().command {
         Command::Setup => setup::run(),
-        Command::Demo(options) => demo::run(&options),
+        Command::Demo => demo::run(),
         Command::Test(options) => test::run(&options),
         Command::Promises => promises::run(),
         Command::Fuzz(options) => fuzz::run(&options),

@@ -1,0 +1,52 @@
+//! What the demo checks, said when it is and once more at the end.
+
+/// Everything that was checked so far.
+#[derive(Debug, Default)]
+pub(super) struct Checks {
+    done: Vec<(String, bool)>,
+}
+
+impl Checks {
+    /// Notes whether something is as it has to be.
+    pub(super) fn expect(&mut self, what: impl Into<String>, holds: bool) {
+        let what = what.into();
+        println!("   {} {what}", word(holds));
+        self.done.push((what, holds));
+    }
+
+    /// Whether all of it was.
+    pub(super) fn all_hold(&self) -> bool {
+        !self.done.is_empty() && self.done.iter().all(|(_, holds)| *holds)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.done.len()
+    }
+
+    /// All of them, a line each.
+    pub(super) fn list(&self) -> String {
+        self.done.iter().map(|(what, holds)| format!("  {} {what}\n", word(*holds))).collect()
+    }
+}
+
+const fn word(holds: bool) -> &'static str {
+    if holds { "PASS" } else { "FAIL" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_does_not_hold_is_enough() {
+        let mut checks = Checks::default();
+        assert!(!checks.all_hold(), "nothing was checked");
+        checks.expect("one", true);
+        assert!(checks.all_hold());
+        checks.expect("two", false);
+        checks.expect("three", true);
+        assert!(!checks.all_hold());
+        assert_eq!((checks.count(), checks.list().as_str()), (3, "  PASS one\n  FAIL two\n  PASS three\n"));
+    }
+}
