@@ -6,9 +6,10 @@ use crate::{
     custody::Custody,
     dispatcher::{Dispatcher, Shared},
     exit::exit,
-    helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, tell},
+    helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, Tools, tell},
     lanes::Lanes,
     limit_log::limited,
+    memory::{Memory, Windows},
     notice::{Notice, Notices},
     provision::Provision,
     queue::Gate,
@@ -29,7 +30,7 @@ use sluice_shared_memory::socket;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
-    sync::Arc,
+    sync::{Arc, Mutex},
     thread,
 };
 
@@ -241,30 +242,26 @@ fn start(
     ));
     let gate = Arc::new(Gate::new());
 
-    let mut memory = MemoryHelper::new(
-        Arc::clone(&driver),
-        Arc::clone(session),
-        Arc::clone(&notices),
-        helper.clone(),
-        provision.clone(),
-        Arc::clone(control),
-        Arc::clone(attached),
-    );
+    let mut memory = Memory::new(provision.source(), Windows::new(Arc::clone(&driver)));
     if scrub {
-        memory.scrub_every_free();
+        memory.mapper().scrub_every_free();
     }
-    spawn("memory", session, move || memory.run(&inboxes.memory))?;
+    let memory = Arc::new(Mutex::new(memory));
+    let tools = Tools {
+        driver: Arc::clone(&driver),
+        session: Arc::clone(session),
+        notices: Arc::clone(&notices),
+        helper: helper.clone(),
+        provision: provision.clone(),
+    };
+    let memory_helper =
+        MemoryHelper::new(tools.clone(), Arc::clone(&memory), Arc::clone(control), Arc::clone(attached));
+    spawn("memory", session, move || memory_helper.run(&inboxes.memory))?;
     if let Some(custody) = provision.custody() {
         let (custody, listening, recalled) = (Arc::clone(custody), Arc::clone(session), helper.clone());
         spawn("custody", session, move || custody.listen(&listening, || recalled.recall()))?;
     }
-    let modules = ModuleHelper::new(
-        Arc::clone(&driver),
-        Arc::clone(session),
-        Arc::clone(&notices),
-        helper.clone(),
-        provision.clone(),
-    );
+    let modules = ModuleHelper::new(tools);
     spawn("modules", session, move || modules.run(&inboxes.modules))?;
     let looking = Arc::clone(&completion);
     spawn("completion", session, move || looking.run(cpus))?;
@@ -288,6 +285,7 @@ fn start(
         completion,
         gate,
         provision,
+        memory,
         helper: helper.clone(),
     };
     let dispatcher = Dispatcher::new(shared, submitter, cpus);

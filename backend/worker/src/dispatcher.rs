@@ -10,10 +10,11 @@ mod launch;
 use crate::{
     address::AddressMap,
     completion::{Completion, Current},
-    helper::{Helper, ModuleJob, Question},
+    helper::{Helper, MemoryJob, ModuleJob, Question},
     lanes::ContextRef,
     limit_log::limited,
     local::Local,
+    memory::SessionMemory,
     notice::{Notice, Notices},
     objects,
     provision::Provision,
@@ -33,7 +34,7 @@ use sluice_protocol::{
     record::{Header, NO_REPLY},
     ring::{Consumer, RingError},
 };
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Why the session ends by the guest's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -94,6 +95,7 @@ pub(crate) struct Shared {
     pub(crate) completion: Arc<Completion>,
     pub(crate) gate: Arc<Gate>,
     pub(crate) provision: Provision,
+    pub(crate) memory: Arc<Mutex<SessionMemory>>,
     pub(crate) helper: Helper,
 }
 
@@ -407,6 +409,12 @@ impl Dispatcher {
         }
     }
 
+    /// Whether everything that was posted has been submitted, so that nothing is overtaken by what is done now.
+    fn nothing_waits(&mut self) -> bool {
+        self.regain();
+        self.submitter.is_some() && self.shared.gate.is_open()
+    }
+
     /// Does something that must not overtake posted work.
     fn ordered(&mut self, item: Item) {
         if matches!(item, Item::Memory(_)) {
@@ -419,6 +427,30 @@ impl Dispatcher {
             Some(submitter) if gate.is_open() => perform(item, submitter, current, driver, session, helper),
             _ => gate.queue(submitter, item),
         }
+    }
+
+    /// Allocates in a group for the record's context; `None`: the helper does it and answers.
+    fn allocate(&mut self, header: &Header, group: u32, bytes: u64) -> Result<Option<u64>, Code> {
+        let objects::Context { context, device, .. } = self.context(header)?;
+        let at_hand =
+            self.memory_at_hand().and_then(|mut memory| memory.allocate_at_hand(group, device, bytes));
+        match at_hand {
+            Some(address) => self.map.allocated(address, bytes, context),
+            None => self.shared.helper.memory(MemoryJob::Allocate {
+                to: reply_to(header),
+                context,
+                device,
+                pool: group,
+                bytes,
+            }),
+        }
+        Ok(at_hand)
+    }
+
+    /// The session's memory, if nobody is at it and nothing is to be done in it first: what takes no call of the driver is
+    /// then done at once, without the way to the helper and back.
+    fn memory_at_hand(&self) -> Option<MutexGuard<'_, SessionMemory>> {
+        if self.shared.helper.memory_is_idle() { self.shared.memory.try_lock().ok() } else { None }
     }
 
     /// Whether everything posted to the streams of a context is complete.

@@ -5,8 +5,9 @@ use crate::{
     arenas::{Attached, Mapped},
     completion::Completion,
     dispatcher::{Dispatcher, Shared},
-    helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper},
+    helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, Tools},
     lanes::Lanes,
+    memory::{Memory, Windows},
     notice::Notices,
     provision::Provision,
     queue::{Gate, OPEN},
@@ -23,7 +24,11 @@ use sluice_driver::Driver;
 use sluice_protocol::handle;
 use sluice_protocol::{control::Run, limits, session, shared::Shared as _};
 use sluice_shared_memory::{Mapping, mapping::Words, socket};
-use std::{path::Path, sync::Arc, thread};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+    thread,
+};
 
 /// Bytes of the arena.
 pub const ARENA_BYTES: u64 = 1 << 20;
@@ -86,22 +91,23 @@ impl Harness {
         let provision = Provision::own(&driver, 1 << 30).expect("the driver answers");
         let notices = Arc::new(Notices::default());
         let (control, peer) = socket::pair().expect("socket pair");
-        let mut memory_helper = MemoryHelper::new(
-            Arc::clone(&driver),
-            Arc::clone(&session),
-            Arc::clone(&notices),
-            helper.clone(),
-            provision.clone(),
+        let mut device_memory = Memory::new(provision.source(), Windows::new(Arc::clone(&driver)));
+        device_memory.mapper().scrub_every_free();
+        let device_memory = Arc::new(Mutex::new(device_memory));
+        let tools = Tools {
+            driver: Arc::clone(&driver),
+            session: Arc::clone(&session),
+            notices: Arc::clone(&notices),
+            helper: helper.clone(),
+            provision: provision.clone(),
+        };
+        let memory_helper = MemoryHelper::new(
+            tools.clone(),
+            Arc::clone(&device_memory),
             Arc::new(control),
             Arc::clone(&attached),
         );
-        let module_helper = ModuleHelper::new(
-            Arc::clone(&driver),
-            Arc::clone(&session),
-            Arc::clone(&notices),
-            helper.clone(),
-            provision.clone(),
-        );
+        let module_helper = ModuleHelper::new(tools);
         let submitter = Submitter::new(
             Arc::clone(&driver),
             Arc::clone(&session),
@@ -109,7 +115,6 @@ impl Harness {
             Arc::clone(&completion),
             attached,
         );
-        memory_helper.scrub_every_free();
         thread::spawn(move || memory_helper.run(&inboxes.memory));
         thread::spawn(move || module_helper.run(&inboxes.modules));
         let looking = Arc::clone(&completion);
@@ -130,6 +135,7 @@ impl Harness {
             completion,
             gate: Arc::clone(&gate),
             provision,
+            memory: device_memory,
             helper,
         };
         Harness {

@@ -9,10 +9,14 @@ mod modules;
 pub(crate) use memory::{MemoryHelper, MemoryJob, PoolJob, VirtualJob, resident_threads};
 pub(crate) use modules::{ModuleHelper, ModuleJob, Question};
 
-use crate::session::{ReplyTo, Session};
+use crate::{
+    notice::Notices,
+    provision::Provision,
+    session::{ReplyTo, Session},
+};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::fd::OwnedFd;
-use sluice_driver::Code;
+use sluice_driver::{Code, Driver};
 use sluice_protocol::{
     control::FromWorker,
     field::{FieldError, Writer},
@@ -34,6 +38,16 @@ pub(crate) struct Helper {
     modules: SyncSender<ModuleJob>,
     /// Jobs that were announced and that the memory helper has not finished.
     memory_jobs: Arc<AtomicUsize>,
+}
+
+/// What both helpers work with.
+#[derive(Clone, Debug)]
+pub(crate) struct Tools {
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) session: Arc<Session>,
+    pub(crate) notices: Arc<Notices>,
+    pub(crate) helper: Helper,
+    pub(crate) provision: Provision,
 }
 
 /// The helpers' ends.

@@ -133,6 +133,8 @@ pub(crate) trait Mapper {
     fn allow(&mut self, at: u64, bytes: u64, device: i32, access: u32) -> Result<(), Code>;
     /// Unmaps what one [`Mapper::map`] mapped.
     fn unmap(&mut self, at: u64, bytes: u64) -> Result<(), Code>;
+    /// Whether memory that was freed is cleared.
+    fn clears(&self) -> bool;
     /// Clears memory that was freed, if that is wanted, before anybody gets it.
     fn clear(&mut self, at: u64, bytes: u64, device: i32) -> Result<(), Code>;
 }
@@ -199,6 +201,10 @@ pub(crate) struct Memory<S, M> {
     mapped: BTreeMap<u64, Mapped>,
 }
 
+/// The memory of a real session. The memory helper holds its lock while it calls the driver, so the dispatcher must not
+/// wait for it.
+pub(crate) type SessionMemory = Memory<Box<dyn ChunkSource + Send>, Windows>;
+
 impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     pub(crate) const fn new(source: S, mapper: M) -> Memory<S, M> {
         Memory {
@@ -256,15 +262,28 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         } else {
             self.allocate_small(group, device, bytes)
         };
-        if let Ok((address, place)) = allocated {
-            let counted = bytes.next_multiple_of(pool::GRAIN);
-            self.count_used(group, counted);
-            self.live.insert(address, Allocation { place, group, counted });
-            self.tell_idle();
-            return Ok(address);
-        }
+        let allocated = allocated.map(|(address, place)| self.allocated(group, bytes, address, place));
         self.tell_idle();
-        allocated.map(|(address, _)| address)
+        allocated
+    }
+
+    /// Allocates where that takes neither the source nor the mapper: in a pool chunk that is in use and has room. `None`:
+    /// [`Memory::allocate_in`] does it or says why not.
+    pub(crate) fn allocate_at_hand(&mut self, group: u32, device: i32, bytes: u64) -> Option<u64> {
+        if bytes == 0 || bytes >= LARGE || self.group(group, device).is_err() {
+            return None;
+        }
+        let (address, place, was_idle) = self.take_small(group, device, bytes, false)?;
+        debug_assert!(was_idle.is_none(), "the source would have to be told");
+        Some(self.allocated(group, bytes, address, place))
+    }
+
+    /// Enters an allocation.
+    fn allocated(&mut self, group: u32, bytes: u64, address: u64, place: Place) -> u64 {
+        let counted = bytes.next_multiple_of(pool::GRAIN);
+        self.count_used(group, counted);
+        self.live.insert(address, Allocation { place, group, counted });
+        address
     }
 
     /// Tells the source what is idle now, if that has changed.
@@ -405,6 +424,28 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     }
 
     fn allocate_small(&mut self, group: u32, device: i32, bytes: u64) -> Result<(u64, Place), Code> {
+        if let Some((address, place, was_idle)) = self.take_small(group, device, bytes, true) {
+            self.count_idle(device, was_idle.unwrap_or(0), false);
+            return Ok((address, place));
+        }
+        let size = Size::of(bytes);
+        let (base, mut pool) = self.new_pool(group, device, size)?;
+        let taken = pool.take(bytes);
+        self.pools.insert(base, pool);
+        self.open.insert((device, group, size, base));
+        let (offset, place) = taken.ok_or(code::OUT_OF_MEMORY)?;
+        Ok((base + offset, Place::Small { pool: base, place }))
+    }
+
+    /// Takes a place in a pool that is there; answers the bytes of its chunk, too, if the pool was idle, which it is
+    /// passed over for unless `idle_too`.
+    fn take_small(
+        &mut self,
+        group: u32,
+        device: i32,
+        bytes: u64,
+        idle_too: bool,
+    ) -> Option<(u64, Place, Option<u64>)> {
         let size = Size::of(bytes);
         let range = (device, group, size, 0)..=(device, group, size, u64::MAX);
         let mut full = Vec::new();
@@ -412,8 +453,12 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         for entry @ (.., base) in self.open.range(range) {
             let Some(pool) = self.pools.get_mut(base) else { continue };
             let was_idle = pool.is_idle();
+            if was_idle && !idle_too {
+                continue;
+            }
             if let Some((offset, place)) = pool.take(bytes) {
-                found = Some((*base, offset, place, was_idle.then_some(pool.bytes())));
+                let place = Place::Small { pool: *base, place };
+                found = Some((*base + offset, place, was_idle.then_some(pool.bytes())));
                 break;
             }
             if pool.is_full() {
@@ -423,21 +468,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         for entry in full {
             self.open.remove(&entry);
         }
-        let (base, offset, place, idle) = match found {
-            Some(found) => found,
-            None => {
-                let (base, mut pool) = self.new_pool(group, device, size)?;
-                let taken = pool.take(bytes);
-                self.pools.insert(base, pool);
-                self.open.insert((device, group, size, base));
-                let (offset, place) = taken.ok_or(code::OUT_OF_MEMORY)?;
-                (base, offset, place, None)
-            }
-        };
-        if let Some(bytes) = idle {
-            self.count_idle(device, bytes, false);
-        }
-        Ok((base + offset, Place::Small { pool: base, place }))
+        found
     }
 
     fn new_pool(&mut self, group: u32, device: i32, size: Size) -> Result<(u64, Pool), Code> {
@@ -469,6 +500,16 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
         self.tell_idle();
         Ok(())
+    }
+
+    /// Frees where that takes neither the source nor the mapper: in a pool chunk that stays in use. `false`:
+    /// [`Memory::free`] does it or says why not.
+    pub(crate) fn free_at_hand(&mut self, address: u64) -> bool {
+        let Some(Allocation { place: Place::Small { pool, .. }, .. }) = self.live.get(&address) else {
+            return false;
+        };
+        let stays = self.pools.get(pool).is_some_and(|pool| !pool.is_last());
+        stays && !self.mapper.clears() && self.free(address).is_ok()
     }
 
     fn free_small(&mut self, address: u64, bytes: u64, base: u64, place: pool::Place) -> Result<(), Code> {

@@ -175,15 +175,10 @@ impl Handler for Dispatcher {
         header: &Header,
         args: wire::memory_allocate::Args<'_>,
     ) -> Outcome<wire::memory_allocate::Reply> {
-        later(self.context(header).map(|context| {
-            self.shared.helper.memory(MemoryJob::Allocate {
-                to: reply_to(header),
-                context: context.context,
-                device: context.device,
-                pool: 0,
-                bytes: args.bytes.0,
-            });
-        }))
+        match self.allocate(header, 0, args.bytes.0) {
+            Ok(Some(address)) => Outcome::Done(wire::memory_allocate::Reply { address }),
+            allocated => later(allocated.map(drop)),
+        }
     }
 
     fn pool_allocate(
@@ -191,15 +186,10 @@ impl Handler for Dispatcher {
         header: &Header,
         args: wire::pool_allocate::Args<'_>,
     ) -> Outcome<wire::pool_allocate::Reply> {
-        later(self.context(header).map(|context| {
-            self.shared.helper.memory(MemoryJob::Allocate {
-                to: reply_to(header),
-                context: context.context,
-                device: context.device,
-                pool: args.pool,
-                bytes: args.bytes.0,
-            });
-        }))
+        match self.allocate(header, args.pool, args.bytes.0) {
+            Ok(Some(address)) => Outcome::Done(wire::pool_allocate::Reply { address }),
+            allocated => later(allocated.map(drop)),
+        }
     }
 
     fn memory_free_ordered(
@@ -375,10 +365,17 @@ impl Handler for Dispatcher {
         header: &Header,
         args: wire::memory_free::Args<'_>,
     ) -> Outcome<wire::memory_free::Reply> {
-        later(self.map.freed(args.address).map(|()| {
-            let job = MemoryJob::Free { to: reply_to(header), address: args.address.0 };
-            self.ordered(Item::Memory(job));
-        }))
+        let address = args.address.0;
+        if let Err(failed) = self.map.freed(args.address) {
+            return Outcome::Failed(failed);
+        }
+        if self.nothing_waits()
+            && self.memory_at_hand().is_some_and(|mut memory| memory.free_at_hand(address))
+        {
+            return Outcome::Done(wire::memory_free::Reply {});
+        }
+        self.ordered(Item::Memory(MemoryJob::Free { to: reply_to(header), address }));
+        Outcome::Later
     }
 
     fn memory_info(

@@ -174,6 +174,22 @@ fn a_closed_permit_holds_work_and_nothing_else() {
     assert_eq!(guest.ask(wire::context_destroy::CALL, destroy), 0, "idle contexts need no permit");
 }
 
+#[test]
+fn a_small_allocation_is_answered_at_once() {
+    let mut guest = Guest::ready();
+    let base = guest.harness.arena + (512 << 20);
+    let reserve = |w: &mut Writer<'_>| wire::window_reserve::put(w, base, Size(64 << 20));
+    assert_eq!(guest.ask(wire::window_reserve::CALL, reserve), 0);
+    let allocate = |w: &mut Writer<'_>| wire::memory_allocate::put(w, Size(1));
+    let first = guest.request(guest.header(wire::memory_allocate::CALL), allocate);
+    assert_eq!(guest.answer(first), 0);
+    for _ in 0..100 {
+        let next = guest.request(guest.header(wire::memory_allocate::CALL), allocate);
+        assert!(guest.is_answered(next), "without the helper");
+        assert_eq!(guest.answer(next), 0);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     /// Hostile records: whatever the bytes, the worker answers, refuses or ends the session, and never panics.

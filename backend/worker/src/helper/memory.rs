@@ -1,12 +1,12 @@
 //! The memory helper: contexts, limits, windows, allocations, arenas.
 
-use super::{Helper, respond, tell};
+use super::{Helper, Tools, respond, tell};
 use crate::{
     arenas::{Arena, Attached, Mapped},
     completion::Current,
     lanes::ContextRef,
     limit_log::limited,
-    memory::{ChunkSource, Memory, Shared, Usage, Windows},
+    memory::{SessionMemory, Shared, Usage},
     notice::{Notice, Notices},
     objects::Context,
     provision::Provision,
@@ -21,7 +21,7 @@ use sluice_protocol::{
     handle::{self, Id},
     session::Attachment,
 };
-use std::sync::{Arc, mpsc::Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Receiver};
 
 /// What the memory helper is asked to do.
 #[derive(Debug)]
@@ -148,7 +148,7 @@ pub(crate) struct MemoryHelper {
     provision: Provision,
     control: Arc<OwnedFd>,
     attached: Arc<Attached>,
-    memory: Memory<Box<dyn ChunkSource + Send>, Windows>,
+    memory: Arc<Mutex<SessionMemory>>,
     current: Current,
     contexts: Vec<Context>,
     serial: u64,
@@ -157,15 +157,12 @@ pub(crate) struct MemoryHelper {
 
 impl MemoryHelper {
     pub(crate) fn new(
-        driver: Arc<Driver>,
-        session: Arc<Session>,
-        notices: Arc<Notices>,
-        helper: Helper,
-        provision: Provision,
+        tools: Tools,
+        memory: Arc<Mutex<SessionMemory>>,
         control: Arc<OwnedFd>,
         attached: Arc<Attached>,
     ) -> MemoryHelper {
-        let memory = Memory::new(provision.source(), Windows::new(Arc::clone(&driver)));
+        let Tools { driver, session, notices, helper, provision } = tools;
         MemoryHelper {
             driver,
             session,
@@ -182,22 +179,21 @@ impl MemoryHelper {
         }
     }
 
-    /// Has everything that is freed cleared before it is used again.
-    pub(crate) fn scrub_every_free(&mut self) {
-        self.memory.mapper().scrub_every_free();
-    }
-
     pub(crate) fn run(mut self, inbox: &Receiver<MemoryJob>) {
         while let Ok(job) = inbox.recv() {
             self.job(job);
         }
     }
 
+    fn memory(&self) -> MutexGuard<'_, SessionMemory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Gives back what the lenders want, as far as it is idle.
     fn recall(&mut self) {
         let Some(custody) = self.provision.custody() else { return };
         for device in custody.recalls() {
-            self.memory.recall(device, custody.recalled(device));
+            self.memory().recall(device, custody.recalled(device));
         }
     }
 
@@ -233,12 +229,12 @@ impl MemoryHelper {
                 });
             }
             MemoryJob::Window { to, base, bytes } => {
-                let reserved = self.memory.reserve(base, bytes);
+                let reserved = self.memory().reserve(base, bytes);
                 self.helper.memory_done();
                 respond(&session, to, reserved, |(), writer| wire::window_reserve::Reply {}.put(writer));
             }
             MemoryJob::Allocate { to, context, device, pool, bytes } => {
-                let address = self.memory.allocate_in(pool, device, bytes);
+                let address = self.memory().allocate_in(pool, device, bytes);
                 if let Ok(address) = address {
                     self.notices.push(Notice::Allocated { address, bytes, context });
                 }
@@ -248,7 +244,7 @@ impl MemoryHelper {
                 });
             }
             MemoryJob::Free { to, address } => {
-                let freed = self.memory.free(address);
+                let freed = self.memory().free(address);
                 // Clearing makes another context current.
                 self.current = Current::default();
                 self.helper.memory_done();
@@ -256,7 +252,7 @@ impl MemoryHelper {
             }
             MemoryJob::FreeAll(addresses) => {
                 for address in addresses {
-                    if let Err(failed) = self.memory.free(address) {
+                    if let Err(failed) = self.memory().free(address) {
                         tracing::error!(code = failed, "cannot free what a stream has come to");
                     }
                 }
@@ -266,7 +262,7 @@ impl MemoryHelper {
             MemoryJob::Pool(job) => self.pool(job),
             MemoryJob::Virtual { to, job } => self.virtual_memory(to, job),
             MemoryJob::Share { to, address } => {
-                let shared = self.memory.share(address);
+                let shared = self.memory().share(address);
                 let shared = shared.and_then(|(device, shared)| Ok((self.unit(device)?, shared)));
                 self.helper.memory_done();
                 respond(&session, to, shared, |(unit, shared), writer| {
@@ -275,7 +271,7 @@ impl MemoryHelper {
                 });
             }
             MemoryJob::Open { to, context, device, shared, bytes } => {
-                let address = self.memory.open_share(device, shared, bytes);
+                let address = self.memory().open_share(device, shared, bytes);
                 if let Ok(address) = address {
                     self.notices.push(Notice::Allocated { address, bytes, context });
                 }
@@ -330,17 +326,17 @@ impl MemoryHelper {
         let session = Arc::clone(&self.session);
         match job {
             PoolJob::Threshold { to, pool, device, bytes } => {
-                let set = self.memory.set_threshold(pool, device, bytes);
+                let set = self.memory().set_threshold(pool, device, bytes);
                 self.helper.memory_done();
                 session.conclude(to, set);
             }
             PoolJob::Trim { to, pool, keep } => {
-                self.memory.trim(pool, keep);
+                self.memory().trim(pool, keep);
                 self.helper.memory_done();
                 session.answer(to, 0, &[]);
             }
             PoolJob::Usage { to, pool, device, reset } => {
-                let usage = self.memory.usage(pool, device, reset);
+                let usage = self.memory().usage(pool, device, reset);
                 self.helper.memory_done();
                 respond(&session, to, usage, |usage, writer| {
                     let Usage { reserved, reserved_high, used, used_high } = *usage;
@@ -348,7 +344,7 @@ impl MemoryHelper {
                 });
             }
             PoolJob::End { to, pool } => {
-                self.memory.end_group(pool);
+                self.memory().end_group(pool);
                 self.helper.memory_done();
                 session.conclude(to, Ok(()));
             }
@@ -361,29 +357,29 @@ impl MemoryHelper {
         let one = |word| [Some(word), None];
         // The answers' fields are words, one behind the other.
         let done: Result<[Option<u64>; 2], Code> = match job {
-            VirtualJob::Create { device, bytes } => self.memory.create_block(device, bytes).map(one),
-            VirtualJob::Release { block } => self.memory.release_block(block).map(none),
+            VirtualJob::Create { device, bytes } => self.memory().create_block(device, bytes).map(one),
+            VirtualJob::Release { block } => self.memory().release_block(block).map(none),
             VirtualJob::Map { block, address, bytes } => {
-                self.memory.map_block(block, address, bytes).map(none)
+                self.memory().map_block(block, address, bytes).map(none)
             }
             VirtualJob::Access { address, bytes, device, access } => {
-                let set = self.memory.set_access(address, bytes, device, access);
+                let set = self.memory().set_access(address, bytes, device, access);
                 if set.is_ok() {
                     self.notices.push(Notice::Reach { address, bytes, may: access != 0 });
                 }
                 set.map(none)
             }
-            VirtualJob::Unmap { address, bytes } => self.memory.unmap_range(address, bytes).map(none),
+            VirtualJob::Unmap { address, bytes } => self.memory().unmap_range(address, bytes).map(none),
             VirtualJob::Reserve { bytes, alignment, hint } => {
-                self.memory.reserve_range(bytes, alignment, hint).map(one)
+                self.memory().reserve_range(bytes, alignment, hint).map(one)
             }
-            VirtualJob::FreeRange { address, bytes } => self.memory.free_range(address, bytes).map(none),
+            VirtualJob::FreeRange { address, bytes } => self.memory().free_range(address, bytes).map(none),
             VirtualJob::Share { block } => {
-                let shared = self.memory.share_block(block);
+                let shared = self.memory().share_block(block);
                 shared.and_then(|(device, share)| Ok([Some(self.unit(device)?.into()), Some(share)]))
             }
             VirtualJob::Open { device, share } => {
-                self.memory.open_block(device, share).map(|(block, bytes)| [Some(block), Some(bytes)])
+                self.memory().open_block(device, share).map(|(block, bytes)| [Some(block), Some(bytes)])
             }
         };
         self.helper.memory_done();
@@ -416,10 +412,10 @@ impl MemoryHelper {
         // One that was only retained is not current yet.
         let made = self
             .set_current(context)
-            .and_then(|()| self.memory.mapper().context_made(device, context))
+            .and_then(|()| self.memory().mapper().context_made(device, context))
             .and_then(|()| self.pin_all(&created));
         if let Err(failed) = made {
-            self.memory.mapper().context_gone(context);
+            self.memory().mapper().context_gone(context);
             self.release(&created)?;
             return Err(failed);
         }
@@ -446,10 +442,10 @@ impl MemoryHelper {
 
     fn destroy(&mut self, context: &Context, allocations: &[u64]) -> Result<(), Code> {
         for address in allocations {
-            self.memory.free(*address)?;
+            self.memory().free(*address)?;
         }
         self.current = Current::default();
-        self.memory.mapper().context_gone(context.context);
+        self.memory().mapper().context_gone(context.context);
         self.contexts.retain(|other| other.context != context.context);
         let ours = |through: &Context| through.context == context.context;
         let through = self.arenas.iter_mut().filter(|pinned| pinned.through.as_ref().is_some_and(ours));

@@ -1,6 +1,6 @@
 //! The module helper: images, functions and what may be asked of them.
 
-use super::{Helper, MemoryJob, respond};
+use super::{Helper, MemoryJob, Tools, respond};
 use crate::{
     address::HeldRange,
     arenas::Arena,
@@ -118,13 +118,8 @@ struct Library {
 }
 
 impl ModuleHelper {
-    pub(crate) fn new(
-        driver: Arc<Driver>,
-        session: Arc<Session>,
-        notices: Arc<Notices>,
-        helper: Helper,
-        provision: Provision,
-    ) -> ModuleHelper {
+    pub(crate) fn new(tools: Tools) -> ModuleHelper {
+        let Tools { driver, session, notices, helper, provision } = tools;
         let (current, libraries) = (Current::default(), BTreeMap::new());
         ModuleHelper { driver, session, notices, helper, provision, current, libraries }
     }

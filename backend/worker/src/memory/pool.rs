@@ -103,6 +103,11 @@ impl Pool {
         self.used == 0
     }
 
+    /// Whether its only allocation is the last one.
+    pub(super) const fn is_last(&self) -> bool {
+        self.used == 1
+    }
+
     /// Whether not even the smallest allocation fits.
     pub(super) const fn is_full(&self) -> bool {
         self.free == 0 || self.used as u64 >= ALLOCATIONS

@@ -15,6 +15,10 @@ struct World {
     largest: u64,
     /// Bytes of chunks said to be idle.
     idle: u64,
+    /// How often something was asked or said.
+    calls: u64,
+    /// Whether freed memory is cleared.
+    clears: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -23,6 +27,7 @@ struct Mock(Rc<RefCell<World>>);
 impl ChunkSource for Mock {
     fn take(&mut self, device: i32, bytes: u64) -> Result<Chunk, Code> {
         let mut world = self.0.borrow_mut();
+        world.calls += 1;
         assert!(CLASSES.contains(&bytes));
         if bytes > world.left || bytes > world.largest {
             return Err(code::OUT_OF_MEMORY);
@@ -37,6 +42,7 @@ impl ChunkSource for Mock {
     fn idle(&mut self, _device: i32, bytes: u64) {
         let mut world = self.0.borrow_mut();
         assert!(bytes <= world.chunks.values().sum(), "more is idle than there is");
+        world.calls += 1;
         world.idle = bytes;
     }
 
@@ -61,6 +67,7 @@ impl Mapper for Mock {
     fn map(&mut self, at: u64, bytes: u64, chunk: &Chunk) -> Result<(), Code> {
         let mut world = self.0.borrow_mut();
         assert!(bytes <= chunk.bytes);
+        world.calls += 1;
         let before = world.mapped.range(..at + bytes).next_back().map(|(base, (_, bytes))| base + bytes);
         assert!(before.is_none_or(|end| end <= at), "mapped over something");
         world.mapped.insert(at, (chunk.handle, bytes));
@@ -72,9 +79,14 @@ impl Mapper for Mock {
     }
 
     fn unmap(&mut self, at: u64, bytes: u64) -> Result<(), Code> {
+        self.0.borrow_mut().calls += 1;
         let unmapped = self.0.borrow_mut().mapped.remove(&at);
         assert_eq!(unmapped.map(|(_, mapped)| mapped), Some(bytes));
         Ok(())
+    }
+
+    fn clears(&self) -> bool {
+        self.0.borrow().clears
     }
 
     fn clear(&mut self, _at: u64, _bytes: u64, _device: i32) -> Result<(), Code> {
@@ -123,6 +135,35 @@ fn a_large_allocation_is_one_range_of_many_chunks() {
     assert!(mock.0.borrow().chunks.is_empty());
     assert_eq!(memory.space.ranges(), [(BASE, WINDOW)]);
     assert_eq!(memory.free(address), Err(code::INVALID_VALUE), "freed twice");
+}
+
+#[test]
+fn what_needs_nobody_is_done_at_hand() {
+    let (mut memory, mock) = memory(64 * MIB);
+    assert_eq!(memory.allocate_at_hand(0, 0, 1), None, "no chunk yet");
+    let first = memory.allocate(0, 1).unwrap();
+    let calls = mock.0.borrow().calls;
+    let second = memory.allocate_at_hand(0, 0, 1).unwrap();
+    assert_ne!(first, second);
+    for (group, device, bytes) in [(0, 0, 0), (0, 0, LARGE), (0, 1, 1), (1, 0, 1), (limits::POOLS, 0, 1)] {
+        assert_eq!(memory.allocate_at_hand(group, device, bytes), None, "{group} {device} {bytes}");
+    }
+    assert!(memory.free_at_hand(first), "the chunk stays in use");
+    assert!(!memory.free_at_hand(first), "freed twice");
+    assert_eq!(memory.allocate_at_hand(0, 0, 1), Some(first), "what was freed comes again");
+    assert!(memory.free_at_hand(first));
+    assert_eq!(mock.0.borrow().calls, calls, "nobody was asked or told");
+
+    assert!(!memory.free_at_hand(second), "the chunk becomes idle, which is told");
+    memory.free(second).unwrap();
+    assert_eq!(mock.0.borrow().idle, UNIT);
+    assert_eq!(memory.allocate_at_hand(0, 0, 1), None, "the chunk is no longer idle, which is told");
+    let large = memory.allocate(0, LARGE).unwrap();
+    assert!(!memory.free_at_hand(large));
+
+    let (first, _) = (memory.allocate(0, 1).unwrap(), memory.allocate(0, 1).unwrap());
+    mock.0.borrow_mut().clears = true;
+    assert!(!memory.free_at_hand(first), "it is to be cleared");
 }
 
 #[test]

@@ -69,6 +69,10 @@ impl Mapper for Windows {
         self.driver.unmap(at, bytes)
     }
 
+    fn clears(&self) -> bool {
+        self.scrub
+    }
+
     fn clear(&mut self, at: u64, bytes: u64, device: i32) -> Result<(), Code> {
         if !self.scrub {
             return Ok(());
