@@ -697,7 +697,6 @@ fn floods_stop_at_their_limits() -> Result<()> {
     for _ in 0..5000 {
         heads.push_back(guest.raw.wait(1));
         while heads.len() > 200 {
-            guest.raw.collect();
             let before = heads.len();
             heads.retain(|head| guest.raw.answer(*head).is_none());
             ensure!(heads.len() < before || heads.len() <= 200 + limits::WAITERS_PER_SESSION);

@@ -48,8 +48,8 @@ pub struct Raw {
     _call: EventFd,
     next: u16,
     used: u16,
-    /// Slot of each command in flight, by head.
-    fence: u64,
+    /// Of the last fenced wait.
+    pub fence: u64,
     answered: Vec<(u16, Vec<u8>)>,
     _mapping: Mapping,
     _file: OwnedFd,
@@ -163,9 +163,8 @@ impl Raw {
     }
 
     /// Takes what was answered.
-    pub fn collect(&mut self) -> usize {
+    fn collect(&mut self) {
         let used = (self.words.load_u32(USED, Ordering::SeqCst) >> 16) as u16;
-        let mut count = 0;
         while self.used != used {
             let mut element = [0; 8];
             self.words.read(USED + 4 + 8 * usize::from(self.used % QUEUE), &mut element);
@@ -174,9 +173,19 @@ impl Raw {
             self.words.read(SLOTS + SLOT * usize::from(head / 2) + SLOT / 2, &mut answer);
             self.answered.push((head, answer));
             self.used = self.used.wrapping_add(1);
-            count += 1;
         }
-        count
+    }
+
+    /// Answers since [`Raw::forget`] that nobody has asked for by head.
+    pub fn answers(&mut self) -> usize {
+        self.collect();
+        self.answered.len()
+    }
+
+    /// Forgets the answers so far.
+    pub fn forget(&mut self) {
+        self.collect();
+        self.answered.clear();
     }
 
     /// The answer to a command, if it is there.
