@@ -11,7 +11,8 @@ use std::{
         unix::{net::UnixDatagram, process::CommandExt as _},
     },
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
 };
 
 use common::{Place, is_alive, pid_of, signal, until, wait_gone, watch};
@@ -32,6 +33,8 @@ struct Heard {
     kept: BTreeMap<String, OwnedFd>,
     ready: u32,
     alive: u32,
+    /// Messages of [`Manager::heard`].
+    asked: u32,
 }
 
 impl Manager {
@@ -46,8 +49,22 @@ impl Manager {
         Self { socket: path, heard }
     }
 
+    /// What it has heard, and all that was sent until now is heard.
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        let heard = || self.heard.lock().expect("unpoisoned");
+        let asked = heard().asked;
+        let socket = UnixDatagram::unbound().expect("a socket");
+        socket.send_to(b"ASKED=1", &self.socket).expect("sent");
+        let lately = || {
+            // Lets the thread that hears have the lock.
+            std::thread::sleep(Duration::from_millis(1));
+            heard()
+        };
+        until(lately, |heard| heard.asked > asked)
+    }
+
     fn start(&self, place: &Place, extra: &[&str]) -> Child {
-        let heard = self.heard.lock().expect("unpoisoned");
+        let heard = self.heard();
         let names: Vec<_> = heard.kept.keys().cloned().collect();
         // The shell's own number is what the program gets that it becomes, and so it is told whom the sockets are for.
         let mut command = Command::new("sh");
@@ -69,7 +86,7 @@ impl Manager {
     }
 
     fn names(&self) -> Vec<String> {
-        self.heard.lock().expect("unpoisoned").kept.keys().cloned().collect()
+        self.heard().kept.keys().cloned().collect()
     }
 }
 
@@ -122,6 +139,7 @@ fn hear(socket: &UnixDatagram, heard: &Mutex<Heard>) -> bool {
     }
     heard.ready += u32::from(text.contains("READY=1"));
     heard.alive += u32::from(text.contains("WATCHDOG=1"));
+    heard.asked += u32::from(text.contains("ASKED=1"));
     true
 }
 
@@ -201,10 +219,13 @@ fn a_daemon_that_follows_a_killed_one_adopts_everything_and_nobody_notices() {
         assert!(is_alive(&workers[1]));
         assert_eq!(place.api("DELETE", "/v1/vms/a", None).status, 204);
         wait_gone(&workers[1]);
-        let (ready, alive) = {
-            let heard = manager.heard.lock().expect("unpoisoned");
-            (heard.ready, heard.alive)
-        };
+        let (ready, alive) = until(
+            || {
+                let heard = manager.heard();
+                (heard.ready, heard.alive)
+            },
+            |(ready, alive)| *ready >= 3 && *alive > 0,
+        );
         assert!(ready == 3 && alive > 0, "told ready {ready} times, alive {alive} times");
         end(daemon, &place);
         let kept = until(|| manager.names(), Vec::is_empty);

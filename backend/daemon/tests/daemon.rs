@@ -7,7 +7,7 @@ use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     os::{fd::OwnedFd, unix::net::UnixStream},
     process::{Child, Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{PATIENCE, Place, children, descriptors, is_alive, pid_of, signal, until, wait_gone, watch};
@@ -331,13 +331,17 @@ fn starts_beyond_the_rate_wait_their_turn_and_no_longer() {
     for session in 0..20 {
         writeln!(commands, "open {session}").expect("text");
     }
+    let start = Instant::now();
     front.send(commands.trim_end());
     let answers: Vec<String> = (0..20).map(|_| front.hear()).collect();
+    let took = start.elapsed();
     let started = answers.iter().filter(|answer| answer.starts_with("worker ")).count();
     let refused = answers.iter().filter(|answer| answer.ends_with(" 46")).count();
     assert_eq!(started + refused, 20, "{answers:?}");
-    // Two at once, then one a second for as long as a request waits.
-    assert!((2..=8).contains(&started), "{started} were started");
+    // Two at once, then one a second for as long as a request waits. A busy machine takes longer to ask for all.
+    let rate = 2..=3 + usize::try_from(took.as_secs()).expect("small");
+    assert!(rate.contains(&started), "{started} were started in {took:?}");
+    assert!(refused > 0 || took > Duration::from_secs(10), "all were started");
     daemon.end();
 }
 
@@ -397,6 +401,13 @@ fn told(place: &Place, unit: u32) -> Vec<String> {
     serde_json::from_str(&place.tell(&format!("unit-{unit}"), "told")).expect("a list")
 }
 
+/// The same, once it is as wanted: what sluiced has sent, the arbiter takes down a little later.
+fn told_until(place: &Place, unit: u32, wanted: impl Fn(&[String]) -> bool) -> Vec<String> {
+    let told = until(|| told(place, unit), |told| wanted(told));
+    assert!(wanted(&told), "unit {unit}: {told:?}");
+    told
+}
+
 #[test]
 fn an_arbiter_is_told_who_there_is_and_a_worker_who_lends() {
     let place = Place::new();
@@ -406,13 +417,12 @@ fn an_arbiter_is_told_who_there_is_and_a_worker_who_lends() {
     let worker = front.open(3);
     assert_eq!(worker["custody"], 2);
     for unit in 0..2 {
-        let told = told(&place, unit);
+        let introduced = format!("Worker {{ vm: 7, epoch: 1, process: {}, session: 3 }}", worker["pid"]);
+        let told = told_until(&place, unit, |told| told.last() == Some(&introduced));
         assert!(told[0].contains("scrub: true, ") && told[0].contains("verify: Sampled"), "{told:?}");
         assert!(told[0].contains(&format!("unit: {unit}, ")), "{told:?}");
         let vm = "Vm { vm: 7, epoch: 1, limit: 1073741824, guaranteed: 0, headroom: 67108864, pinned: 0, ancestors: 0 }";
         assert!(told.iter().any(|line| line == vm), "{told:?}");
-        let worker = format!("Worker {{ vm: 7, epoch: 1, process: {}, session: 3 }}", worker["pid"]);
-        assert_eq!(told.last(), Some(&worker));
         let log = std::fs::read_to_string(place.run().join(format!("scrub-unit-{unit}.log"))).expect("a log");
         assert!(log.contains("stand-in"), "{log:?}");
     }
@@ -451,8 +461,7 @@ fn an_arbiter_that_dies_takes_its_workers_along_and_the_next_is_told_everything(
     assert_eq!(front.ask("close 1"), "closed 1");
     let again = front.open(2);
     assert_eq!(again["custody"], 1);
-    let told = told(&place, 0);
-    assert!(told[1].starts_with("Vm { vm: 1, epoch: 1,"), "{told:?}");
+    told_until(&place, 0, |told| told.get(1).is_some_and(|line| line.starts_with("Vm { vm: 1, epoch: 1,")));
     let status = status(&place);
     assert_ne!(status["units"][0]["arbiter"], before);
     assert_eq!(status["vms"][0]["device"], device, "the device was touched");
@@ -477,9 +486,9 @@ fn a_session_waits_for_a_unit_that_is_being_swept_and_no_longer() {
     signal(&arbiter, Signal::KILL);
     wait_gone(&arbiter);
     until(|| status(&place)["units"][0]["lendable"].clone(), serde_json::Value::is_null);
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     assert_eq!(front.ask("open 2"), "refused 2 46");
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
     daemon.end();
     place.wait_empty();
 }
@@ -492,8 +501,7 @@ fn the_inventory_says_how_many_units_there_are_and_arbiters_can_ask_it() {
     let nvml = nvml.to_str().expect("UTF-8");
     let daemon = Daemon::start(&place, &["--nvml", nvml, "--vm", "1,direct"]);
     assert_eq!(place.front(1).open(1)["custody"], 3);
-    let told = told(&place, 2);
-    assert!(told.iter().any(|line| line == "Inventory"), "{told:?}");
+    told_until(&place, 2, |told| told.iter().any(|line| line == "Inventory"));
     daemon.end();
     place.wait_empty();
 }
@@ -514,8 +522,7 @@ fn an_inventory_that_hangs_is_replaced() {
     // Nothing waits for it meanwhile.
     front.open(2);
     place.unmark("mute");
-    let told = until(|| told(&place, 0), |told| told.iter().filter(|line| *line == "Inventory").count() > 1);
-    assert!(told.iter().filter(|line| *line == "Inventory").count() > 1, "{told:?}");
+    told_until(&place, 0, |told| told.iter().filter(|line| *line == "Inventory").count() > 1);
     assert!(inventory(&status(&place)).is_some());
     daemon.end();
     place.wait_empty();
@@ -533,8 +540,7 @@ fn a_unit_gets_of_a_project_what_another_does_not_use() {
     place.front(1).open(1);
     let says = |unit: u32, bytes: u64| {
         let line = format!("Escrow {{ ancestor: 5, bytes: {bytes} }}");
-        let told = until(|| told(&place, unit), |told| told.contains(&line));
-        assert!(told.contains(&line), "unit {unit}: {told:?}");
+        told_until(&place, unit, |told| told.contains(&line));
     };
     says(0, 32 << 20);
     // Unit 1 has lent half of what it may: only the other half can go.

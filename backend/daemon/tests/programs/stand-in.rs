@@ -6,7 +6,7 @@
 //! the daemon a message that is none; `exit CODE` ends the process. **As a worker** it answers on its control socket
 //! with what it finds of itself, and ends when that socket closes. **As an arbiter** it lends nothing, takes down what it is
 //! told, and takes commands on `unit-N.sock` beside the program: `told` lists what it was told, `has VM LENT DIRTY` sets what
-//! it says of a VM, `event`, `want` report something, `hang` and `exit CODE` end its usefulness. While there is a file `slow`
+//! it says of a VM, once it has heard of it, `event`, `want` report something, `hang` and `exit CODE` end its usefulness. While there is a file `slow`
 //! beside the program it does not become ready. **As an inventory** it knows as many devices as the file `devices` beside the
 //! program says and no process, reports an error on `xid UNIT XID PROCESS` at `inventory.sock`, and says nothing while there is a
 //! file `mute`.
@@ -200,7 +200,14 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
     let mut words = line.split(' ');
     let verb = words.next().unwrap_or_default();
     let numbers = words.map(str::parse).collect::<Result<Vec<u32>, _>>()?;
-    let mut unit = unit.lock().expect("unpoisoned");
+    let books = unit;
+    let mut unit = books.lock().expect("unpoisoned");
+    // What the daemon has said of a VM may still be on its way.
+    while verb == "has" && numbers.first().is_some_and(|vm| !unit.vms.contains_key(vm)) {
+        drop(unit);
+        std::thread::sleep(Duration::from_millis(2));
+        unit = books.lock().expect("unpoisoned");
+    }
     let message = match (verb, numbers.as_slice()) {
         ("told", []) => return Ok(format!("{:?}", unit.told)),
         ("hang", []) => loop {
