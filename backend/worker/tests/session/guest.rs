@@ -29,7 +29,7 @@ use std::{
 };
 
 /// Long enough for a loaded machine; nothing waits so long when all is well.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// First address at which the tests attach arenas.
 pub(crate) const ARENA: u64 = limits::WINDOW_BOUNDS.start;
