@@ -2,10 +2,11 @@
 
 use crate::{MIB, instances, worker::Worker};
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, OwnedFd},
     fs::{Mode, OFlags, open},
     io::Errno,
-    process::{Pid, PidfdFlags, Resource, Rlimit, pidfd_open, prlimit},
+    process::{Pid, PidfdFlags, Resource, Rlimit, Signal, kill_process, pidfd_open, prlimit},
 };
 use sluice_protocol::control::{
     ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, FromInventory, ToArbiter, ToInventory, Verify, codec,
@@ -34,6 +35,12 @@ pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
+/// Whether there is something to hear, now or soon.
+pub(crate) fn speaks_within(socket: &OwnedFd, time: Duration) -> bool {
+    let time = Timespec::try_from(time).unwrap();
+    poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&time)).unwrap() > 0
+}
+
 /// The software GPU's driver, which cargo has built beside this test.
 pub(crate) fn driver() -> PathBuf {
     let driver = std::env::current_exe().unwrap().with_file_name("libsoftgpu_cuda.so");
@@ -55,6 +62,8 @@ pub(crate) struct Listed {
     pub(crate) processes: Vec<(u32, u64)>,
     /// Bytes used on the device; `None` does not answer.
     pub(crate) used: Option<u64>,
+    /// How often that was asked for.
+    pub(crate) asked: u64,
 }
 
 /// How an arbiter is started.
@@ -178,12 +187,6 @@ impl Host {
         if options.inventory {
             host.attach_inventory();
         }
-        rustix::net::sockopt::set_socket_timeout(
-            &host.control,
-            rustix::net::sockopt::Timeout::Recv,
-            Some(PATIENCE),
-        )
-        .unwrap();
         host
     }
 
@@ -220,6 +223,7 @@ impl Host {
 
     fn receive(&self) -> FromArbiter {
         let mut buffer = [0; BYTES];
+        assert!(speaks_within(&self.control, PATIENCE), "the arbiter says nothing");
         let (message, descriptors) = socket::receive(&self.control, &mut buffer)
             .expect("a message of the arbiter")
             .expect("the arbiter lives");
@@ -286,6 +290,26 @@ impl Host {
         }
     }
 
+    /// Waits until the arbiter knows what the inventory says by now: it asks for the memory first in each round, and begins
+    /// the next when it has heard the answers to the last.
+    pub(crate) fn looks(&self) {
+        let asked = || self.listed.lock().unwrap().asked;
+        let before = asked();
+        eventually("another two rounds", || asked() >= before + 2);
+    }
+
+    /// Stops the arbiter as it stands, until it is sent a `SIGCONT`.
+    pub(crate) fn stop(&self) {
+        let arbiter = Pid::from_raw(i32::try_from(self.arbiter.id()).unwrap()).unwrap();
+        kill_process(arbiter, Signal::STOP).unwrap();
+        eventually("a stop", || {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", self.arbiter.id())).unwrap();
+            let mut states =
+                threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")));
+            states.all(|stat| stat.is_ok_and(|stat| stat.rsplit(") ").next().unwrap_or("").starts_with('T')))
+        });
+    }
+
     /// Whether an event of this kind came.
     pub(crate) fn saw(&mut self, kind: ArbiterEvent) -> bool {
         self.unit();
@@ -326,7 +350,8 @@ fn inventory(socket: &OwnedFd, listed: &Mutex<Listed>) {
             Ok(None) | Err(Errno::CONNRESET) => return,
             Err(error) => panic!("{error}"),
         };
-        let listed = listed.lock().unwrap();
+        let mut listed = listed.lock().unwrap();
+        listed.asked += u64::from(matches!(message, ToInventory::Memory { .. }));
         let answer = match message {
             ToInventory::Process { serial, process, .. } => {
                 let present = listed.stuck.contains(&process) || lives(process);

@@ -82,7 +82,7 @@ fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
     let used = host.unit()[0];
     // What was there before anybody came, to compare with.
     host.listed.lock().unwrap().used = Some(used + 10 * MIB);
-    std::thread::sleep(Duration::from_millis(1200));
+    host.looks();
     let (first, second) = (host.worker(1), host.worker(1));
     {
         let mut listed = host.listed.lock().unwrap();
@@ -91,7 +91,7 @@ fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
     }
     eventually("a context is counted", || host.describe(1).0[1] == context);
     assert_eq!(second.ask("begin"), "2 0", "a second one exceeds what drivers may take for the VM");
-    std::thread::sleep(Duration::from_millis(1200));
+    host.looks();
     assert!(!host.saw(ArbiterEvent::Drift), "nothing is compared with what is not known");
     assert!(!host.saw(ArbiterEvent::Headroom) && lives(first.process()), "nobody is ended for an estimate");
     host.listed.lock().unwrap().processes = vec![(first.process(), MIB)];
@@ -111,6 +111,7 @@ fn strangers_and_drift_are_reported() {
         listed.used = Some(used + 10 * MIB);
         listed.processes = vec![(host.arbiter.id(), used), (1, 5 * MIB)];
     }
+    host.looks();
     eventually("a stranger", || host.saw(ArbiterEvent::Stranger));
     assert_eq!(host.events.iter().filter(|(kind, ..)| *kind == ArbiterEvent::Stranger).count(), 1);
     assert!(host.events.contains(&(ArbiterEvent::Stranger, 0, 1, 5 * MIB)), "not the arbiter itself");

@@ -3,12 +3,8 @@
 
 #![allow(unsafe_code, reason = "says which of its mappings the driver may touch")]
 
-use crate::host::PATIENCE;
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fd::{AsFd, OwnedFd},
-    net::sockopt::{Timeout, set_socket_timeout},
-};
+use crate::host::{PATIENCE, speaks_within};
+use rustix::fd::{AsFd, OwnedFd};
 use sluice_driver::{Device, Driver, Handle, Host, Rows};
 use sluice_protocol::{
     control::{BYTES, Run},
@@ -39,7 +35,6 @@ impl Worker {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        set_socket_timeout(&control, Timeout::Recv, Some(PATIENCE)).unwrap();
         socket::send(&control, b"custody", &[custody.as_fd()]).unwrap();
         Worker { child, control }
     }
@@ -55,14 +50,14 @@ impl Worker {
 
     pub(crate) fn hear(&self) -> String {
         let mut buffer = [0; 4096];
+        assert!(self.speaks_within(PATIENCE), "no answer");
         let (message, _) = socket::receive(&self.control, &mut buffer).expect("an answer").expect("a worker");
         String::from_utf8(message.to_vec()).unwrap()
     }
 
     /// Whether there is something to hear.
     pub(crate) fn speaks_within(&self, time: Duration) -> bool {
-        let time = Timespec::try_from(time).unwrap();
-        poll(&mut [PollFd::new(&self.control, PollFlags::IN)], Some(&time)).unwrap() > 0
+        speaks_within(&self.control, time)
     }
 
     pub(crate) fn ask(&self, what: &str) -> String {
@@ -90,6 +85,7 @@ impl Worker {
     pub(crate) fn hand_on(&self, bytes: u64) -> OwnedFd {
         self.say(&format!("hand-on {bytes}"));
         let mut buffer = [0; 4096];
+        assert!(self.speaks_within(PATIENCE), "no answer");
         let (_, mut descriptors) = socket::receive(&self.control, &mut buffer).unwrap().expect("a worker");
         descriptors.pop().expect("the chunk's descriptor")
     }
