@@ -208,6 +208,16 @@ messages! {
             /** Time in which it had work and had to wait for its turn. */ waited: u64,
             /** How often its turn came. */ turns: u64
         } fds 0,
+        /// What the workers of a VM say they have done: comes before `Vm`. In this epoch, and never less than before. A worker's
+        /// word, bounded by what a device could do in that time.
+        7 Work {
+            /** The VM. */ vm: u32,
+            /** Its epoch. */ epoch: u64,
+            /** Kernels launched. */ launches: u64,
+            /** Copies. */ copies: u64,
+            /** Bytes of these. */ copied: u64,
+            /** Calls of the guest that came as far as a worker. */ calls: u64
+        } fds 0,
     }
     /// From `sluiced` or an arbiter to the inventory.
     enum ToInventory {

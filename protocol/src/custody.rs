@@ -6,7 +6,8 @@
 //! read.
 //!
 //! A request that carries a `serial` is answered by a message that carries it too. A worker that breaks the protocol is
-//! ended. Nothing a worker says is believed about memory: a lease is over for the VM's quota when the worker gives it back,
+//! ended. What a worker has done it counts in the *report page*, which only it writes and its arbiter reads. Nothing a worker
+//! says is believed about memory: a lease is over for the VM's quota when the worker gives it back,
 //! and its memory serves another VM only when every process that ever imported it is gone.
 
 use crate::{
@@ -88,12 +89,12 @@ messages! {
     }
     /// From an arbiter to a worker.
     enum Answer {
-        /// First of all. Descriptor: the custody page, which cannot be written through it.
+        /// First of all. Descriptors: the custody page, which cannot be written through it; the report page.
         1 Welcome {
             /** The placement unit. */ unit: u32,
             /** Epoch of the VM. */ epoch: u64,
             /** What the VM may have, in bytes. */ limit: u64
-        } fds 1,
+        } fds 2,
         /// A chunk. Descriptor: what the driver imports it by.
         2 Lent {
             /** That of the request. */ serial: u64,
@@ -141,4 +142,18 @@ pub mod page {
         let used = page.load_u64(USED, Ordering::Acquire);
         (limit.saturating_sub(used), limit)
     }
+}
+
+/// The report page: what a worker says it has done. Whatever stands there is bounded before it is shown to anybody.
+pub mod report {
+    /// Bytes of the page.
+    pub const BYTES: usize = 4096;
+    /// Kernels launched.
+    pub const LAUNCHES: usize = 64;
+    /// Copies submitted.
+    pub const COPIES: usize = 72;
+    /// Bytes of these.
+    pub const COPIED: usize = 80;
+    /// Calls of the guest that came as far as the worker, counted on the session's first device.
+    pub const CALLS: usize = 88;
 }

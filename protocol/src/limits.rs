@@ -122,3 +122,7 @@ pub const STUCK_MILLISECONDS: u64 = 10_000;
 pub const WEIGHT: u32 = 10_000;
 /// Milliseconds for which a worker may leave its arbiter's answers unread; then it is ended.
 pub const CUSTODY_UNREAD_MILLISECONDS: u64 = 5_000;
+/// Calls, launches or copies of a worker that are believed per millisecond of its life; more than any host can submit.
+pub const REPORTED_PER_MILLISECOND: u64 = 10_000;
+/// Bytes copied by a worker that are believed per millisecond of its life: 16 TB/s.
+pub const REPORTED_BYTES_PER_MILLISECOND: u64 = 1 << 34;

@@ -448,7 +448,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         Request::Process { serial: 7, index: 1 } => [12, 7, 1], fds 0;
     }
     golden! { Answer:
-        Answer::Welcome { unit: 1, epoch: 2, limit: 6 } => [1, 1, 2, 6], fds 1;
+        Answer::Welcome { unit: 1, epoch: 2, limit: 6 } => [1, 1, 2, 6], fds 2;
         Answer::Lent { serial: 7, lease: 5, bytes: 6, more: true } => [2, 7, 5, 6, 1], fds 1;
         Answer::Granted { serial: 7, value: 8 } => [3, 7, 8], fds 0;
         Answer::Refused { serial: 7, error: 2 } => [4, 7, 2], fds 0;
@@ -477,6 +477,8 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         FromArbiter::Event { kind: ArbiterEvent::Leak as u32, vm: 1, process: 9, bytes: 6 } => [5, 4, 1, 9, 6], fds 0;
         FromArbiter::Time { vm: 1, epoch: 2, used: 6, overlapped: 5, waited: 4, turns: 3 }
             => [6, 1, 2, 6, 5, 4, 3], fds 0;
+        FromArbiter::Work { vm: 1, epoch: 2, launches: 6, copies: 5, copied: 4, calls: 3 }
+            => [7, 1, 2, 6, 5, 4, 3], fds 0;
     }
     golden! { ToInventory:
         ToInventory::Units { serial: 7 } => [1, 7], fds 0;

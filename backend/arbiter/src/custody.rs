@@ -448,8 +448,14 @@ impl Custody {
         chunks + moving + self.growth.unswept_bytes(key)
     }
 
+    /// The newest epoch of a VM that there is an account of.
+    #[must_use]
+    pub fn current(&self, vm: u32) -> Option<VmKey> {
+        self.ledger.accounts().map(|(key, _)| key).filter(|key| key.vm == vm).max_by_key(|key| key.epoch)
+    }
+
     fn describe_vm(&self, vm: u32) -> FromArbiter {
-        let newest = self.ledger.accounts().filter(|(key, _)| key.vm == vm).max_by_key(|(key, _)| key.epoch);
+        let newest = self.current(vm).and_then(|key| Some((key, self.ledger.account(key)?)));
         let Some((key, account)) = newest else {
             return FromArbiter::Vm { vm, epoch: 0, lent: 0, headroom: 0, dirty: 0, holders: 0 };
         };

@@ -9,6 +9,7 @@
 //! - [`custody`]: the decisions over them. Pure: told what happened, it says what to do.
 //! - [`audit`]: whether sums and states hold together, and agree with the inventory.
 //! - [`mod@unit`], [`scrub`]: the driver; and the thread in which everything of it happens that takes time.
+//! - [`tally`]: what workers say they have done, added up. Pure.
 //! - [`page`], `workers`, [`inventory`]: the other parties.
 //! - [`server`]: the loop.
 
@@ -22,6 +23,7 @@ pub mod page;
 pub mod scrub;
 pub mod server;
 mod space;
+pub mod tally;
 pub mod unit;
 mod workers;
 

@@ -1,7 +1,8 @@
-//! Custody pages: what the arbiter grants, for a worker to read.
+//! Pages that an arbiter and a worker share: what is granted, for the worker to read, and what the worker reports.
 
 #![expect(unsafe_code, reason = "a futex is named by a reference to its word")]
 
+use crate::tally::Work;
 use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::{
     fd::{AsFd as _, OwnedFd},
@@ -9,7 +10,11 @@ use rustix::{
     io::Errno,
     thread::futex,
 };
-use sluice_protocol::{control::Run, custody::page, shared::Shared as _};
+use sluice_protocol::{
+    control::Run,
+    custody::{page, report},
+    shared::Shared as _,
+};
 use sluice_shared_memory::{
     Mapping,
     mapping::{MapError, Words},
@@ -26,7 +31,16 @@ pub enum PageError {
     Map(#[from] MapError),
 }
 
-/// A worker's page. The arbiter alone can write it.
+fn shared(name: &str, bytes: usize, seals: SealFlags) -> Result<(Mapping, OwnedFd), PageError> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, bytes as u64)?;
+    let run = Run { offset: 0, bytes: bytes as u64 };
+    let mapping = Mapping::scattered(0, bytes as u64, [(file.as_fd(), run)])?;
+    fcntl_add_seals(&file, seals | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok((mapping, file))
+}
+
+/// A worker's custody page. The arbiter alone can write it.
 #[derive(Debug)]
 pub struct Page {
     mapping: Mapping,
@@ -38,14 +52,7 @@ impl Page {
     /// # Errors
     /// When the kernel has no descriptor or memory for it.
     pub fn new(epoch: u64) -> Result<(Page, OwnedFd), PageError> {
-        let file = memfd_create("custody", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, page::BYTES as u64)?;
-        let run = Run { offset: 0, bytes: page::BYTES as u64 };
-        let mapping = Mapping::scattered(0, page::BYTES as u64, [(file.as_fd(), run)])?;
-        fcntl_add_seals(
-            &file,
-            SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
-        )?;
+        let (mapping, file) = shared("custody", page::BYTES, SealFlags::FUTURE_WRITE)?;
         let page = Page { mapping };
         let words = page.words();
         words.store_u64(page::EPOCH, epoch, Ordering::Relaxed);
@@ -76,6 +83,36 @@ impl Page {
         let word = unsafe { AtomicU32::from_ptr(word) };
         if let Err(error) = futex::wake(word, futex::Flags::empty(), u32::MAX) {
             tracing::error!(%error, "cannot wake who waits for a permit");
+        }
+    }
+}
+
+/// A worker's report page. The worker writes it whenever and whatever it likes.
+#[derive(Debug)]
+pub struct Report {
+    mapping: Mapping,
+}
+
+impl Report {
+    /// A page, and the descriptor for its worker.
+    ///
+    /// # Errors
+    /// When the kernel has no descriptor or memory for it.
+    pub fn new() -> Result<(Report, OwnedFd), PageError> {
+        let (mapping, file) = shared("report", report::BYTES, SealFlags::empty())?;
+        Ok((Report { mapping }, file))
+    }
+
+    /// What it says the worker has done.
+    #[must_use]
+    pub fn work(&self) -> Work {
+        let words = self.mapping.words();
+        let count = |at| words.load_u64(at, Ordering::Relaxed);
+        Work {
+            launches: count(report::LAUNCHES),
+            copies: count(report::COPIES),
+            copied: count(report::COPIED),
+            calls: count(report::CALLS),
         }
     }
 }

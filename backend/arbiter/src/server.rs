@@ -9,8 +9,9 @@ use crate::{
     custody::{Custody, Effect, Estimates, Millis, Settings, Task},
     ids::{ChunkId, VmKey, WorkerId},
     inventory::{Inventory, News},
-    page::{Page, PageError},
+    page::{Page, PageError, Report},
     scrub::{Hand, Rules, Work},
+    tally::{Tally, Work as Done},
     unit::{Piece, Unit, UnitError},
     workers::{Heard, Link, Message, Sent},
 };
@@ -146,6 +147,7 @@ struct Server {
     driver: Arc<Driver>,
     hand: Hand,
     custody: Custody,
+    tally: Tally,
     /// Chunks by their numbers; those the hand has are not here.
     pieces: Vec<Option<Piece>>,
     /// Whose chunks the hand has.
@@ -195,6 +197,7 @@ impl Server {
             driver,
             hand,
             custody: Custody::new(settings, free),
+            tally: Tally::default(),
             pieces: Vec::new(),
             away: Vec::new(),
             links: HashMap::new(),
@@ -365,8 +368,28 @@ impl Server {
                     });
                 }
             }
-            other => self.custody.command(other, now),
+            other => {
+                match other {
+                    ToArbiter::DescribeVm { vm } => self.describe_work(vm, now),
+                    ToArbiter::Vm { vm, epoch, .. } => self.tally.forget_before(VmKey { vm, epoch }),
+                    ToArbiter::Forget { vm, epoch } => {
+                        self.tally.forget_before(VmKey { vm, epoch: epoch.saturating_add(1) });
+                    }
+                    _ => {}
+                }
+                self.custody.command(other, now);
+            }
         }
+    }
+
+    /// Says what the workers of a VM say they have done.
+    fn describe_work(&mut self, vm: u32, now: Millis) {
+        for (id, link) in self.links.iter().filter(|(_, link)| link.vm.vm == vm) {
+            self.tally.see(*id, link.report.work(), now);
+        }
+        let Some(key) = self.custody.current(vm) else { return };
+        let Done { launches, copies, copied, calls } = self.tally.of(key);
+        self.tell(FromArbiter::Work { vm, epoch: key.epoch, launches, copies, copied, calls });
     }
 
     fn adopt(&mut self, vm: VmKey, process: u32, socket: OwnedFd, pidfd: OwnedFd) -> Result<(), PageError> {
@@ -374,11 +397,12 @@ impl Server {
         self.next_worker += 1;
         unblock(socket.as_fd())?;
         let (page, descriptor) = Page::new(vm.epoch)?;
+        let (report, theirs) = Report::new()?;
         if !self.custody.add_worker(id, vm, process) {
             tracing::warn!(vm = vm.vm, epoch = vm.epoch, "a worker of an old epoch is not served");
             return Ok(());
         }
-        let link = Link::new(vm, socket, pidfd, page);
+        let link = Link::new(vm, socket, pidfd, page, report);
         if let Some(socket) = link.socket() {
             epoll::add(&self.epoll, socket, Token::Worker(id).encode(), EventFlags::IN)?;
         }
@@ -387,10 +411,11 @@ impl Server {
         link.page.write(limit, used, permit);
         let welcome = Answer::Welcome { unit: self.custody.unit(), epoch: vm.epoch, limit };
         // A fresh socket has room for one message.
-        if link.send(&welcome.encode(), &[descriptor.as_fd()]) != Sent::Yes {
+        if link.send(&welcome.encode(), &[descriptor.as_fd(), theirs.as_fd()]) != Sent::Yes {
             tracing::warn!(vm = vm.vm, process, "a worker cannot be welcomed");
         }
         self.links.insert(id, link);
+        self.tally.join(id, vm, self.now());
         Ok(())
     }
 
@@ -509,7 +534,9 @@ impl Server {
                 Err(error) => tracing::error!(%error, "a dead worker is still watched"),
             }
             drop(link.close());
+            self.tally.see(id, link.report.work(), now);
         }
+        self.tally.leave(id);
         self.custody.worker_died(id, now);
     }
 

@@ -6,7 +6,7 @@
 use crate::{
     custody::Millis,
     ids::{ChunkId, VmKey},
-    page::Page,
+    page::{Page, Report},
 };
 use rustix::{
     event::epoll::EventFlags,
@@ -57,6 +57,7 @@ pub(crate) struct Link {
     socket: Option<OwnedFd>,
     pidfd: OwnedFd,
     pub(crate) page: Page,
+    pub(crate) report: Report,
     outbox: VecDeque<Message>,
     /// Since when it has not read.
     unread: Option<Millis>,
@@ -73,12 +74,12 @@ pub(crate) enum Sent {
 }
 
 impl Link {
-    pub(crate) fn new(vm: VmKey, socket: OwnedFd, pidfd: OwnedFd, page: Page) -> Link {
+    pub(crate) fn new(vm: VmKey, socket: OwnedFd, pidfd: OwnedFd, page: Page, report: Report) -> Link {
         if let Err(error) = set_socket_send_buffer_size(&socket, SEND_BUFFER) {
             tracing::warn!(%error, "a worker's socket keeps its buffer");
         }
         let (outbox, interest) = (VecDeque::new(), EventFlags::IN);
-        Link { vm, socket: Some(socket), pidfd, page, outbox, unread: None, interest }
+        Link { vm, socket: Some(socket), pidfd, page, report, outbox, unread: None, interest }
     }
 
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {

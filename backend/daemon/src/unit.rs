@@ -141,6 +141,7 @@ struct Heard {
     unit: Option<(u64, UnitReport)>,
     vms: BTreeMap<u32, (u64, VmReport)>,
     times: BTreeMap<u32, TimeReport>,
+    work: BTreeMap<u32, WorkReport>,
 }
 
 /// What a unit has, in bytes.
@@ -163,6 +164,7 @@ pub(crate) struct VmReport {
     pub(crate) dirty: u64,
     pub(crate) holders: u32,
     pub(crate) time: TimeReport,
+    pub(crate) work: WorkReport,
 }
 
 /// What a VM had of a unit's time in its epoch, in nanoseconds.
@@ -172,6 +174,15 @@ pub(crate) struct TimeReport {
     pub(crate) overlapped: u64,
     pub(crate) waited: u64,
     pub(crate) turns: u64,
+}
+
+/// What the workers of a VM say they have done on a unit in its epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct WorkReport {
+    pub(crate) launches: u64,
+    pub(crate) copies: u64,
+    pub(crate) copied: u64,
+    pub(crate) calls: u64,
 }
 
 /// A worker, as arbiters are told of it.
@@ -578,7 +589,8 @@ impl Unit {
                 if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
                     self.note(|heard, count| {
                         let time = heard.times.get(&vm).copied().unwrap_or_default();
-                        let report = VmReport { epoch, lent, headroom, dirty, holders, time };
+                        let work = heard.work.get(&vm).copied().unwrap_or_default();
+                        let report = VmReport { epoch, lent, headroom, dirty, holders, time, work };
                         heard.vms.insert(vm, (count, report));
                     });
                 } else {
@@ -589,6 +601,12 @@ impl Unit {
                 if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
                     let report = TimeReport { used, overlapped, waited, turns };
                     self.heard.borrow_mut().times.insert(vm, report);
+                }
+            }
+            FromArbiter::Work { vm, epoch, launches, copies, copied, calls } => {
+                if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
+                    let report = WorkReport { launches, copies, copied, calls };
+                    self.heard.borrow_mut().work.insert(vm, report);
                 }
             }
             FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect } => {
@@ -626,6 +644,7 @@ impl Unit {
             heard.unit = None;
             heard.vms.clear();
             heard.times.clear();
+            heard.work.clear();
         }
         if !orderly {
             // Heard by nobody while everything ends.

@@ -15,6 +15,7 @@ use crate::{
     queue::Gate,
     session::Session,
     submit::Submitter,
+    time::Time,
 };
 use rustix::{fd::OwnedFd, io::Errno};
 use sluice_driver::{Driver, DriverError, code};
@@ -233,6 +234,7 @@ fn start(
     let notices = Arc::new(Notices::default());
     let lanes = Arc::new(Lanes::new());
     let (helper, inboxes) = Helper::new();
+    let time = Arc::new(Time::new(provision.custody().map_or_else(Vec::new, |custody| custody.meters())));
     let completion = Arc::new(Completion::new(
         Arc::clone(&driver),
         Arc::clone(session),
@@ -277,6 +279,7 @@ fn start(
         lanes,
         Arc::clone(&completion),
         Arc::clone(attached),
+        Arc::clone(&time),
     );
     let shared = Shared {
         driver,
@@ -284,6 +287,7 @@ fn start(
         notices: Arc::clone(&notices),
         completion,
         gate,
+        time,
         provision,
         memory,
         helper: helper.clone(),

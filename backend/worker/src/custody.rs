@@ -7,6 +7,7 @@
 use crate::{
     memory::{Books, Chunk, ChunkSource, Lease},
     session::Session,
+    time::Meter,
 };
 use core::{
     sync::atomic::{AtomicU64, Ordering},
@@ -19,8 +20,8 @@ use rustix::{
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
-    control::BYTES,
-    custody::{Answer, Growth, Request, page},
+    control::{BYTES, Run},
+    custody::{Answer, Growth, Request, page, report},
     field::FieldError,
 };
 use sluice_shared_memory::{Mapping, mapping::MapError, socket};
@@ -74,6 +75,8 @@ pub(crate) struct Custody {
 struct Link {
     socket: OwnedFd,
     page: Mapping,
+    /// Until the meter of the device has it.
+    report: Mutex<Option<Mapping>>,
     unit: u32,
     serial: AtomicU64,
     /// Answers to those who wait, by serial.
@@ -161,16 +164,21 @@ impl Link {
             return Err(CustodyError::Silent(device));
         }
         let (answer, descriptors) = message(&socket)?.ok_or(CustodyError::Gone(device))?;
-        let (unit, file) = match (answer, <[OwnedFd; 1]>::try_from(descriptors)) {
-            (Answer::Welcome { unit, .. }, Ok([file])) => (unit, file),
-            (answer, _) => return Err(CustodyError::Unexpected(answer, 1)),
+        let (unit, file, report) = match (answer, <[OwnedFd; 2]>::try_from(descriptors)) {
+            (Answer::Welcome { unit, .. }, Ok([file, report])) => (unit, file, report),
+            (answer, _) => return Err(CustodyError::Unexpected(answer, 2)),
         };
         // A page shorter than it says would be a fault at the first look.
-        let bytes = rustix::fs::fstat(&file)?.st_size;
-        if u64::try_from(bytes).is_ok_and(|bytes| bytes < page::BYTES as u64) {
+        let is_short = |file: &OwnedFd, bytes: usize| {
+            let found = rustix::fs::fstat(file)?.st_size;
+            Ok::<bool, Errno>(u64::try_from(found).is_ok_and(|found| found < bytes as u64))
+        };
+        if is_short(&file, page::BYTES)? || is_short(&report, report::BYTES)? {
             return Err(CustodyError::Page("too short"));
         }
         let page = Mapping::read_only(file.as_fd(), page::BYTES as u64)?;
+        let run = Run { offset: 0, bytes: report::BYTES as u64 };
+        let report = Mapping::scattered(0, run.bytes, [(report.as_fd(), run)])?;
         let magic =
             sluice_protocol::shared::Shared::load_u64(&page.words(), page::MAGIC_AT, Ordering::Acquire);
         if magic != page::MAGIC {
@@ -179,6 +187,7 @@ impl Link {
         Ok(Link {
             socket,
             page,
+            report: Mutex::new(Some(report)),
             unit,
             serial: AtomicU64::new(1),
             desk: Mutex::default(),
@@ -304,6 +313,11 @@ impl Custody {
     pub(crate) fn new(driver: Arc<Driver>, sockets: Vec<OwnedFd>) -> Result<Custody, CustodyError> {
         let links = sockets.into_iter().enumerate().map(|(device, socket)| Link::welcomed(device, socket));
         Ok(Custody { driver, links: links.collect::<Result<_, _>>()? })
+    }
+
+    /// The meters of all devices; once.
+    pub(crate) fn meters(&self) -> Vec<Meter> {
+        self.links.iter().filter_map(|link| lock(&link.report).take()).map(Meter::new).collect()
     }
 
     fn link(&self, device: i32) -> Result<&Link, Code> {

@@ -23,6 +23,7 @@ use crate::{
     spin::Spin,
     submit::{Operation, Payload, Submitter, Target, Work},
     table::Table,
+    time::Time,
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
@@ -94,6 +95,7 @@ pub(crate) struct Shared {
     pub(crate) notices: Arc<Notices>,
     pub(crate) completion: Arc<Completion>,
     pub(crate) gate: Arc<Gate>,
+    pub(crate) time: Arc<Time>,
     pub(crate) provision: Provision,
     pub(crate) memory: Arc<Mutex<SessionMemory>>,
     pub(crate) helper: Helper,
@@ -197,6 +199,7 @@ impl Dispatcher {
         if self.shared.notices.any() {
             self.read_notices();
         }
+        self.shared.time.call();
         let to = reply_to(&header);
         if let Some(failed) = self.shared.session.sticky()
             && header.call != wire::console_read::CALL
@@ -253,7 +256,7 @@ impl Dispatcher {
             match notice {
                 Notice::Context { id, slot, context: Some(context) } => {
                     self.contexts.fill(id, context);
-                    let target = Target { slot, stream: 0, context: context.context };
+                    let target = Target::new(slot, 0, &context);
                     self.bind(slot, Binding::Stream(target));
                 }
                 Notice::Context { id, slot, context: None } => {

@@ -13,6 +13,7 @@ use crate::{
     queue::{Gate, OPEN},
     session::Session,
     submit::Submitter,
+    time::Time,
 };
 use rustix::{
     event::{EventfdFlags, eventfd},
@@ -79,6 +80,7 @@ impl Harness {
         let attached = Arc::new(Attached::default());
         let lanes = Arc::new(Lanes::new());
         let (helper, inboxes) = Helper::new();
+        let time = Arc::new(Time::default());
         let completion = Completion::new(
             Arc::clone(&driver),
             Arc::clone(&session),
@@ -114,6 +116,7 @@ impl Harness {
             lanes,
             Arc::clone(&completion),
             attached,
+            Arc::clone(&time),
         );
         thread::spawn(move || memory_helper.run(&inboxes.memory));
         thread::spawn(move || module_helper.run(&inboxes.modules));
@@ -134,6 +137,7 @@ impl Harness {
             notices,
             completion,
             gate: Arc::clone(&gate),
+            time,
             provision,
             memory: device_memory,
             helper,

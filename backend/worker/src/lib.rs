@@ -35,6 +35,7 @@ mod session;
 mod spin;
 mod submit;
 mod table;
+mod time;
 
 pub use arenas::AttachError;
 pub use control::{RunError, run};

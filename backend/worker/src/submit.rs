@@ -11,7 +11,9 @@ use crate::{
     arenas::Attached,
     completion::{Completion, Current},
     lanes::{ContextRef, Lanes, Marker},
+    objects,
     session::{ReplyTo, Session},
+    time::Time,
 };
 use sluice_driver::{Code, Device, Driver, Handle, Host, Launch, LaunchAttribute, Rows, code};
 use std::sync::Arc;
@@ -22,6 +24,16 @@ pub(crate) struct Target {
     pub(crate) slot: u32,
     pub(crate) stream: Handle,
     pub(crate) context: ContextRef,
+    /// Ordinal of the context's device.
+    pub(crate) device: u8,
+}
+
+impl Target {
+    pub(crate) fn new(slot: u32, stream: Handle, context: &objects::Context) -> Target {
+        // A session has fewer devices.
+        let device = u8::try_from(context.device).unwrap_or(u8::MAX);
+        Target { slot, stream, context: context.context, device }
+    }
 }
 
 /// What is to be done on a stream.
@@ -101,6 +113,11 @@ impl Operation {
     }
 }
 
+/// Bytes that rows have.
+const fn area(rows: &Rows) -> u64 {
+    rows.width.saturating_mul(rows.height)
+}
+
 /// A range as rows.
 const fn one_row(range: Host) -> Rows {
     Rows { pitch: range.bytes(), width: range.bytes(), height: 1 }
@@ -157,6 +174,7 @@ pub(crate) struct Submitter {
     lanes: Arc<Lanes>,
     completion: Arc<Completion>,
     attached: Arc<Attached>,
+    time: Arc<Time>,
     unmarked: Unmarked,
     /// Where `unmarked` is, if anything is.
     target: Option<Target>,
@@ -171,6 +189,7 @@ impl Submitter {
         lanes: Arc<Lanes>,
         completion: Arc<Completion>,
         attached: Arc<Attached>,
+        time: Arc<Time>,
     ) -> Submitter {
         Submitter {
             driver,
@@ -178,6 +197,7 @@ impl Submitter {
             lanes,
             completion,
             attached,
+            time,
             unmarked: Unmarked::default(),
             target: None,
             untold: 0,
@@ -201,6 +221,7 @@ impl Submitter {
         let result = current
             .set(&self.driver, target.context)
             .and_then(|()| self.run(target.stream, &work.operation, payload));
+        self.count(target.device, &work.operation);
         if let Some((to, rows)) = work.operation.writes_host()
             && result.is_ok()
             && self.attached.is_gathered(to.address(), to.bytes())
@@ -212,6 +233,23 @@ impl Submitter {
             self.mark(current);
         }
         result
+    }
+
+    /// Counts what the VM's figures show.
+    fn count(&self, device: u8, operation: &Operation) {
+        match operation {
+            Operation::Launch(_) => self.time.launch(device),
+            Operation::CopyToDevice { to, .. } => self.time.copy(device, to.bytes()),
+            Operation::CopyFromDevice { to, .. } => self.time.copy(device, to.bytes()),
+            Operation::CopyOnDevice { to, .. } => self.time.copy(device, to.bytes()),
+            Operation::CopyRowsToDevice { rows, .. }
+            | Operation::CopyRowsFromDevice { rows, .. }
+            | Operation::CopyRowsOnDevice { rows, .. } => self.time.copy(device, area(rows)),
+            Operation::Nothing
+            | Operation::Fill { .. }
+            | Operation::Wait { .. }
+            | Operation::Record { .. } => {}
+        }
     }
 
     fn run(&self, stream: Handle, operation: &Operation, payload: Payload<'_>) -> Result<(), Code> {

@@ -108,6 +108,8 @@ pub(crate) struct Host {
     pub(crate) context: u64,
     pub(crate) events: Vec<(ArbiterEvent, u32, u32, u64)>,
     pub(crate) wanted: Vec<(u32, u64)>,
+    /// `[launches, copies, bytes copied, calls]` by VM, as last said.
+    pub(crate) work: std::collections::HashMap<u32, [u64; 4]>,
 }
 
 impl Host {
@@ -169,6 +171,7 @@ impl Host {
             context: 0,
             events: Vec::new(),
             wanted: Vec::new(),
+            work: std::collections::HashMap::new(),
         };
         let setup = ArbiterSetup {
             unit: 0,
@@ -239,6 +242,9 @@ impl Host {
                     self.events.push((ArbiterEvent::from_number(kind).unwrap(), vm, process, bytes));
                 }
                 FromArbiter::WantEscrow { ancestor, bytes } => self.wanted.push((ancestor, bytes)),
+                FromArbiter::Work { vm, launches, copies, copied, calls, .. } => {
+                    self.work.insert(vm, [launches, copies, copied, calls]);
+                }
                 other => return other,
             }
         }
@@ -277,6 +283,12 @@ impl Host {
             FromArbiter::Vm { lent, headroom, dirty, holders, .. } => ([lent, headroom, dirty], holders),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// `[launches, copies, bytes copied, calls]` of a VM.
+    pub(crate) fn work(&mut self, vm: u32) -> [u64; 4] {
+        self.describe(vm);
+        self.work.get(&vm).copied().unwrap_or_default()
     }
 
     /// `[total, lent, clean, dirty, headroom, suspect]` of the unit.

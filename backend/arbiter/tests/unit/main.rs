@@ -7,6 +7,7 @@ mod figures;
 mod host;
 mod instances;
 mod lending;
+mod tally;
 mod watch;
 mod worker;
 

@@ -8,7 +8,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use sluice_driver::{Device, Driver, Handle, Host, Rows};
 use sluice_protocol::{
     control::{BYTES, Run},
-    custody::{Answer, CLASSES, Request, page},
+    custody::{Answer, CLASSES, Request, page, report},
 };
 use sluice_shared_memory::{Mapping, mapping::Words, socket};
 use std::{
@@ -130,6 +130,7 @@ struct Played {
     driver: Option<Driver>,
     custody: OwnedFd,
     page: Words,
+    report: Words,
     chunks: BTreeMap<u64, Chunk>,
     /// Given back by word only.
     secret: Vec<Chunk>,
@@ -409,6 +410,14 @@ impl Played {
                 use sluice_protocol::shared::Shared as _;
                 self.page.load_u32(page::PERMIT, std::sync::atomic::Ordering::Acquire).to_string()
             }
+            "did" => {
+                use sluice_protocol::shared::Shared as _;
+                let words = [report::LAUNCHES, report::COPIES, report::COPIED, report::CALLS];
+                for (place, at) in words.into_iter().enumerate() {
+                    self.report.store_u64(at, number(place), std::sync::atomic::Ordering::Release);
+                }
+                "0".to_owned()
+            }
             "flood" => {
                 // Never reads an answer.
                 loop {
@@ -443,10 +452,15 @@ fn process() {
     // SAFETY: the mapping above, which stays; it is only read.
     let page = unsafe { Words::new(at.expose_provenance(), page::BYTES) };
     assert_eq!(page::memory(&page).1, limit);
+    let writable = Mapping::scattered(0, run.bytes, [(descriptors[1].as_fd(), run)]).unwrap();
+    let report = writable.words();
+    // It stays as long as the process.
+    std::mem::forget(writable);
     let mut played = Played {
         driver: None,
         custody,
         page,
+        report,
         chunks: BTreeMap::new(),
         secret: Vec::new(),
         answers: VecDeque::new(),

@@ -827,7 +827,8 @@ impl Dispatcher {
 
     fn create_stream(&mut self, header: &Header, args: &wire::stream_create::Args<'_>) -> Result<(), Code> {
         const NON_BLOCKING: u32 = 1;
-        let context = self.enter(header)?.context;
+        let caller = self.enter(header)?;
+        let context = caller.context;
         let slot = self.slots.get(args.slot as usize).ok_or(code::INVALID_VALUE)?;
         let free = matches!(slot.binding, Binding::Free) && self.streams.is_free(args.stream.0);
         if !free || args.flags & !NON_BLOCKING != 0 {
@@ -835,7 +836,7 @@ impl Dispatcher {
         }
         let handle = self.shared.driver.stream_create(args.flags, args.priority)?;
         self.streams.insert(args.stream.0, objects::Stream { handle, slot: args.slot, context })?;
-        self.bind(args.slot, Binding::Stream(Target { slot: args.slot, stream: handle, context }));
+        self.bind(args.slot, Binding::Stream(Target::new(args.slot, handle, &caller)));
         Ok(())
     }
 }

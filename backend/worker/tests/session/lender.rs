@@ -9,7 +9,7 @@ use rustix::{
 use sluice_driver::Driver;
 use sluice_protocol::{
     control::{BYTES, Run},
-    custody::{Answer, Request, UNIT, page},
+    custody::{Answer, Request, UNIT, page, report},
     shared::Shared,
 };
 use sluice_shared_memory::{Mapping, socket};
@@ -173,7 +173,9 @@ impl Lender {
         drop(books);
         tenant.page.words().store_u64(page::MAGIC_AT, page::MAGIC, Ordering::Release);
         let welcome = Answer::Welcome { unit: 0, epoch: 1, limit };
-        socket::send(&tenant.socket, &welcome.encode(), &[file.as_fd()]).expect("welcome");
+        let report = memfd_create("report", MemfdFlags::CLOEXEC).expect("memfd");
+        ftruncate(&report, report::BYTES as u64).expect("truncate");
+        socket::send(&tenant.socket, &welcome.encode(), &[file.as_fd(), report.as_fd()]).expect("welcome");
         let lender = self.clone();
         std::thread::spawn(move || lender.serve(&tenant));
     }

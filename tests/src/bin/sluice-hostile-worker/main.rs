@@ -110,7 +110,8 @@ impl Hostile {
             bail!("no welcome");
         };
         worker.limit = limit;
-        worker.page = descriptors.pop().context("the custody page")?;
+        ensure!(descriptors.len() == 2, "the custody page and the report page");
+        worker.page = descriptors.swap_remove(0);
         worker.say(Request::Hello { process: 4711 })?;
         Ok(worker)
     }
