@@ -181,8 +181,16 @@ fn an_error_of_a_device_reaches_sluiced_alone() {
         assert!(start.elapsed() < PATIENCE);
         thread::sleep(Duration::from_millis(5));
     }
-    thread::sleep(Duration::from_millis(100));
-    std::fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(b"48\n").unwrap();
+    // What came before it has begun to watch is not reported: again, until one is.
+    let mut file = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
+    let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let heard = || poll(&mut [PollFd::new(&inventory.control, PollFlags::IN)], Some(&limit)).unwrap() > 0;
+    while {
+        file.write_all(b"48\n").unwrap();
+        !heard()
+    } {
+        assert!(start.elapsed() < PATIENCE);
+    }
     assert_eq!(
         hear(&inventory.control),
         Some(FromInventory::Xid { unit: 1, xid: 48, process: 0, instance: WHOLE })

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const PAGE: u64 = 2 << 20;
 pub(crate) const CONTEXT: u64 = 6 << 20;
 
