@@ -107,8 +107,11 @@ fn signals_sent_to_sluice_reach_the_program() {
     for (which, name) in
         [(Signal::TERM, "TERM"), (Signal::HUP, "HUP"), (Signal::INT, "INT"), (Signal::USR1, "USR1")]
     {
-        let script =
-            format!("trap 'echo got; exit 5' {name}; echo ready; while :; do read -r line || exit 6; done");
+        // Not a read: a shell that has just looked for signals would not look again before it has read something.
+        let script = format!(
+            "trap 'echo got; exit 5' {name}; echo ready
+            n=0; while test $n -lt 5000; do sleep 0.02; n=$((n+1)); done; exit 6"
+        );
         let (mut child, mut output, _) = start(attentive(place.script(&script)));
         signal(&watch(child.id()).expect("sluice"), which);
         let mut line = String::new();
@@ -165,7 +168,8 @@ fn the_terminals_interrupt_reaches_the_program_once() {
         }
     };
     wait_for("ready");
-    (&ours).write_all(b"\x03").expect("typed");
+    // And a line, should the shell have looked for signals just before: it looks again when it has read something.
+    (&ours).write_all(b"\x03\n").expect("typed");
     wait_for("got 1");
     (&ours).write_all(b"end\n").expect("typed");
     // Once: sluice, which gets it too, does not pass on what the program has.
