@@ -558,13 +558,13 @@ impl Scheduler {
             }
             if !tenant.is_active() {
                 tenant.shut(now);
+            } else if now >= tenant.until {
+                tenant.absent = !tenant.has_begun();
+                tenant.shut(now);
             } else if tenant.has_begun() && tenant.until > tenant.opened + quantum {
                 // It has come after all: its turn is as long as any.
                 tenant.until = tenant.until.min(now + quantum);
                 tenant.opened = tenant.until - quantum;
-            } else if now >= tenant.until {
-                tenant.absent = !tenant.has_begun();
-                tenant.shut(now);
             }
         }
     }
@@ -579,6 +579,10 @@ impl Scheduler {
             if now >= tenant.opened + begin {
                 // Its permit stays open: whenever it wakes, it has its turn.
                 tenant.until = tenant.opened + late;
+                if now >= tenant.until {
+                    tenant.absent = true;
+                    tenant.shut(now);
+                }
                 self.current = None;
                 self.give(Some(next), now);
             }
@@ -765,6 +769,26 @@ mod tests {
         ]
     }
 
+    // Promise: T27
+    #[test]
+    fn who_comes_late_to_a_late_look_does_not_keep_its_permit() {
+        let mut scheduler = Scheduler::new(Settings::default(), 0);
+        let [slow, other] = [(); 2].map(|()| scheduler.add(Terms::default(), 0));
+        scheduler.see(slow, Seen { waiting: 1, flying: 0, begun: 0 }, 0);
+        scheduler.turn(0);
+        scheduler.see(other, Seen { waiting: 1, flying: 0, begun: 0 }, 0);
+        // It does not begin: the other one is let in beside it.
+        let due = scheduler.turn(MILLISECOND).expect("a permit is open beside the turn");
+        assert!([slow, other].iter().all(|slot| scheduler.permit(*slot) != Permit::Closed));
+        // It has come, and whoever looks is late as well; both have all that they want.
+        let now = due + 50 * MILLISECOND;
+        for slot in [slow, other] {
+            scheduler.see(slot, Seen { waiting: 0, flying: 1, begun: 1 }, now);
+        }
+        scheduler.turn(now);
+        assert_eq!(scheduler.permit(slow), Permit::Closed);
+    }
+
     proptest! {
         // Promise: T27
         /// Whatever VMs do: nobody is charged time that did not pass, a VM without permission has none, the unit is left to
@@ -811,6 +835,10 @@ mod tests {
                         }
                         let ready = entries(&scheduler.tenants).any(|(_, tenant)| tenant.is_ready());
                         let held_or_had = scheduler.current.is_some();
+                        let beside = |index: usize| scheduler.current.is_none_or(|slot| slot.index() != index);
+                        let left_open = entries(&scheduler.tenants)
+                            .any(|(index, tenant)| tenant.open && tenant.is_active() && beside(index));
+                        prop_assert!(!left_open || due.is_some(), "a permit beside the turn is never closed");
                         prop_assert!(!ready || held_or_had || due.is_some(), "somebody is forgotten");
                     }
                 }
