@@ -136,6 +136,11 @@ impl Gate {
                 continue;
             }
             if !self.is_open() {
+                // What is under way has to be seen to end, and nothing else would mark it.
+                if let Some(submitter) = &mut waiting.submitter {
+                    submitter.mark(&mut current);
+                    submitter.tell();
+                }
                 drop(waiting);
                 std::thread::sleep(LOOK);
                 waiting = self.lock();

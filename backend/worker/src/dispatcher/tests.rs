@@ -132,6 +132,24 @@ fn eventually(mut happened: impl FnMut() -> bool) {
     }
 }
 
+/// Work that is posted while the ring is never found empty, as by a guest that is faster than the worker.
+#[test]
+fn what_was_submitted_before_a_permit_closed_is_seen_to_end() {
+    let mut guest = Guest::ready();
+    for _ in 0..20 {
+        let before = guest.sequence;
+        guest.launch();
+        guest.harness.gate().set(0);
+        // It takes the submitter along, with a piece that is not marked yet.
+        guest.launch();
+        eventually(|| guest.completed() == before + 1);
+        guest.harness.gate().set(OPEN);
+        guest.harness.ring_is_empty();
+        eventually(|| guest.completed() == before + 2);
+    }
+    assert_eq!(page::lost(&guest.harness.words()), None);
+}
+
 #[test]
 fn a_closed_permit_holds_work_and_nothing_else() {
     let mut guest = Guest::ready();
