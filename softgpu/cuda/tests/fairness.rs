@@ -38,6 +38,21 @@ fn progress(one: &Peer, other: &Peer, time: Duration) -> (u64, u64) {
     (read(one) - a, read(other) - b)
 }
 
+/// Whether two processes come on so at the same time. On a machine with other things to do one may be held up for a while;
+/// where shares are not kept, it is each time.
+fn come_on(one: &Peer, other: &Peer, time: Duration, fair: impl Fn(u64, u64) -> bool) {
+    let mut seen = Vec::new();
+    while seen.len() < 5 {
+        let (a, b) = progress(one, other, time);
+        println!("{a} and {b}");
+        if fair(a, b) {
+            return;
+        }
+        seen.push((a, b));
+    }
+    panic!("{seen:?}");
+}
+
 /// Larger than any test waits for.
 const ENDLESS: u64 = 100_000_000;
 
@@ -51,9 +66,7 @@ fn two_long_kernels_go_on_side_by_side() {
         peer.ask(&format!("work 1 {ENDLESS}")).unwrap();
     }
     std::thread::sleep(Duration::from_millis(100));
-    let (a, b) = progress(&one, &other, Duration::from_secs(2));
-    println!("{a} and {b}");
-    assert!(a.max(b) * 2 < a.min(b) * 3, "{a} and {b}");
+    come_on(&one, &other, Duration::from_secs(2), |a, b| a.max(b) * 2 < a.min(b) * 3);
 }
 
 // Promise: T20
@@ -65,10 +78,10 @@ fn many_kernels_of_one_process_do_not_crowd_out_the_one_of_another() {
     crowd.ask(&format!("work 24 {ENDLESS}")).unwrap();
     single.ask(&format!("work 1 {ENDLESS}")).unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    let (a, b) = progress(&crowd, &single, Duration::from_secs(3));
-    println!("the crowd did {a}, the single one {b}");
     // Without shares the crowd has 24 threads for one.
-    assert!(a.max(b) < a.min(b) * 3, "the crowd did {a}, the single one {b}");
+    come_on(&crowd, &single, Duration::from_secs(3), |crowd, single| {
+        crowd.max(single) < crowd.min(single) * 3
+    });
 }
 
 // Promise: T20

@@ -207,6 +207,8 @@ fn time_between_events_is_that_of_the_work() {
     ok!(cuEventRecord(end, queue));
     assert_eq!(cu!(cuEventElapsedTime_v2(&raw mut milliseconds, start, end)), NOT_READY);
     assert_eq!(milliseconds, -1.0);
+    // It is recorded when its stream comes to it.
+    ok!(cuEventSynchronize(start));
     let begun = Instant::now();
     std::thread::sleep(Duration::from_millis(20));
     flag.set(1);

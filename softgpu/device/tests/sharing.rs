@@ -211,7 +211,8 @@ fn nothing_is_lost_when_processes_are_killed_anywhere() {
     let end = Instant::now() + Duration::from_secs(4);
     let mut children: Vec<Child> = (0..4).map(|_| churn(state.path())).collect();
     let mut killed = 0;
-    while Instant::now() < end {
+    // On a busy machine, for as long as enough deaths take.
+    while Instant::now() < end || killed <= 50 {
         for child in &mut children {
             std::thread::sleep(Duration::from_millis(3 + killed % 7));
             child.kill().unwrap();
@@ -235,7 +236,6 @@ fn nothing_is_lost_when_processes_are_killed_anywhere() {
     let unique: HashSet<u64> = pages(all.runs()).into_iter().collect();
     assert_eq!(unique.len() as u64 * PAGE_BYTES, device.total_bytes());
     assert_eq!(device.processes().len(), 1);
-    assert!(killed > 50, "{killed}");
 }
 
 /// Processes that import and let go as fast as they can are killed at random moments, while what they import ends and
@@ -254,7 +254,8 @@ fn no_hold_is_lost_or_left_when_importers_are_killed_anywhere() {
     let end = Instant::now() + Duration::from_secs(3);
     let mut children: Vec<Child> = (0..3).map(|_| start(state.path(), "import_and_let_go")).collect();
     let mut killed = 0;
-    while Instant::now() < end {
+    // On a busy machine, for as long as enough deaths take.
+    while Instant::now() < end || killed <= 50 {
         for child in &mut children {
             std::thread::sleep(Duration::from_millis(2 + killed % 9));
             child.kill().unwrap();
@@ -275,7 +276,6 @@ fn no_hold_is_lost_or_left_when_importers_are_killed_anywhere() {
     drop(made);
     device.collect();
     assert_eq!(device.free_bytes(), device.total_bytes(), "after {killed} deaths");
-    assert!(killed > 50, "{killed}");
 }
 
 #[test]
