@@ -23,9 +23,10 @@ fn start(state: &Path) -> Peer {
     peer
 }
 
-/// Waits until the device has as much free memory as it should, as one of its users sees it.
+/// Waits until the device has as much free memory as it should, as one of its users sees it. Not always at once: a process
+/// that another test is just starting has copies of this one's descriptors until it is another program.
 fn wait_for_free(peer: &Peer, bytes: u64) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     while peer.ask("free") != Ok(bytes) {
         assert!(Instant::now() < end, "{:?} free, not {bytes}", peer.ask("free"));
         std::thread::sleep(Duration::from_millis(1));
@@ -92,7 +93,7 @@ fn memory_ends_with_the_last_handle_and_mapping_in_every_order() {
             let (peer, words) = steps[*index];
             peer.ask(words).unwrap();
         }
-        assert_eq!(maker.ask("free"), Ok(free), "{order:?}");
+        wait_for_free(&maker, free);
     }
 }
 
@@ -243,7 +244,7 @@ fn an_exporter_needs_no_descriptor_for_what_it_has_sent() {
     for piece in 0..PIECES {
         maker.ask(&format!("release {piece}")).unwrap();
     }
-    assert_eq!(maker.ask("free"), Ok(free));
+    wait_for_free(&maker, free);
     let left = std::fs::read_dir(state.path().join("gpu0/exports")).unwrap().count();
     assert_eq!(left, 0, "no file is left of what is gone");
 }

@@ -274,8 +274,13 @@ fn no_hold_is_lost_or_left_when_importers_are_killed_anywhere() {
         child.wait().unwrap();
     }
     drop(made);
-    device.collect();
-    assert_eq!(device.free_bytes(), device.total_bytes(), "after {killed} deaths");
+    // A process that another test is just starting has copies of the descriptors until it is another program.
+    let end = Instant::now() + Duration::from_secs(60);
+    while device.free_bytes() != device.total_bytes() {
+        assert!(Instant::now() < end, "{} bytes free after {killed} deaths", device.free_bytes());
+        std::thread::sleep(Duration::from_millis(1));
+        device.collect();
+    }
 }
 
 #[test]
