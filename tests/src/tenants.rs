@@ -2,7 +2,7 @@
 //! to the device of one VM or another.
 //!
 //! Owns a software GPU of its own in memory and everything that was started for it. What is asked of `sluiced` goes through
-//! its control socket and the command line tool, as an operator would.
+//! the management API and the command line tool, as an operator would.
 
 use std::fs;
 use std::io::Read as _;
@@ -18,6 +18,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::direct::{PATIENCE, descendants};
+use crate::management;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, kill, output_of, run, tail};
 
@@ -219,18 +220,22 @@ impl Tenants {
         output_of(&mut command, PATIENCE)
     }
 
-    /// What `sluiced` says it has.
+    /// What the management API shows at a path, as of now.
     ///
     /// # Errors
-    /// When it does not answer.
-    pub fn status(&self) -> Result<Value> {
-        use std::io::{BufRead as _, BufReader, Write as _};
-        let mut stream = UnixStream::connect(self.folder.path().join("run/control.sock"))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(b"status\n")?;
-        let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line)?;
-        serde_json::from_str(&line).with_context(|| format!("not JSON: {line}"))
+    /// When it does not answer, or there is no such thing.
+    pub fn look(&self, path: &str) -> Result<Value> {
+        let (status, answer) = management::ask(&self.folder.path().join("run/api.sock"), "GET", path, None)?;
+        ensure!(status == 200, "{path}: {status} {answer}");
+        Ok(answer)
+    }
+
+    /// A VM as the management API shows it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn vm(&self, vm: u32) -> Result<Value> {
+        self.look(&format!("/v1/vms/{vm}"))
     }
 
     /// The first unit, if its arbiter lends.
@@ -246,19 +251,45 @@ impl Tenants {
     /// # Errors
     /// When `sluiced` does not answer.
     pub fn unit_of(&self, number: usize) -> Result<Option<Unit>> {
-        let status = self.status()?;
-        let unit = &status["units"][number]["memory"];
-        let number = |key: &str| unit[key].as_u64();
+        let unit = self.look(&format!("/v1/units/{number}"))?;
+        let number = |key: &str| unit["memory"][key].as_u64();
         Ok((|| {
             Some(Unit {
-                total: number("total")?,
-                lent: number("lent")?,
-                clean: number("clean")?,
-                dirty: number("dirty")?,
-                headroom: number("headroom")?,
-                suspect: number("suspect")?,
+                total: number("total_bytes")?,
+                lent: number("lent_bytes")?,
+                clean: number("clean_bytes")?,
+                dirty: number("dirty_bytes")?,
+                headroom: number("headroom_bytes")?,
+                suspect: number("suspect_bytes")?,
             })
         })())
+    }
+
+    /// Process id of a unit's arbiter.
+    ///
+    /// # Errors
+    /// When `sluiced` does not answer, or none runs.
+    pub fn arbiter(&self, unit: usize) -> Result<u32> {
+        process_in(&self.look(&format!("/v1/units/{unit}"))?["arbiter_process"])
+    }
+
+    /// Process id of a VM's device.
+    ///
+    /// # Errors
+    /// When `sluiced` does not answer, or none runs.
+    pub fn device(&self, vm: u32) -> Result<u32> {
+        process_in(&self.vm(vm)?["device_process"])
+    }
+
+    /// How often what should not happen has happened, as the management API counts it.
+    ///
+    /// # Errors
+    /// When `sluiced` does not answer.
+    pub fn counted(&self, kind: &str, vm: u32) -> Result<u64> {
+        let host = self.look("/v1/host")?;
+        let events = host["events"].as_array().context("events")?;
+        let count = events.iter().find(|event| event["kind"] == kind && event["vm"] == vm);
+        Ok(count.and_then(|event| event["count"].as_u64()).unwrap_or(0))
     }
 
     /// What a VM has of the first unit.
@@ -274,17 +305,16 @@ impl Tenants {
     /// # Errors
     /// When `sluiced` does not answer, or knows no such VM or unit.
     pub fn charge_on(&self, vm: u32, unit: usize) -> Result<Charge> {
-        let status = self.status()?;
-        let all = status["vms"].as_array().context("VMs")?;
-        let vm =
-            all.iter().find(|entry| entry["id"] == vm).with_context(|| format!("no VM {vm} in {status}"))?;
-        let memory = &vm["memory"][unit]["has"];
-        let number = |key: &str| memory[key].as_u64().with_context(|| format!("no {key} in {memory}"));
+        let vm = self.vm(vm)?;
+        let units = vm["units"].as_array().context("units")?;
+        let of =
+            units.iter().find(|of| of["unit"] == unit).with_context(|| format!("no unit {unit} in {vm}"))?;
+        let number = |key: &str| of[key].as_u64().with_context(|| format!("no {key} in {of}"));
         Ok(Charge {
-            epoch: number("epoch")?,
-            lent: number("lent")?,
-            headroom: number("headroom")?,
-            dirty: number("dirty")?,
+            epoch: vm["fence"]["epoch"].as_u64().context("an epoch")?,
+            lent: number("lent_bytes")?,
+            headroom: number("headroom_bytes")?,
+            dirty: number("dirty_bytes")?,
             holders: number("holders")?,
         })
     }
@@ -302,7 +332,7 @@ impl Tenants {
                 return Ok((unit, start.elapsed()));
             }
             if start.elapsed() > PATIENCE {
-                bail!("the unit stays {unit:?}\n{}\n{}", self.status()?, tail(&self.printed(), 40));
+                bail!("the unit stays {unit:?}\n{}", tail(&self.printed(), 40));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -365,9 +395,7 @@ impl Tenants {
     /// # Errors
     /// When it does not answer.
     pub fn workers(&self, vm: u32) -> Result<Vec<u32>> {
-        let status = self.status()?;
-        let all = status["vms"].as_array().context("VMs")?;
-        let vm = all.iter().find(|entry| entry["id"] == vm).context("the VM")?;
+        let vm = self.vm(vm)?;
         let sessions = vm["sessions"].as_array().context("sessions")?;
         Ok(sessions.iter().filter_map(|session| u32::try_from(session["worker"].as_u64()?).ok()).collect())
     }
@@ -439,6 +467,11 @@ impl Drop for Tenants {
             eprintln!("{error:#}");
         }
     }
+}
+
+fn process_in(value: &Value) -> Result<u32> {
+    let process = value.as_u64().and_then(|process| u32::try_from(process).ok());
+    process.context("no process runs there")
 }
 
 fn launch(

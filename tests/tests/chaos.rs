@@ -147,9 +147,7 @@ impl Chaos {
             }
             Victim::Device => {
                 self.device_killed = Instant::now();
-                let status = self.tenants.status()?;
-                let device = status["vms"][0]["device"].as_u64().context("a device")?;
-                kill(u32::try_from(device)?);
+                kill(self.tenants.device(1)?);
             }
             Victim::Arbiter => {
                 for arbiter in self.tenants.processes("sluice-arbiter")? {

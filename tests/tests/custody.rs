@@ -57,15 +57,13 @@ impl Stage {
 
     /// Whether the arbiter has reported the liar's VM for this.
     fn has_event(&self, kind: &str) -> Result<bool> {
-        let status = self.tenants.status()?;
-        let events = status["events"].as_array().context("events")?;
-        Ok(events.iter().any(|event| event["kind"] == kind && event["vm"] == 1))
+        Ok(self.tenants.counted(kind, 1)? > 0)
     }
 
     fn wait_for_event(&self, kind: &str) -> Result<()> {
         let start = Instant::now();
         while !self.has_event(kind)? {
-            ensure!(start.elapsed() < PATIENCE, "no {kind}: {}", self.tenants.status()?);
+            ensure!(start.elapsed() < PATIENCE, "no {kind}: {}", self.tenants.look("/v1/host")?);
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())

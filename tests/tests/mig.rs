@@ -1,8 +1,7 @@
 //! VMs on MIG instances that are made for them, on a software GPU: what each sees, and that the slices come back.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use sluice_tests::direct::PATIENCE;
+use sluice_tests::management;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, kill};
 use sluice_tests::programs;
@@ -68,20 +68,7 @@ impl Host {
     }
 
     fn api(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
-        let mut stream = UnixStream::connect(self.folder.path().join("run/api.sock"))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let body = body.map(Value::to_string).unwrap_or_default();
-        let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: sluice\r\nConnection: close\r\n{kind}Content-Length: {}\r\n\r\n{body}",
-            body.len()
-        )?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("an answer")?;
-        let status = head.get(9..12).context("a status")?.parse()?;
-        Ok((status, serde_json::from_str(body).unwrap_or_default()))
+        management::ask(&self.folder.path().join("run/api.sock"), method, path, body)
     }
 
     fn put(&self, vm: &str, placement: &Value) -> Result<Value> {

@@ -54,7 +54,7 @@ impl Stage {
             ensure!(
                 start.elapsed() < PATIENCE,
                 "{}\n{}",
-                self.tenants.status()?,
+                self.tenants.look("/v1/units")?,
                 tail(&self.tenants.printed(), 40)
             );
             std::thread::sleep(Duration::from_millis(10));
@@ -81,12 +81,6 @@ impl Stage {
 
     fn lent(&self, vm: u32) -> Result<Vec<u64>> {
         (0..UNITS).map(|unit| Ok(self.tenants.charge_on(vm, unit)?.lent)).collect()
-    }
-
-    fn arbiter(&self, unit: usize) -> Result<u32> {
-        let status = self.tenants.status()?;
-        let arbiter = status["units"][unit]["arbiter"].as_u64().context("an arbiter")?;
-        Ok(u32::try_from(arbiter)?)
     }
 
     /// Runs a program of a VM that may see one unit only.
@@ -210,12 +204,12 @@ fn an_arbiter_that_dies_leaves_the_other_unit_as_it_was() -> Result<()> {
     let stage = Stage::set()?;
     let mut both = stage.holder([QUOTA, QUOTA])?;
     both.looks()?;
-    let (dying, other) = (stage.arbiter(0)?, stage.arbiter(1)?);
+    let (dying, other) = (stage.tenants.arbiter(0)?, stage.tenants.arbiter(1)?);
     kill(dying);
     // The program is told at its next call, and ends.
     ensure!(both.looks().is_err(), "it goes on without a lender");
     ensure!(stage.settled()? == stage.before, "{:?}", stage.before);
-    ensure!(stage.arbiter(0)? != dying && stage.arbiter(1)? == other, "{other}");
+    ensure!(stage.tenants.arbiter(0)? != dying && stage.tenants.arbiter(1)? == other, "{other}");
     let mut next = stage.holder([QUOTA, QUOTA])?;
     next.looks()?;
     ensure!(stage.lent(1)? == [QUOTA, QUOTA], "{:?}", stage.lent(1)?);

@@ -33,7 +33,7 @@ pub struct Arguments {
     /// Read the configuration from this TOML file; flags override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where sockets are put: vm-ID.sock for each VM, and the control socket
+    /// Where sockets are put: vm-ID.sock for each VM, and those of the management API
     #[arg(long, value_name = "DIR")]
     pub runtime_dir: Option<PathBuf>,
     /// Where sluice-launcher, sluice-device and sluice-worker are [default: beside this program]
@@ -67,9 +67,6 @@ pub struct Arguments {
     /// Its socket for those who only read [default: api-read.sock in the runtime directory]
     #[arg(long, value_name = "PATH")]
     pub api_read: Option<PathBuf>,
-    /// The socket that answers `sluice status` [default: control.sock in the runtime directory]
-    #[arg(long, value_name = "PATH")]
-    pub control: Option<PathBuf>,
     /// Where what must outlive sluiced is kept, fences above all [default: the runtime directory]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
@@ -119,7 +116,6 @@ struct File {
     access: Vec<Access>,
     api: Option<PathBuf>,
     api_read: Option<PathBuf>,
-    control: Option<PathBuf>,
     state_dir: Option<PathBuf>,
     scrub_every_free: bool,
     verify: Option<VerifyWord>,
@@ -253,8 +249,6 @@ pub struct Configuration {
     pub api: PathBuf,
     /// Its socket for those who only read.
     pub api_read: PathBuf,
-    /// The control socket.
-    pub control: PathBuf,
     /// Where what must outlive the daemon is kept.
     pub state_dir: PathBuf,
     /// Whether memory is cleared inside workers as well.
@@ -334,14 +328,12 @@ impl Configuration {
         if worker_uids.is_some() {
             ensure!(rustix::process::geteuid().is_root(), "worker-uids needs root");
         }
-        let control = arguments.control.or(file.control).unwrap_or_else(|| runtime_dir.join("control.sock"));
         let state_dir = arguments.state_dir.or(file.state_dir).unwrap_or_else(|| runtime_dir.clone());
         let api = arguments.api.or(file.api).unwrap_or_else(|| runtime_dir.join("api.sock"));
         let api_read =
             arguments.api_read.or(file.api_read).unwrap_or_else(|| runtime_dir.join("api-read.sock"));
         let all = arguments.verify_all || file.verify == Some(VerifyWord::All);
         Ok(Self {
-            control: std::path::absolute(control)?,
             state_dir: std::path::absolute(state_dir)?,
             runtime_dir,
             libexec,
@@ -840,7 +832,7 @@ mod tests {
         let configuration = Configuration::load(arguments).expect("a configuration");
         assert_eq!(configuration.vms[0].memory, Size(7));
         assert_eq!(configuration.device_socket(9), Path::new("/run/x/vm-9.sock"));
-        assert_eq!(configuration.control, Path::new("/run/x/control.sock"));
+        assert_eq!(configuration.api, Path::new("/run/x/api.sock"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
     path::Path,
     rc::Rc,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -38,12 +38,11 @@ use crate::{
     roster::{House, Roster},
     sampling,
     state::{adoption::Adoption, checkpoint::Checkpoint},
-    status,
     trail::Trail,
     unit::{self, Unit, UnitError},
     units::Units,
     usage::Usage,
-    vm::{self, Vm},
+    vm,
     watched::watch,
 };
 
@@ -51,8 +50,6 @@ use crate::{
 const FOLLOWERS: usize = 64;
 /// How long arbiters of an earlier daemon may take to go away.
 const LEFT_OVER: Duration = Duration::from_secs(5);
-/// How long who fences a VM waits for the end of it.
-const FENCED: Duration = Duration::from_secs(20);
 
 /// Runs until SIGTERM or SIGINT, or until the supervisor's socket closes, or, under a supervisor, a VM cannot be served.
 ///
@@ -81,10 +78,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     let mut handed_over = signal(SignalKind::user_defined1())?;
     let configuration = Rc::new(configuration);
     make_directory(&configuration.runtime_dir)?;
-    let listener = status::listen(&configuration.control)?;
     let directory = Rc::new(Directory::new(configuration.access.clone()));
     // Passed by who started this process, whose it is then, or made.
-    let mut made = vec![configuration.control.clone()];
+    let mut made = Vec::new();
     let mut listen = |name, path: &Path| match keeper.take(name) {
         Some(socket) => api::serve::adopt(socket),
         None => {
@@ -207,12 +203,6 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         let serve = api::serve::serve(listener, router.clone(), Rc::clone(&directory), reading);
         answering.push(tokio::task::spawn_local(serve));
     }
-    let control = Rc::new(Control { registry: Rc::clone(&registry) });
-    let respond = move |question: String| -> status::Answer {
-        let control = Rc::clone(&control);
-        Box::pin(async move { control.respond(&question).await })
-    };
-    answering.push(tokio::task::spawn_local(status::serve(listener, respond)));
 
     let supervised = supervisor.is_some();
     let mut supervisor = supervisor.map(Supervisor::new).transpose()?;
@@ -376,86 +366,6 @@ fn units(
         )
     };
     Units::new(found.iter().filter(|device| device.is_whole()).map(unit).collect())
-}
-
-/// What the control socket's questions are about.
-struct Control {
-    registry: Rc<Registry>,
-}
-
-impl Control {
-    async fn respond(&self, question: &str) -> String {
-        let mut words = question.splitn(3, ' ');
-        let verb = words.next().unwrap_or_default();
-        let number = words.next().map(str::parse::<u32>);
-        let rest = words.next();
-        let answer = match (verb, number, rest) {
-            ("status", None, None) => Ok(self.status().await),
-            ("fence", Some(Ok(vm)), reason) => self.fence(vm, reason.unwrap_or("operator")).await,
-            ("readmit", Some(Ok(vm)), None) => self.readmit(vm).await,
-            ("readmit-unit", Some(Ok(unit)), None) => self.readmit_unit(unit),
-            _ => Err("unknown question".to_owned()),
-        };
-        answer.unwrap_or_else(|error| serde_json::json!({ "error": error })).to_string()
-    }
-
-    fn vm(&self, id: u32) -> Result<Rc<Vm>, String> {
-        self.registry.roster.get(id).ok_or_else(|| format!("there is no VM {id}"))
-    }
-
-    async fn fence(&self, id: u32, reason: &str) -> Result<serde_json::Value, String> {
-        let vm = self.vm(id)?;
-        let start = Instant::now();
-        vm.fence(reason);
-        let fence = vm.settled(FENCED).await;
-        let milliseconds = start.elapsed().as_secs_f64() * 1e3;
-        Ok(serde_json::json!({ "vm": id, "fence": fence, "milliseconds": milliseconds }))
-    }
-
-    async fn readmit(&self, id: u32) -> Result<serde_json::Value, String> {
-        let vm = self.vm(id)?;
-        // On its way out it is not refused but waited for.
-        vm.settled(FENCED).await;
-        vm.readmit().map_err(|error| format!("VM {id} is not admitted: {error}"))?;
-        Ok(serde_json::json!({ "vm": id, "fence": vm.stands() }))
-    }
-
-    fn readmit_unit(&self, unit: u32) -> Result<serde_json::Value, String> {
-        match self.registry.checkpoint.lift_quarantine(unit) {
-            Ok(true) => Ok(serde_json::json!({ "unit": unit })),
-            Ok(false) => Err(format!("unit {unit} is not quarantined")),
-            Err(error) => Err(format!("the checkpoint cannot be written: {error}")),
-        }
-    }
-
-    async fn status(&self) -> serde_json::Value {
-        let registry = &self.registry;
-        let mut vms = Vec::new();
-        for vm in registry.roster.all() {
-            vms.push(vm.status().await);
-        }
-        let mut units = Vec::new();
-        for unit in registry.units.iter() {
-            units.push(serde_json::json!({
-                "unit": unit.number(),
-                "arbiter": unit.process(),
-                "lendable": unit.lendable(),
-                "quarantined": registry.checkpoint.quarantine(unit.number()),
-                "stale_epoch_messages": unit.stale(),
-                "memory": unit.describe().await,
-            }));
-        }
-        let event = |(kind, vm, count)| serde_json::json!({ "kind": kind, "vm": vm, "count": count });
-        serde_json::json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "process": std::process::id(),
-            "launcher": registry.launching.process(),
-            "inventory": registry.inventory.as_ref().and_then(|inventory| inventory.process()),
-            "units": units,
-            "vms": vms,
-            "events": registry.custodian.counts().into_iter().map(event).collect::<Vec<_>>(),
-        })
-    }
 }
 
 /// The other end of standard input: `sluice run` or `sluice host`.

@@ -2,9 +2,9 @@
 //!
 //! Two programs come from this crate:
 //!
-//! - **`sluiced`** ([`daemon`]): serves the management API ([`api`]), has a device started for each VM, answers devices that
-//!   want a worker for a session ([`vm`]), and says what is running ([`status`]). It must never parse a guest byte, load a GPU library or sit
-//!   on the data path: killed, it leaves devices and workers running.
+//! - **`sluiced`** ([`daemon`]): serves the management API ([`api`]), has a device started for each VM, and answers
+//!   devices that want a worker for a session ([`vm`]). It must never parse a guest byte, load a GPU library or sit on the
+//!   data path: killed, it leaves devices and workers running.
 //! - **`sluice-launcher`** ([`launcher`]): the only process that forks. It reads fixed-size messages, and starts only
 //!   the programs, users and VMs of its own command line.
 //!
@@ -17,7 +17,6 @@ pub mod daemon;
 pub mod launcher;
 pub mod logging;
 pub mod rate;
-pub mod status;
 pub mod vm;
 
 mod audit;

@@ -145,7 +145,7 @@ struct Heard {
 }
 
 /// What a unit has, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnitReport {
     pub(crate) total: u64,
     pub(crate) lent: u64,
@@ -156,7 +156,7 @@ pub(crate) struct UnitReport {
 }
 
 /// What a VM has of a unit, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VmReport {
     pub(crate) epoch: u64,
     pub(crate) lent: u64,
@@ -168,7 +168,7 @@ pub(crate) struct VmReport {
 }
 
 /// What a VM had of a unit's time in its epoch, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TimeReport {
     pub(crate) used: u64,
     pub(crate) overlapped: u64,

@@ -39,7 +39,7 @@ use crate::{
     rate::TokenBucket,
     roster::House,
     state::{adoption::DeviceRecord, checkpoint::Checkpoint},
-    unit::{Borrower, Terms, Unit, VmReport},
+    unit::{Borrower, Terms, Unit},
     watched::watch,
 };
 
@@ -153,33 +153,6 @@ pub enum VmError {
         /// The VM.
         vm: u32,
     },
-}
-
-/// What is known of a VM, for people.
-#[derive(Debug, serde::Serialize)]
-pub struct VmStatus {
-    id: u32,
-    socket: PathBuf,
-    device: Option<u32>,
-    #[serde(flatten)]
-    fence: Fence,
-    /// Bytes it may have of each unit; 0 for all.
-    limit: u64,
-    memory: Vec<VmMemory>,
-    sessions: Vec<SessionStatus>,
-}
-
-/// What it has of a unit; nothing where the arbiter does not say.
-#[derive(Debug, serde::Serialize)]
-struct VmMemory {
-    unit: u32,
-    has: Option<VmReport>,
-}
-
-#[derive(Debug, serde::Serialize)]
-struct SessionStatus {
-    session: u32,
-    worker: Option<u32>,
 }
 
 impl Vm {
@@ -438,32 +411,6 @@ impl Vm {
             let sessions = life.sessions.borrow();
             sessions.values().filter(|session| !session.worker.as_ref().is_some_and(Worker::is_gone)).count()
         })
-    }
-
-    /// What is known of it.
-    pub(crate) async fn status(&self) -> VmStatus {
-        let mut memory = Vec::new();
-        for unit in self.units().iter() {
-            memory.push(VmMemory { unit: unit.number(), has: unit.describe_vm(self.id()).await });
-        }
-        let life = self.life.borrow();
-        let sessions = life.as_ref().map_or_else(Vec::new, |life| {
-            let sessions = life.sessions.borrow();
-            let describe = |session: &Session| SessionStatus {
-                session: session.number,
-                worker: session.worker.as_ref().map(|worker| worker.process),
-            };
-            sessions.values().map(describe).collect()
-        });
-        VmStatus {
-            id: self.id(),
-            socket: self.configuration.device_socket(self.id()),
-            device: life.as_ref().map(|life| life.process),
-            fence: self.stands(),
-            limit: self.spec.get().memory.0,
-            memory,
-            sessions,
-        }
     }
 
     /// Serves the VM until `stop` says so: starts its device, again should it end, and answers it.

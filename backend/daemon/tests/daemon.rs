@@ -4,7 +4,7 @@ mod common;
 
 use std::{
     fmt::Write as _,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead as _, BufReader, Read as _},
     os::{fd::OwnedFd, unix::net::UnixStream},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -72,13 +72,9 @@ fn plain(extra: &[&str]) -> &'static [&'static str] {
     if extra.iter().any(|argument| about.contains(argument)) { &[] } else { &["--units", "0"] }
 }
 
-fn status(place: &Place) -> serde_json::Value {
-    let mut stream = UnixStream::connect(place.run().join("control.sock")).expect("a control socket");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
-    stream.write_all(b"status\n").expect("asked");
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).expect("an answer");
-    serde_json::from_str(&line).expect("JSON")
+/// A process that the management API names.
+fn pid(value: &serde_json::Value) -> u32 {
+    u32::try_from(value.as_u64().expect("a pid")).expect("a pid")
 }
 
 #[test]
@@ -92,12 +88,11 @@ fn a_session_gets_a_worker_that_knows_what_it_is_for() {
     assert_eq!(found["fds"], serde_json::json!([0, 1, 2, 3]));
     let worker = watch(pid_of(&found)).expect("a process");
 
-    let status = status(&place);
-    assert_eq!(status["launcher"], daemon.launcher());
-    let vm = &status["vms"][0];
-    assert_eq!(vm["id"], 7);
+    assert_eq!(place.look("/v1/host")["launcher_process"], daemon.launcher());
+    let vm = place.vm(7);
+    assert_eq!(vm["number"], 7);
     assert_eq!(vm["sessions"], serde_json::json!([{"session": 31, "worker": found["pid"]}]));
-    assert!(watch(u32::try_from(vm["device"].as_u64().expect("a pid")).expect("a pid")).is_some());
+    assert!(watch(pid(&vm["device_process"])).is_some());
 
     assert_eq!(front.ask("close 31"), "closed 31");
     assert!(!is_alive(&worker));
@@ -182,12 +177,9 @@ fn a_thousand_sessions_leave_nothing() {
     let settle = || {
         // Answering a question is a turn in which what has ended is noticed.
         let none = serde_json::json!([]);
-        assert_eq!(
-            until(|| status(&place)["vms"][0]["sessions"].clone(), |sessions| *sessions == none),
-            none
-        );
+        assert_eq!(until(|| place.vm(1)["sessions"].clone(), |sessions| *sessions == none), none);
     };
-    let device = u32::try_from(status(&place)["vms"][0]["device"].as_u64().expect("a pid")).expect("a pid");
+    let device = pid(&place.vm(1)["device_process"]);
     let watched = [daemon.pid(), daemon.launcher(), device];
     front.open(0);
     assert_eq!(front.ask("close 0"), "closed 0");
@@ -198,7 +190,7 @@ fn a_thousand_sessions_leave_nothing() {
         assert_eq!(front.ask(&format!("close {session}")), format!("closed {session}"));
     }
     settle();
-    // Fewer is possible: the connection that was asked for the status may have been open when they were counted.
+    // Fewer is possible: the connection of the last question may have been open when they were counted.
     let no_more = |after: &[usize; 3]| after.iter().zip(&before).all(|(after, before)| after <= before);
     let after = until(|| watched.map(descriptors), no_more);
     assert!(no_more(&after), "descriptors of sluiced, launcher, device: {before:?} became {after:?}");
@@ -292,7 +284,7 @@ fn a_device_that_breaks_the_protocol_harms_nobody() {
     // Not answered any more, as its socket is not read; the daemon, asked after it, has had its turn.
     bad.send("open 2");
     good.open(1);
-    assert_eq!(status(&place)["vms"][0]["sessions"].as_array().expect("sessions").len(), 1);
+    assert_eq!(place.vm(1)["sessions"].as_array().expect("sessions").len(), 1);
     assert!(is_alive(&worker), "a session was ended for it");
     assert_eq!(bad.ask("close 1"), "closed 1");
     daemon.end();
@@ -307,11 +299,11 @@ fn a_device_that_ends_takes_its_workers_along_and_is_started_again() {
     for _ in 0..3 {
         let mut front = place.front(1);
         let worker = watch(pid_of(&front.open(1))).expect("a process");
-        let device = |value: &serde_json::Value| value["vms"][0]["device"].as_u64();
-        let before = device(&status(&place));
+        let device = || place.vm(1)["device_process"].as_u64();
+        let before = device();
         front.send("exit 3");
         wait_gone(&worker);
-        until(|| device(&status(&place)), |now| now.is_some() && *now != before);
+        until(device, |now| now.is_some() && *now != before);
     }
     assert!(is_alive(&other), "another VM was touched");
     // Too often is too often: under a supervisor that is the end of everything.
@@ -372,30 +364,6 @@ fn what_cannot_work_is_said() {
     assert!(run(&["--vm", "1"]).contains("sluice-launcher"));
 }
 
-#[test]
-fn the_control_socket_bounds_its_clients() {
-    let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1"]);
-    let path = place.run().join("control.sock");
-    let ask = |question: &[u8]| {
-        let mut stream = UnixStream::connect(&path).expect("a control socket");
-        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a time limit");
-        stream.write_all(question).expect("asked");
-        let mut answer = String::new();
-        // What it did not read it answers with a reset, after the answer.
-        let _ = stream.read_to_string(&mut answer);
-        answer
-    };
-    assert!(ask(b"status\n").contains("\"vms\""));
-    assert!(ask(b"nonsense\n").contains("unknown question"));
-    assert!(ask(&[b'x'; 512]).contains("unknown question"));
-    // Clients that say nothing hold up others for a bounded time only.
-    let silent: Vec<_> = (0..20).map(|_| UnixStream::connect(&path).expect("a control socket")).collect();
-    assert!(ask(b"status\n").contains("\"vms\""));
-    drop(silent);
-    daemon.end();
-}
-
 /// What the stand-in arbiter of a unit was told, as it takes it down.
 fn told(place: &Place, unit: u32) -> Vec<String> {
     serde_json::from_str(&place.tell(&format!("unit-{unit}"), "told")).expect("a list")
@@ -427,10 +395,9 @@ fn an_arbiter_is_told_who_there_is_and_a_worker_who_lends() {
         assert!(log.contains("stand-in"), "{log:?}");
     }
     place.tell("unit-0", "has 7 4096 0");
-    let status = status(&place);
-    assert_eq!(status["units"][0]["memory"]["lent"], 4096);
-    let has = &status["vms"][0]["memory"][0]["has"];
-    assert_eq!((&has["lent"], &has["holders"]), (&4096.into(), &1.into()));
+    assert_eq!(place.unit(0)["memory"]["lent_bytes"], 4096);
+    let has = &place.vm(7)["units"][0];
+    assert_eq!((&has["lent_bytes"], &has["holders"]), (&4096.into(), &1.into()));
     daemon.end();
     place.wait_empty();
 }
@@ -452,9 +419,9 @@ fn an_arbiter_that_dies_takes_its_workers_along_and_the_next_is_told_everything(
     let daemon = Daemon::start(&place, &["--units", "1", "--vm", "1,direct"]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
-    let device = status(&place)["vms"][0]["device"].clone();
-    let before = status(&place)["units"][0]["arbiter"].clone();
-    let arbiter = watch(u32::try_from(before.as_u64().expect("a pid")).expect("a pid")).expect("a process");
+    let device = place.vm(1)["device_process"].clone();
+    let before = place.unit(0)["arbiter_process"].clone();
+    let arbiter = watch(pid(&before)).expect("a process");
     signal(&arbiter, Signal::KILL);
     wait_gone(&worker);
     // It waits for the next arbiter.
@@ -462,9 +429,8 @@ fn an_arbiter_that_dies_takes_its_workers_along_and_the_next_is_told_everything(
     let again = front.open(2);
     assert_eq!(again["custody"], 1);
     told_until(&place, 0, |told| told.get(1).is_some_and(|line| line.starts_with("Vm { vm: 1, epoch: 1,")));
-    let status = status(&place);
-    assert_ne!(status["units"][0]["arbiter"], before);
-    assert_eq!(status["vms"][0]["device"], device, "the device was touched");
+    assert_ne!(place.unit(0)["arbiter_process"], before);
+    assert_eq!(place.vm(1)["device_process"], device, "the device was touched");
     daemon.end();
     place.wait_empty();
 }
@@ -481,11 +447,10 @@ fn a_session_waits_for_a_unit_that_is_being_swept_and_no_longer() {
     let answer = front.hear();
     assert!(answer.starts_with("worker 1 "), "{answer}");
     place.mark("slow", "");
-    let arbiter = status(&place)["units"][0]["arbiter"].as_u64().expect("a pid");
-    let arbiter = watch(u32::try_from(arbiter).expect("a pid")).expect("a process");
+    let arbiter = watch(pid(&place.unit(0)["arbiter_process"])).expect("a process");
     signal(&arbiter, Signal::KILL);
     wait_gone(&arbiter);
-    until(|| status(&place)["units"][0]["lendable"].clone(), serde_json::Value::is_null);
+    until(|| place.unit(0)["state"].clone(), |state| state == "starting");
     let start = Instant::now();
     assert_eq!(front.ask("open 2"), "refused 2 46");
     assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
@@ -514,16 +479,15 @@ fn an_inventory_that_hangs_is_replaced() {
     let daemon = Daemon::start(&place, &["--nvml", nvml, "--vm", "1,direct"]);
     let mut front = place.front(1);
     front.open(1);
-    let inventory = |value: &serde_json::Value| value["inventory"].as_u64();
-    let before = inventory(&status(&place)).and_then(|pid| u32::try_from(pid).ok()).expect("a pid");
-    let before = watch(before).expect("a process");
+    let inventory = || place.look("/v1/host")["inventory_process"].clone();
+    let before = watch(pid(&inventory())).expect("a process");
     place.mark("mute", "");
     wait_gone(&before);
     // Nothing waits for it meanwhile.
     front.open(2);
     place.unmark("mute");
     told_until(&place, 0, |told| told.iter().filter(|line| *line == "Inventory").count() > 1);
-    assert!(inventory(&status(&place)).is_some());
+    assert!(inventory().is_u64());
     daemon.end();
     place.wait_empty();
 }

@@ -8,9 +8,9 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use common::{PATIENCE, Place, is_alive, pid_of, signal, until, wait_gone, watch};
+use common::{PATIENCE, Place, Reply, is_alive, pid_of, signal, until, wait_gone, watch};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// `sluiced` under a supervisor, or, as a service has it, without.
 struct Daemon {
@@ -34,9 +34,8 @@ impl Daemon {
     fn serve(place: &Place, extra: &[&str]) -> Self {
         let process = Self::command(place, extra).stdin(Stdio::null()).spawn().expect("sluiced");
         let daemon = Self { process, lifeline: None };
-        let socket = place.run().join("control.sock");
-        until(|| UnixStream::connect(&socket), Result::is_ok).expect("a control socket");
-        until(|| place.ask("status"), |status| !status["vms"][0]["device"].is_null());
+        let device = || place.try_api("GET", "/v1/vms/1", None).ok()?.body["device_process"].as_u64();
+        until(device, Option::is_some).expect("a device");
         daemon
     }
 
@@ -66,14 +65,36 @@ impl Daemon {
     }
 }
 
-fn vm(place: &Place) -> Value {
-    place.ask("status")["vms"][0].clone()
+/// How far VM 1 is on its way out.
+fn stands(place: &Place) -> Value {
+    place.vm(1)["fence"].clone()
 }
 
-/// Waits until the VM is at a step.
+/// Waits until it is at a step.
 fn reaches(place: &Place, step: &str) {
-    let vm = until(|| vm(place), |vm| vm["step"] == step);
-    assert_eq!(vm["step"], step, "{vm}");
+    let fence = until(|| stands(place), |fence| fence["step"] == step);
+    assert_eq!(fence["step"], step, "{fence}");
+}
+
+/// Has VM 1 fenced or admitted again; how it then stands.
+fn post(place: &Place, verb: &str, body: &Value) -> Value {
+    let reply = place.post(1, verb, body);
+    assert_eq!(reply.status, 200, "{reply:?}");
+    reply.body["fence"].clone()
+}
+
+fn code(reply: &Reply) -> (u16, &str) {
+    (reply.status, reply.body["code"].as_str().unwrap_or_default())
+}
+
+/// Has VM 1 fenced, without waiting for an answer.
+fn begin(place: &Place, body: &Value) -> UnixStream {
+    use std::io::Write as _;
+    let (mut stream, body) =
+        (UnixStream::connect(place.run().join("api.sock")).expect("the API"), body.to_string());
+    let head = "POST /v1/vms/1/fence HTTP/1.1\r\nHost: sluice\r\nContent-Type: application/json\r\n";
+    write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).expect("asked");
+    stream
 }
 
 fn told(place: &Place) -> Vec<String> {
@@ -92,39 +113,36 @@ fn a_fence_takes_everything_and_readmission_is_another_epoch() {
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
     let neighbour = watch(pid_of(&place.front(2).open(1))).expect("a process");
-    let device = vm(&place)["device"].clone();
+    let device = place.vm(1)["device_process"].clone();
     place.tell("unit-0", "has 1 4096 0");
 
     std::thread::scope(|scope| {
-        let fencing = scope.spawn(|| place.ask("fence 1 for a test"));
+        let fencing = scope.spawn(|| post(&place, "fence", &json!({ "reason": "for a test" })));
         wait_gone(&worker);
         reaches(&place, "revoked");
         assert_eq!(front.ask("open 2"), "refused 2 46");
-        assert_eq!(place.ask("readmit 9")["error"], "there is no VM 9");
+        assert_eq!(code(&place.post(9, "readmit", &json!({}))), (404, "not-found"));
         place.tell("unit-0", "has 1 0 4096");
         reaches(&place, "scrubbed");
         place.tell("unit-0", "has 1 0 0");
-        let answer = fencing.join().expect("an answer");
-        assert_eq!(answer["fence"]["step"], "quarantined", "{answer}");
-        assert_eq!(
-            (&answer["fence"]["clean"], &answer["fence"]["reason"]),
-            (&true.into(), &"for a test".into())
-        );
+        let fence = fencing.join().expect("an answer");
+        assert_eq!(fence["step"], "quarantined", "{fence}");
+        assert_eq!((&fence["clean"], &fence["reason"]), (&true.into(), &"for a test".into()));
     });
     assert!(told(&place).contains(&"Fence { vm: 1, epoch: 1 }".to_owned()));
     assert!(is_alive(&neighbour), "another VM was touched");
     assert_eq!(front.ask("open 3"), "refused 3 46");
-    assert_eq!(place.ask("fence 1")["fence"]["reason"], "for a test", "it is fenced already");
+    assert_eq!(post(&place, "fence", &json!({}))["reason"], "for a test", "it is fenced already");
 
-    assert_eq!(place.ask("readmit 1")["fence"]["epoch"], 2);
+    assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 2);
     let again = front.open(4);
     let worker = format!("Worker {{ vm: 1, epoch: 2, process: {}, session: 4 }}", again["pid"]);
     // The arbiter takes down a little later what sluiced has sent.
     let told = until(|| told(&place), |told| told.last() == Some(&worker));
     assert_eq!(told.last(), Some(&worker), "{told:?}");
     assert!(told.iter().any(|line| line.starts_with("Vm { vm: 1, epoch: 2,")), "{told:?}");
-    assert_eq!(vm(&place)["device"], device, "the device was touched");
-    assert!(place.ask("readmit 1")["error"].as_str().is_some_and(|error| error.contains("not fenced")));
+    assert_eq!(place.vm(1)["device_process"], device, "the device was touched");
+    assert_eq!(code(&place.post(1, "readmit", &json!({}))), (409, "not-fenced"));
     daemon.end();
     place.wait_empty();
 }
@@ -139,25 +157,25 @@ fn a_fence_goes_on_in_the_next_daemon_wherever_it_was() {
         let mut daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
         let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
         place.tell("unit-0", has);
-        let mut asking = UnixStream::connect(place.run().join("control.sock")).expect("a control socket");
-        std::io::Write::write_all(&mut asking, b"fence 1 before the crash\n").expect("asked");
+        let _asking = begin(&place, &json!({ "reason": "before the crash" }));
         reaches(&place, step);
-        let arbiter = process(&place.ask("status")["units"][0]["arbiter"]);
+        let arbiter = process(&place.unit(0)["arbiter_process"]);
         daemon.kill();
         wait_gone(&worker);
 
         let daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
         wait_gone(&arbiter);
         reaches(&place, "quarantined");
-        let vm = until(|| vm(&place), |vm| vm["clean"] == true);
-        assert_eq!((&vm["epoch"], &vm["reason"]), (&1.into(), &"before the crash".into()), "{step}: {vm}");
+        let fence = until(|| stands(&place), |fence| fence["clean"] == true);
+        let expected = (&json!(1), &json!("before the crash"));
+        assert_eq!((&fence["epoch"], &fence["reason"]), expected, "{step}: {fence}");
         assert_eq!(place.front(1).ask("open 2"), "refused 2 46");
         daemon.end();
 
         // And in the one after it.
         let daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
         reaches(&place, "quarantined");
-        assert_eq!(place.ask("readmit 1")["fence"]["epoch"], 2);
+        assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 2);
         place.front(1).open(1);
         daemon.end();
     }
@@ -195,7 +213,7 @@ fn a_daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
         let daemon = Daemon::start(&place, &["--vm", "1,direct"]);
         assert!(!worker.wait().expect("ended").success());
         reaches(&place, "quarantined");
-        assert_eq!(place.ask("readmit 1")["fence"]["epoch"], 7);
+        assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 7);
         daemon.end();
     }
 }
@@ -207,8 +225,7 @@ fn a_daemon_killed_at_any_moment_after_its_answer_has_not_forgotten() {
         let place = Place::new();
         let mut daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
         let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
-        let mut asking = UnixStream::connect(place.run().join("control.sock")).expect("a control socket");
-        std::io::Write::write_all(&mut asking, b"fence 1\n").expect("asked");
+        let _asking = begin(&place, &json!({}));
         std::thread::sleep(std::time::Duration::from_millis(delay));
         let noted = place.run().join("checkpoint.json").exists()
             && std::fs::read_to_string(place.run().join("checkpoint.json"))
@@ -247,16 +264,16 @@ fn workers_that_break_the_rules_again_and_again_have_their_vm_fenced() {
     for kind in [3, 4, 5, 6, 99] {
         place.tell("unit-0", &format!("event {kind} 1 100 0"));
     }
-    let count = |status: &Value| status["events"].as_array().expect("events").len();
-    let status = until(|| place.ask("status"), |status| count(status) >= 7);
-    assert_eq!(count(&status), 7, "{status}");
-    assert_eq!(vm(&place)["step"], "active");
+    let count = |host: &Value| host["events"].as_array().expect("events").len();
+    let host = until(|| place.look("/v1/host"), |host| count(host) >= 7);
+    assert_eq!(count(&host), 7, "{host}");
+    assert_eq!(stands(&place)["step"], "active");
     place.tell("unit-0", "event 1 1 100 0");
     wait_gone(&worker);
     reaches(&place, "quarantined");
-    assert_eq!(place.ask("status")["vms"][1]["step"], "active");
+    assert_eq!(place.vm(2)["fence"]["step"], "active");
     place.tell("unit-0", "event 2 2 0 0");
-    let second = until(|| place.ask("status")["vms"][1].clone(), |vm| vm["step"] == "quarantined");
+    let second = until(|| place.vm(2)["fence"].clone(), |fence| fence["step"] == "quarantined");
     assert!(second["reason"].as_str().is_some_and(|reason| reason.contains("ledger")), "{second}");
     daemon.end();
     place.wait_empty();
@@ -279,15 +296,17 @@ fn an_error_of_the_gpu_has_the_consequence_of_its_class() {
     assert!(is_alive(&other), "another session was touched");
     assert_eq!(front.ask("close 1"), "closed 1");
     front.open(3);
-    assert_eq!(place.ask("readmit-unit 0")["error"], "unit 0 is not quarantined");
+    let readmit = || place.api("POST", "/v1/units/0/readmit", None);
+    assert_eq!(code(&readmit()), (409, "not-fenced"));
     for xid in [79, 999] {
         let worker = watch(pid_of(&front.open(xid))).expect("a process");
         place.tell("inventory", &format!("xid 0 {xid} 0"));
         wait_gone(&worker);
-        let unit = place.ask("status")["units"][0].clone();
-        assert!(unit["quarantined"].as_str().is_some_and(|why| why.contains(&xid.to_string())), "{unit}");
+        let unit = place.unit(0);
+        assert_eq!(unit["state"], "quarantined");
+        assert!(unit["reason"].as_str().is_some_and(|why| why.contains(&xid.to_string())), "{unit}");
         assert_eq!(front.ask("open 8"), "refused 8 46");
-        assert_eq!(place.ask("readmit-unit 0")["unit"], 0);
+        assert_eq!(readmit().status, 200);
     }
     front.open(9);
     daemon.end();
@@ -300,9 +319,9 @@ fn a_vm_whose_policy_says_so_is_admitted_again_by_itself() {
     let daemon = Daemon::start(&place, &["--vm", "1,direct,readmit-after=1"]);
     let mut front = place.front(1);
     front.open(1);
-    assert_eq!(place.ask("fence 1")["fence"]["step"], "quarantined");
-    let vm = until(|| vm(&place), |vm| vm["step"] == "active");
-    assert_eq!((&vm["step"], &vm["epoch"]), (&"active".into(), &2.into()));
+    assert_eq!(post(&place, "fence", &json!({}))["step"], "quarantined");
+    let fence = until(|| stands(&place), |fence| fence["step"] == "active");
+    assert_eq!((&fence["step"], &fence["epoch"]), (&"active".into(), &2.into()));
     front.open(2);
     daemon.end();
 }
@@ -315,8 +334,8 @@ fn what_is_said_of_an_epoch_that_is_over_is_dropped_and_counted() {
     place.front(1).open(1);
     place.tell("unit-0", "stale 1");
     place.tell("unit-0", "stale 7");
-    let unit = until(|| place.ask("status")["units"][0].clone(), |unit| unit["stale_epoch_messages"] == 2);
+    let unit = until(|| place.unit(0), |unit| unit["stale_epoch_messages"] == 2);
     assert_eq!(unit["stale_epoch_messages"], 2);
-    assert_eq!(vm(&place)["memory"][0]["has"]["lent"], 0);
+    assert_eq!(place.vm(1)["units"][0]["lent_bytes"], 0);
     daemon.end();
 }

@@ -71,16 +71,6 @@ impl Place {
         Front { stream: BufReader::new(stream) }.ask(command)
     }
 
-    /// Asks sluiced.
-    pub(crate) fn ask(&self, question: &str) -> serde_json::Value {
-        let mut stream = UnixStream::connect(self.run().join("control.sock")).expect("a control socket");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
-        writeln!(stream, "{question}").expect("asked");
-        let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line).expect("an answer");
-        serde_json::from_str(&line).expect("JSON")
-    }
-
     /// Asks the management API.
     pub(crate) fn api(&self, method: &str, path: &str, body: Option<&serde_json::Value>) -> Reply {
         self.try_api(method, path, body).expect("an answer of the API")
@@ -99,6 +89,28 @@ impl Place {
             head.push_str("Content-Type: application/json\r\n");
         }
         request(&self.run().join("api.sock"), &head, body.as_bytes())
+    }
+
+    /// What the management API shows at a path, as of now.
+    pub(crate) fn look(&self, path: &str) -> serde_json::Value {
+        let reply = self.api("GET", path, None);
+        assert_eq!(reply.status, 200, "{path}: {reply:?}");
+        reply.body
+    }
+
+    /// A VM as the management API shows it.
+    pub(crate) fn vm(&self, vm: u32) -> serde_json::Value {
+        self.look(&format!("/v1/vms/{vm}"))
+    }
+
+    /// A unit.
+    pub(crate) fn unit(&self, unit: u32) -> serde_json::Value {
+        self.look(&format!("/v1/units/{unit}"))
+    }
+
+    /// Asks for something to be done to a VM: `fence`, `readmit`.
+    pub(crate) fn post(&self, vm: u32, verb: &str, body: &serde_json::Value) -> Reply {
+        self.api("POST", &format!("/v1/vms/{vm}/{verb}"), Some(body))
     }
 
     /// Leaves a checkpoint, as a daemon before would have.

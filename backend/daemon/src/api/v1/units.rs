@@ -6,8 +6,10 @@ use axum::{Json, extract::State};
 use serde::Serialize;
 use sluice_placement::Standing;
 use sluice_protocol::inventory::{WHOLE, uuid_text};
+use tokio::time::timeout;
 use utoipa::ToSchema;
 
+use super::vms::LOOK;
 use crate::{
     api::{
         Api,
@@ -96,7 +98,7 @@ pub(crate) struct Unit {
     /// Its arbiter's process.
     #[serde(skip_serializing_if = "Option::is_none")]
     arbiter_process: Option<u32>,
-    /// Its memory, as of the last second; nothing while it is not known.
+    /// Its memory, in lists as of the last second; nothing while it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<UnitMemory>,
     /// Messages of an epoch that was over.
@@ -314,7 +316,15 @@ pub(crate) async fn get(
     caller: Caller,
     Number(unit): Number,
 ) -> Result<Json<Unit>, Error> {
-    api.bridge.call(move |registry| async move { registry.find_unit(&caller, unit) }).await.map(Json)
+    let get = move |registry: Rc<Registry>| async move {
+        registry.find_unit(&caller, unit)?;
+        if let Some(room) = registry.units.get(unit) {
+            // Where it does not answer at once, what it said last is shown.
+            _ = timeout(LOOK, room.describe()).await;
+        }
+        registry.find_unit(&caller, unit)
+    };
+    api.bridge.call(get).await.map(Json)
 }
 
 /// Takes a quarantined unit back into service.

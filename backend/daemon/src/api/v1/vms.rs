@@ -25,8 +25,8 @@ use crate::{
 /// Bytes that can be asked for at most: 2^52, which every JSON reader gets right.
 const BYTES: u64 = 1 << 52;
 
-/// How long units may take to say what a VM has.
-const LOOK: Duration = Duration::from_millis(200);
+/// How long units may take to say what they have.
+pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 /// A VM as a client wants it.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
@@ -240,7 +240,7 @@ pub(crate) struct Vm {
     /// Where it is; nothing for one of the configuration file, which is on every whole device, and for one that has no unit.
     #[serde(skip_serializing_if = "Option::is_none")]
     placed: Option<Placed>,
-    /// What it has of each of its units, as of the last second.
+    /// What it has of each of its units, in lists as of the last second.
     units: Vec<VmUnit>,
 }
 
