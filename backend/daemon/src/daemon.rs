@@ -1,6 +1,7 @@
 //! `sluiced` itself: everything started, served and ended in order.
 
 use std::{
+    cell::{Cell, RefCell},
     io,
     os::{
         fd::{AsFd as _, OwnedFd},
@@ -34,7 +35,7 @@ use crate::{
     placer::{self, Found, Placer},
     placing,
     process::{Identity, gone, kill},
-    registry::{Parts, Registry},
+    registry::{self, Registry},
     roster::{House, Roster},
     sampling,
     state::{adoption::Adoption, checkpoint::Checkpoint},
@@ -167,7 +168,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         Arc::clone(&journal),
         !adoption.before().arbiters.is_empty(),
     );
-    let registry = Registry::new(Parts {
+    let registry = Rc::new(Registry {
         configuration: Rc::clone(&configuration),
         launching: Rc::clone(&launching),
         inventory: inventory.clone(),
@@ -180,6 +181,10 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         usage: Rc::clone(&usage),
         trail,
         notices,
+        ready: Cell::new(false),
+        configured: registry::configured(&configuration),
+        counted: RefCell::default(),
+        locks: RefCell::default(),
     });
     let deciding = tokio::task::spawn_local(Rc::clone(&custodian).serve(noticed, registry.limits()));
     let auditing = tokio::task::spawn_local(audit::serve(

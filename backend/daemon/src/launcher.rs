@@ -367,8 +367,8 @@ impl Launcher {
                     uid = free.pop_first();
                 }
                 let given = Given {
-                    // The driver prints there what kernels print: for a program of this host its user sees it, but what a
-                    // VM's kernels print is neither for the host's log nor bounded.
+                    // What kernels print: the user of a program of this host sees it, but what a VM's kernels print is
+                    // neither for the host's log nor bounded.
                     silent: !spec.direct,
                     visible,
                     uid,
@@ -441,7 +441,8 @@ impl Launcher {
         spawn::start(&self.reserved, &self.device, &given)
     }
 
-    /// Starts a program of the host's own, whose control socket is all it needs. What its driver prints is for nobody.
+    /// Starts a program of the host's own, whose control socket is all it needs. It runs no kernel of a program, so what its
+    /// driver prints is for nobody.
     fn start_plain(
         &self,
         program: &Program,

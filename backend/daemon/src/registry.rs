@@ -74,24 +74,7 @@ pub(crate) struct Registry {
     /// What of each VM is in its usage already.
     pub(crate) counted: RefCell<BTreeMap<u32, Counted>>,
     /// VMs something is being done to.
-    locks: RefCell<BTreeMap<String, Rc<Mutex<()>>>>,
-}
-
-/// What the registry is made of.
-#[derive(Debug)]
-pub(crate) struct Parts {
-    pub(crate) configuration: Rc<Configuration>,
-    pub(crate) launching: Rc<Launching>,
-    pub(crate) inventory: Option<Rc<Inventory>>,
-    pub(crate) units: Rc<Units>,
-    pub(crate) placer: Rc<Placer>,
-    pub(crate) roster: Rc<Roster>,
-    pub(crate) custodian: Rc<Custodian>,
-    pub(crate) checkpoint: Rc<Checkpoint>,
-    pub(crate) journal: Arc<Journal>,
-    pub(crate) usage: Rc<Usage>,
-    pub(crate) trail: Trail,
-    pub(crate) notices: Notices,
+    pub(crate) locks: RefCell<BTreeMap<String, Rc<Mutex<()>>>>,
 }
 
 /// A VM and where it comes from.
@@ -131,42 +114,6 @@ impl Known {
 }
 
 impl Registry {
-    pub(crate) fn new(parts: Parts) -> Rc<Self> {
-        let Parts {
-            configuration,
-            launching,
-            inventory,
-            units,
-            placer,
-            roster,
-            custodian,
-            checkpoint,
-            journal,
-            usage,
-            trail,
-            notices,
-        } = parts;
-        let configured = configured(&configuration);
-        Rc::new(Self {
-            configuration,
-            launching,
-            inventory,
-            units,
-            placer,
-            roster,
-            custodian,
-            checkpoint,
-            journal,
-            usage,
-            trail,
-            notices,
-            ready: Cell::new(false),
-            configured,
-            counted: RefCell::new(BTreeMap::new()),
-            locks: RefCell::new(BTreeMap::new()),
-        })
-    }
-
     /// Has everything served that was there before this daemon, or is in its configuration.
     pub(crate) async fn restore(&self) {
         let made: Vec<_> = {
@@ -846,7 +793,7 @@ fn readmission_error(id: &str, error: ReadmitError) -> Error {
 }
 
 /// What the configuration file names, in the form of what clients make. Its names are numbers.
-fn configured(configuration: &Configuration) -> Objects {
+pub(crate) fn configured(configuration: &Configuration) -> Objects {
     let name = |number: u32| (number > 0).then(|| number.to_string());
     let mut objects = Objects::default();
     for vm in &configuration.vms {

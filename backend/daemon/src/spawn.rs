@@ -86,7 +86,8 @@ pub(crate) struct Given<'a> {
     pub(crate) arguments: &'a [OsString],
     /// Which devices its driver shows it.
     pub(crate) visible: Visible,
-    /// Whether what it prints is thrown away. Its log goes to standard error in any case.
+    /// Whether what it writes to standard output, where drivers print what kernels print, is thrown away; else that goes to
+    /// standard error, as its log does in any case.
     pub(crate) silent: bool,
     /// The user it runs as, if not the launcher's.
     pub(crate) uid: Option<u32>,

@@ -1,36 +1,37 @@
 //! What the tests of the command line share: a directory in which the daemon and the launcher are real, and device, worker, arbiter,
 //! inventory and libraries are stand-ins; and ways to wait for processes without sleeping.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
+
+#[path = "../../../backend/daemon/tests/common/started.rs"]
+mod started;
 
 use std::{
     ffi::OsString,
     io::{BufRead as _, BufReader, Write as _},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::OwnedFd,
         unix::{net::UnixStream, process::CommandExt as _},
     },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    time::Duration,
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, Signal},
-};
+use started::Started;
+pub(crate) use started::{PATIENCE, signal, wait_gone, watch};
 use tempfile::TempDir;
-
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory for one test: Sluice's files in `libexec`, temporary directories in `tmp`.
 pub(crate) struct Place {
+    started: Started,
     pub(crate) directory: TempDir,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
-        let place = Self { directory: tempfile::tempdir().expect("a directory") };
+        let directory = tempfile::tempdir().expect("a directory");
+        let started = Started { libexec: directory.path().join("libexec") };
+        let place = Self { started, directory };
         std::fs::create_dir(place.libexec()).expect("a directory");
         std::fs::create_dir(place.temporary()).expect("a directory");
         let built = Path::new(env!("CARGO_BIN_EXE_sluice")).parent().expect("a directory");
@@ -55,7 +56,7 @@ impl Place {
     }
 
     pub(crate) fn libexec(&self) -> PathBuf {
-        self.directory.path().join("libexec")
+        self.started.libexec.clone()
     }
 
     pub(crate) fn temporary(&self) -> PathBuf {
@@ -75,16 +76,7 @@ impl Place {
     }
 
     pub(crate) fn processes(&self) -> Vec<u32> {
-        let libexec = self.libexec().into_os_string().into_encoded_bytes();
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            if line.windows(libexec.len()).any(|window| window == libexec) {
-                found.push(pid);
-            }
-        }
-        found
+        self.started.processes()
     }
 
     /// At this very moment, not a little later.
@@ -97,34 +89,6 @@ impl Place {
             .collect();
         assert!(left.is_empty(), "{left:?} was left");
     }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        for pid in self.processes() {
-            if let Some(process) = watch(pid) {
-                signal(&process, Signal::KILL);
-            }
-        }
-    }
-}
-
-pub(crate) fn watch(pid: u32) -> Option<OwnedFd> {
-    rustix::process::pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()
-}
-
-pub(crate) fn signal(process: &impl AsFd, signal: Signal) {
-    match rustix::process::pidfd_send_signal(process, signal) {
-        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-        Err(error) => panic!("cannot signal: {error}"),
-    }
-}
-
-pub(crate) fn wait_gone(process: &impl AsFd) {
-    let limit = Timespec::try_from(PATIENCE).expect("a time");
-    let mut polled = [PollFd::new(process, PollFlags::IN)];
-    let ready = rustix::io::retry_on_intr(|| poll(&mut polled, Some(&limit))).expect("poll");
-    assert_eq!(ready, 1, "a process does not end");
 }
 
 pub(crate) fn text(bytes: &[u8]) -> String {

@@ -1,36 +1,32 @@
 //! What the tests of launcher and daemon share: a directory of programs in which device and worker are stand-ins, and
 //! ways to wait for processes without sleeping.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
+
+mod started;
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, Signal},
-};
+use started::Started;
+pub(crate) use started::{PATIENCE, is_alive, signal, wait_gone, watch};
 use tempfile::TempDir;
-
-/// Beyond this a test has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory for one test: programs in `libexec`, sockets in `run`.
 pub(crate) struct Place {
+    started: Started,
     pub(crate) directory: TempDir,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let place = Self { directory };
+        let started = Started { libexec: directory.path().join("libexec") };
+        let place = Self { started, directory };
         for directory in [place.libexec(), place.run()] {
             std::fs::create_dir(directory).expect("a directory");
         }
@@ -47,7 +43,7 @@ impl Place {
     }
 
     pub(crate) fn libexec(&self) -> PathBuf {
-        self.directory.path().join("libexec")
+        self.started.libexec.clone()
     }
 
     pub(crate) fn run(&self) -> PathBuf {
@@ -135,16 +131,7 @@ impl Place {
 
     /// Process ids of everything started from this place that still runs.
     pub(crate) fn processes(&self) -> Vec<u32> {
-        let libexec = self.libexec().into_os_string().into_encoded_bytes();
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            if line.windows(libexec.len()).any(|window| window == libexec) {
-                found.push(pid);
-            }
-        }
-        found
+        self.started.processes()
     }
 
     /// Waits until nothing started from this place runs.
@@ -156,17 +143,6 @@ impl Place {
             }
         }
         assert_eq!(self.processes(), [] as [u32; 0], "processes were left");
-    }
-}
-
-impl Drop for Place {
-    /// Leaves no process of a failed test behind.
-    fn drop(&mut self) {
-        for pid in self.processes() {
-            if let Some(process) = watch(pid) {
-                signal(&process, Signal::KILL);
-            }
-        }
     }
 }
 
@@ -240,36 +216,8 @@ impl Front {
     }
 }
 
-/// A process, if it is there.
-pub(crate) fn watch(pid: u32) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(pid.cast_signed())?;
-    rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()
-}
-
 pub(crate) fn pid_of(value: &serde_json::Value) -> u32 {
     value["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid")
-}
-
-/// Waits until a process has ended.
-pub(crate) fn wait_gone(process: &impl AsFd) {
-    assert!(becomes_readable(process, PATIENCE), "a process does not end");
-}
-
-pub(crate) fn is_alive(process: &impl AsFd) -> bool {
-    !becomes_readable(process, Duration::ZERO)
-}
-
-fn becomes_readable(descriptor: &impl AsFd, limit: Duration) -> bool {
-    let limit = Timespec::try_from(limit).expect("a time");
-    let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
-    rustix::io::retry_on_intr(|| poll(&mut polled, Some(&limit))).expect("poll") > 0
-}
-
-pub(crate) fn signal(process: &impl AsFd, signal: Signal) {
-    match rustix::process::pidfd_send_signal(process, signal) {
-        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-        Err(error) => panic!("cannot signal: {error}"),
-    }
 }
 
 /// Open descriptors of a process.
