@@ -163,14 +163,16 @@ pub(crate) fn request(socket: &Path, head: &str, body: &[u8]) -> std::io::Result
     _ = stream.write_all(body);
     let mut answer = Vec::new();
     let read = stream.read_to_end(&mut answer);
-    let text = String::from_utf8_lossy(&answer);
-    let (Some(status), Some((_, body))) = (text.get(9..12), text.split_once("\r\n\r\n")) else {
-        read?;
-        return Err(std::io::ErrorKind::UnexpectedEof.into());
-    };
-    let status = status.parse().map_err(|_| std::io::ErrorKind::InvalidData)?;
+    parse(&answer)
+        .map_or_else(|| Err(read.err().unwrap_or_else(|| std::io::ErrorKind::InvalidData.into())), Ok)
+}
+
+/// An answer as it came.
+pub(crate) fn parse(answer: &[u8]) -> Option<Reply> {
+    let text = String::from_utf8_lossy(answer);
+    let (_, body) = text.split_once("\r\n\r\n")?;
     let body = serde_json::from_str(body).unwrap_or_else(|_| body.into());
-    Ok(Reply { status, body })
+    Some(Reply { status: text.get(9..12)?.parse().ok()?, body })
 }
 
 /// A connection to a stand-in device.

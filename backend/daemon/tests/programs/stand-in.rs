@@ -9,7 +9,8 @@
 //! it says of a VM, once it has heard of it, `event`, `want` report something, `hang` and `exit CODE` end its usefulness. While there is a file `slow`
 //! beside the program it does not become ready. **As an inventory** it knows as many devices as the file `devices` beside the
 //! program says and no process, reports an error on `xid UNIT XID PROCESS` at `inventory.sock`, and says nothing while there is a
-//! file `mute`.
+//! file `mute`. **As a client** it connects to the socket it is given; with a request, it sends that and
+//! says what is answered.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -39,8 +40,18 @@ fn main() -> Result<()> {
         Some("sluice-device") => device(&arguments),
         Some("sluice-arbiter") => arbiter(&arguments, Path::new(&name)),
         Some("sluice-inventory") => inventory(&arguments, Path::new(&name)),
+        Some("client") => client(&arguments),
         other => bail!("this is a stand-in for Sluice's programs, started as {other:?}"),
     }
+}
+
+fn client(arguments: &[String]) -> Result<()> {
+    let mut stream = UnixStream::connect(arguments.first().context("no socket")?)?;
+    if let Some(request) = arguments.get(1) {
+        stream.write_all(request.as_bytes())?;
+        io::copy(&mut stream, &mut io::stdout())?;
+    }
+    Ok(())
 }
 
 /// Takes a descriptor that was inherited under a number of the command line.

@@ -1,0 +1,195 @@
+//! Who may connect and what they may do, with processes that are really of other users and groups. Needs root.
+
+mod common;
+
+use std::{
+    fs::Permissions,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+};
+
+use common::{Place, Reply, parse, signal, until, watch};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// Of nobody on any host, one hopes; the kernel does not ask.
+const ADMINS: u32 = 61_001;
+const OPERATOR: u32 = 61_002;
+const TENANT: u32 = 61_003;
+const PROJECT: u32 = 61_004;
+const READER: u32 = 61_005;
+const NOBODY: u32 = 61_006;
+
+/// A user and the groups of its process.
+#[derive(Clone, Copy, Debug)]
+struct User {
+    uid: u32,
+    gid: u32,
+    groups: &'static [u32],
+}
+
+impl User {
+    const fn new(uid: u32) -> Self {
+        Self { uid, gid: uid, groups: &[] }
+    }
+
+    /// Connects to a socket, and says something there.
+    fn connect(self, place: &Place, socket: &Path, request: Option<&str>) -> Output {
+        let mut command = Command::new("setpriv");
+        command.args([format!("--reuid={}", self.uid), format!("--regid={}", self.gid)]);
+        match self.groups {
+            [] => command.arg("--clear-groups"),
+            groups => {
+                let groups: Vec<String> = groups.iter().map(u32::to_string).collect();
+                command.arg(format!("--groups={}", groups.join(",")))
+            }
+        };
+        command.arg(place.directory.path().join("client")).arg(socket).args(request);
+        command.output().expect("setpriv")
+    }
+
+    /// Asks the management API.
+    fn ask(self, place: &Place, socket: &str, method: &str, path: &str, body: Option<&Value>) -> Reply {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: sluice\r\nConnection: close\r\n{kind}Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let said = self.connect(place, &place.run().join(socket), Some(&request));
+        assert!(said.status.success(), "{self:?}: {}", String::from_utf8_lossy(&said.stderr));
+        parse(&said.stdout).expect("an answer")
+    }
+}
+
+/// A place that others may enter, with the client in it. Nothing where there is no root to become others.
+fn shared_place() -> Option<Place> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return None;
+    }
+    let place = Place::new();
+    let client: PathBuf = place.directory.path().join("client");
+    std::fs::copy(env!("CARGO_BIN_EXE_sluice-stand-in"), &client).expect("copied");
+    for path in [place.directory.path(), &client, &place.run()] {
+        std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("opened");
+    }
+    Some(place)
+}
+
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(place: &Place, configuration: &str) -> Self {
+        let file = place.directory.path().join("sluiced.toml");
+        std::fs::write(&file, configuration).expect("written");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+        command.arg("--config").arg(file).arg("--runtime-dir").arg(place.run());
+        command.arg("--libexec").arg(place.libexec()).arg("--driver").arg(place.driver());
+        command.args(["--units", "1", "--vm-numbers", "1:100"]).env("SLUICE_LOG", "off").stdin(Stdio::null());
+        let daemon = Self(command.spawn().expect("sluiced"));
+        let ready = || place.try_api("GET", "/readyz", None).is_ok_and(|reply| reply.status == 200);
+        assert!(until(ready, |ready| *ready), "sluiced is not ready");
+        daemon
+    }
+
+    fn end(mut self) {
+        signal(&watch(self.0.id()).expect("sluiced"), Signal::TERM);
+        assert!(self.0.wait().expect("sluiced").success());
+    }
+}
+
+// Promise: A3
+#[test]
+fn processes_of_other_users_may_do_what_their_role_says() {
+    let Some(place) = shared_place() else { return };
+    let daemon = Daemon::start(
+        &place,
+        &format!(
+            "[[access]]\nrole = \"admin\"\ngids = [{ADMINS}]\n\
+             [[access]]\nrole = \"operator\"\nuids = [{OPERATOR}]\n\
+             [[access]]\nrole = \"tenant\"\nuids = [{TENANT}]\norganisation = \"acme\"\n\
+             [[access]]\nrole = \"tenant\"\ngids = [{PROJECT}]\nproject = \"web\"\n\
+             [[access]]\nrole = \"read-only\"\nuids = [{READER}]\n"
+        ),
+    );
+    let acme = json!({ "memory_bytes": 1 << 30 });
+    let web = json!({ "memory_bytes": 1 << 29, "organisation": "acme" });
+    let of = |owner: Value| {
+        let mut vm = json!({ "memory_bytes": 64 << 20 });
+        vm.as_object_mut().expect("an object").extend(owner.as_object().expect("an object").clone());
+        vm
+    };
+    let (in_acme, in_web) = (of(json!({ "organisation": "acme" })), of(json!({ "project": "web" })));
+    for (path, wanted) in [
+        ("/v1/organisations/acme", &acme),
+        ("/v1/projects/web", &web),
+        ("/v1/vms/a", &in_acme),
+        ("/v1/vms/w", &in_web),
+        ("/v1/vms/o", &of(json!({}))),
+    ] {
+        assert_eq!(place.api("PUT", path, Some(wanted)).status, 201, "{path}");
+    }
+    let nothing = json!({});
+    let looks = ["/v1/vms/a", "/v1/vms/w", "/v1/vms/o", "/v1/units", "/metrics"];
+    let changes: [(&str, &str, Option<&Value>); 6] = [
+        ("PUT", "/v1/vms/a", Some(&in_acme)),
+        ("PUT", "/v1/vms/w", Some(&in_web)),
+        ("POST", "/v1/vms/o/drain", None),
+        ("POST", "/v1/vms/w/fence", Some(&nothing)),
+        ("POST", "/v1/vms/w/readmit", None),
+        ("PUT", "/v1/organisations/acme", Some(&acme)),
+    ];
+    let (yes, no) = (true, false);
+    for (user, sees, may_look, may_change) in [
+        (User { gid: ADMINS, ..User::new(NOBODY) }, &["a", "o", "w"][..], [yes; 5], [yes; 6]),
+        (User { groups: &[7, ADMINS], ..User::new(NOBODY) }, &["a", "o", "w"], [yes; 5], [yes; 6]),
+        (User::new(OPERATOR), &["a", "o", "w"], [yes; 5], [yes, yes, yes, yes, yes, no]),
+        (User::new(TENANT), &["a", "w"], [yes, yes, no, no, no], [yes, yes, no, yes, no, no]),
+        (
+            User { groups: &[PROJECT], ..User::new(NOBODY) },
+            &["w"],
+            [no, yes, no, no, no],
+            [no, yes, no, yes, no, no],
+        ),
+        (User::new(READER), &["a", "o", "w"], [yes; 5], [no; 6]),
+    ] {
+        for socket in ["api.sock", "api-read.sock"] {
+            let list = user.ask(&place, socket, "GET", "/v1/vms", None);
+            let names = list.body["vms"].as_array().expect("VMs").iter().map(|vm| vm["id"].as_str());
+            assert_eq!(names.flatten().collect::<Vec<_>>(), sees, "{user:?}");
+            for (path, may) in looks.into_iter().zip(may_look) {
+                let reply = user.ask(&place, socket, "GET", path, None);
+                assert_eq!(reply.status, if may { 200 } else { 403 }, "{user:?}: {socket} {path} {reply:?}");
+            }
+            for ((method, path, body), may) in changes.into_iter().zip(may_change) {
+                let reply = user.ask(&place, socket, method, path, body);
+                let may = may && socket == "api.sock";
+                let expected = if may { 200 } else { 403 };
+                assert_eq!(reply.status, expected, "{user:?}: {socket} {method} {path} {reply:?}");
+                if path == "/v1/vms/w/fence" && may {
+                    let log = std::fs::read_to_string(place.run().join("audit.log")).expect("an audit log");
+                    let last: Value =
+                        serde_json::from_str(log.lines().last().expect("a line")).expect("JSON");
+                    assert_eq!((&last["action"], &last["uid"]), (&json!("vm.fence"), &json!(user.uid)));
+                }
+            }
+            for vm in ["o", "w"] {
+                // Fenced or drained by one of them, as it may be.
+                let status = place.api("POST", &format!("/v1/vms/{vm}/readmit"), None).status;
+                assert!(matches!(status, 200 | 409), "{status}");
+            }
+        }
+    }
+    let nobody = User::new(NOBODY);
+    for socket in ["api.sock", "api-read.sock"] {
+        for path in looks.into_iter().chain(["/v1/vms", "/healthz", "/v1/usage", "/v1/events"]) {
+            assert_eq!(nobody.ask(&place, socket, "GET", path, None).status, 403, "{path}");
+        }
+        for (method, path, body) in changes {
+            assert_eq!(nobody.ask(&place, socket, method, path, body).status, 403, "{method} {path}");
+        }
+    }
+    daemon.end();
+}
