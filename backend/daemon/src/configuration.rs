@@ -67,6 +67,12 @@ pub struct Arguments {
     /// Its socket for those who only read [default: api-read.sock in the runtime directory]
     #[arg(long, value_name = "PATH")]
     pub api_read: Option<PathBuf>,
+    /// The group that may connect to the sockets of VMs, where VMMs run as other users
+    #[arg(long, value_name = "GID")]
+    pub vm_socket_gid: Option<u32>,
+    /// Who may connect to them, as chmod has it [default: 0660 with a group, else 0600]
+    #[arg(long, value_name = "MODE")]
+    pub vm_socket_mode: Option<SocketMode>,
     /// Where what must outlive sluiced is kept, fences above all [default: the runtime directory]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
@@ -116,6 +122,8 @@ struct File {
     access: Vec<Access>,
     api: Option<PathBuf>,
     api_read: Option<PathBuf>,
+    vm_socket_gid: Option<u32>,
+    vm_socket_mode: Option<SocketMode>,
     state_dir: Option<PathBuf>,
     scrub_every_free: bool,
     verify: Option<VerifyWord>,
@@ -249,6 +257,10 @@ pub struct Configuration {
     pub api: PathBuf,
     /// Its socket for those who only read.
     pub api_read: PathBuf,
+    /// The group that may connect to the sockets of VMs.
+    pub vm_socket_gid: Option<u32>,
+    /// Who may connect to them.
+    pub vm_socket_mode: SocketMode,
     /// Where what must outlive the daemon is kept.
     pub state_dir: PathBuf,
     /// Whether memory is cleared inside workers as well.
@@ -328,12 +340,17 @@ impl Configuration {
         if worker_uids.is_some() {
             ensure!(rustix::process::geteuid().is_root(), "worker-uids needs root");
         }
+        let vm_socket_gid = arguments.vm_socket_gid.or(file.vm_socket_gid);
+        ensure!(vm_socket_gid != Some(u32::MAX), "vm-socket-gid is the number that means no group");
+        let usual = if vm_socket_gid.is_some() { SocketMode::GROUP } else { SocketMode::default() };
         let state_dir = arguments.state_dir.or(file.state_dir).unwrap_or_else(|| runtime_dir.clone());
         let api = arguments.api.or(file.api).unwrap_or_else(|| runtime_dir.join("api.sock"));
         let api_read =
             arguments.api_read.or(file.api_read).unwrap_or_else(|| runtime_dir.join("api-read.sock"));
         let all = arguments.verify_all || file.verify == Some(VerifyWord::All);
         Ok(Self {
+            vm_socket_gid,
+            vm_socket_mode: arguments.vm_socket_mode.or(file.vm_socket_mode).unwrap_or(usual),
             state_dir: std::path::absolute(state_dir)?,
             runtime_dir,
             libexec,
@@ -636,6 +653,9 @@ pub enum ValueError {
     /// Not a range of numbers.
     #[error("{0:?} is not a range of numbers: the first, which is not 0, `:`, and how many")]
     Range(String),
+    /// Not a mode of a socket.
+    #[error("{0:?} is not a mode of a socket: three octal digits, each 0, 2, 4 or 6, for instance 0660")]
+    Mode(String),
 }
 
 impl FromStr for VmSpec {
@@ -755,6 +775,46 @@ impl TryFrom<String> for NumberRange {
 impl fmt::Display for NumberRange {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}:{}", self.first, self.count)
+    }
+}
+
+/// Who may connect to a socket, by the bits of its mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct SocketMode(pub u32);
+
+impl SocketMode {
+    /// The owner and the group.
+    pub const GROUP: Self = Self(0o660);
+}
+
+impl Default for SocketMode {
+    /// The owner.
+    fn default() -> Self {
+        Self(0o600)
+    }
+}
+
+impl FromStr for SocketMode {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| mode & !0o666 == 0);
+        mode.map(Self).ok_or_else(|| ValueError::Mode(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for SocketMode {
+    type Error = ValueError;
+
+    fn try_from(text: String) -> Result<Self, ValueError> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:04o}", self.0)
     }
 }
 

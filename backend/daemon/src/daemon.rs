@@ -79,6 +79,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     let mut handed_over = signal(SignalKind::user_defined1())?;
     let configuration = Rc::new(configuration);
     make_directory(&configuration.runtime_dir)?;
+    if let Some(gid) = configuration.vm_socket_gid {
+        let_through(&configuration.runtime_dir, gid)?;
+    }
     let directory = Rc::new(Directory::new(configuration.access.clone()));
     // Passed by who started this process, whose it is then, or made.
     let mut made = Vec::new();
@@ -305,6 +308,20 @@ fn make_directory(path: &Path) -> Result<()> {
         .mode(0o700)
         .create(path)
         .with_context(|| format!("cannot make the directory {}", path.display()))
+}
+
+/// Lets a group reach what lies in a directory, if not everybody can already. It cannot list it.
+fn let_through(path: &Path, gid: u32) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let open = || {
+        let mode = std::fs::metadata(path)?.permissions().mode();
+        if mode & 0o001 == 0 {
+            std::os::unix::fs::chown(path, None, Some(gid))?;
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode & 0o7707 | 0o010))?;
+        }
+        Ok::<_, io::Error>(())
+    };
+    open().with_context(|| format!("cannot let group {gid}, of vm-socket-gid, into {}", path.display()))
 }
 
 /// Ends arbiters of a daemon that was killed: nobody can talk to them any more, and they hold their units' memory.

@@ -15,8 +15,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
+    fs::Permissions,
     io,
-    os::unix::net::UnixListener,
+    os::unix::{fs::PermissionsExt as _, net::UnixListener},
     path::PathBuf,
     time::Instant,
 };
@@ -39,7 +40,7 @@ use sluice_shared_memory::socket;
 
 use crate::{
     cgroup::Cgroups,
-    configuration::{NumberRange, VmSpec, device_socket},
+    configuration::{NumberRange, SocketMode, VmSpec, device_socket},
     logging,
     rate::TokenBucket,
     spawn::{self, Given, Program, Reserved},
@@ -98,6 +99,12 @@ pub struct Arguments {
     /// Where the sockets of devices are made
     #[arg(long, value_name = "DIR")]
     pub socket_dir: PathBuf,
+    /// The group of those sockets, if not the launcher's
+    #[arg(long, value_name = "GID")]
+    pub socket_gid: Option<u32>,
+    /// Who may connect to them
+    #[arg(long, value_name = "MODE", default_value_t)]
+    pub socket_mode: SocketMode,
     /// A VM that may be started; repeatable
     #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1]")]
     pub vms: Vec<VmSpec>,
@@ -167,6 +174,8 @@ struct Child {
 pub struct Launcher {
     reserved: Reserved,
     socket_dir: PathBuf,
+    socket_gid: Option<u32>,
+    socket_mode: SocketMode,
     vms: Vec<VmSpec>,
     vm_numbers: Option<NumberRange>,
     units: u32,
@@ -228,6 +237,8 @@ impl Launcher {
             device: program(arguments.device, DEVICE_DESCRIPTORS, DEVICE_CAPABILITIES),
             worker: program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty()),
             socket_dir: arguments.socket_dir,
+            socket_gid: arguments.socket_gid,
+            socket_mode: arguments.socket_mode,
             vms: arguments.vms,
             vm_numbers: arguments.vm_numbers,
             free_uids: arguments.worker_uids.map(|range| range.numbers().collect()),
@@ -461,11 +472,20 @@ impl Launcher {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let before = rustix::process::umask(Mode::from_raw_mode(0o117));
+        // The launcher's own until it is the group's: nobody else connects in between.
+        let before = rustix::process::umask(Mode::from_raw_mode(0o177));
         let listener = UnixListener::bind(&path);
         rustix::process::umask(before);
-        listener.map(OwnedFd::from).inspect_err(|error| {
-            tracing::error!("cannot listen on {}: {error}", path.display());
+        let listener = listener.and_then(|listener| {
+            if self.socket_gid.is_some() {
+                std::os::unix::fs::lchown(&path, None, self.socket_gid)?;
+            }
+            std::fs::set_permissions(&path, Permissions::from_mode(self.socket_mode.0))?;
+            Ok(OwnedFd::from(listener))
+        });
+        listener.inspect_err(|error| {
+            let group = self.socket_gid.map_or_else(String::new, |gid| format!(" for group {gid}"));
+            tracing::error!("cannot listen on {}{group}: {error}", path.display());
         })
     }
 

@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     channel::Channel,
-    configuration::Configuration,
+    configuration::{Configuration, SocketMode},
     keeper::{Keeper, VARIABLES},
     process::{Identity, gone, kill},
     state::adoption::{Adoption, LauncherRecord},
@@ -253,6 +253,12 @@ impl Launching {
             arguments.extend(["--nvml".to_owned(), path(nvml)]);
         }
         arguments.extend(["--socket-dir".to_owned(), path(&configuration.runtime_dir)]);
+        if let Some(gid) = configuration.vm_socket_gid {
+            arguments.extend(["--socket-gid".to_owned(), gid.to_string()]);
+        }
+        if configuration.vm_socket_mode != SocketMode::default() {
+            arguments.extend(["--socket-mode".to_owned(), configuration.vm_socket_mode.to_string()]);
+        }
         for vm in &configuration.vms {
             arguments.extend(["--vm".to_owned(), vm.to_string()]);
         }

@@ -167,6 +167,7 @@ fn a_worker_has_nothing_but_what_it_is_given() {
     launcher.end();
 }
 
+// Promise: A24
 #[test]
 fn a_device_is_reachable_as_soon_as_it_is_started_and_there_is_one() {
     let place = Place::new();
@@ -174,7 +175,7 @@ fn a_device_is_reachable_as_soon_as_it_is_started_and_there_is_one() {
     let device =
         launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
     let socket = place.run().join("vm-1.sock");
-    assert_eq!(std::fs::metadata(&socket).expect("a socket").permissions().mode() & 0o777, 0o660);
+    assert_eq!(std::fs::metadata(&socket).expect("a socket").permissions().mode() & 0o777, 0o600);
     let found: serde_json::Value =
         serde_json::from_str(&place.front(1).ask("describe")).expect("a description");
     assert_eq!(found["core"], 0);

@@ -4,7 +4,7 @@ mod common;
 
 use std::{
     fs::Permissions,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
 };
@@ -20,6 +20,7 @@ const TENANT: u32 = 61_003;
 const PROJECT: u32 = 61_004;
 const READER: u32 = 61_005;
 const NOBODY: u32 = 61_006;
+const MACHINES: u32 = 61_010;
 
 /// A user and the groups of its process.
 #[derive(Clone, Copy, Debug)]
@@ -191,5 +192,42 @@ fn processes_of_other_users_may_do_what_their_role_says() {
             assert_eq!(nobody.ask(&place, socket, method, path, body).status, 403, "{method} {path}");
         }
     }
+    daemon.end();
+}
+
+// Promise: A24
+#[test]
+fn only_whom_the_configuration_names_connects_to_a_vms_socket() {
+    let Some(place) = shared_place() else { return };
+    let directory = place.run();
+    let close = || std::fs::set_permissions(&directory, Permissions::from_mode(0o700)).expect("closed");
+    let stands = |path: &Path| {
+        let about = std::fs::metadata(path).expect("it is there");
+        (about.gid(), about.mode() & 0o777)
+    };
+    let socket = directory.join("vm-1.sock");
+    let member = User { groups: &[MACHINES], ..User::new(NOBODY) };
+    let connects = |user: User| user.connect(&place, &socket, None).status.success();
+    let make = || assert_eq!(place.api("PUT", "/v1/vms/1", Some(&json!({}))).status, 201);
+
+    close();
+    let daemon = Daemon::start(&place, "");
+    make();
+    let own = rustix::process::getegid().as_raw();
+    assert_eq!((stands(&socket), stands(&directory)), ((own, 0o600), (own, 0o700)));
+    assert!(!connects(member));
+    // And it is not the directory alone that keeps them out.
+    std::fs::set_permissions(&directory, Permissions::from_mode(0o755)).expect("opened");
+    assert!(!connects(member));
+    assert_eq!(place.api("DELETE", "/v1/vms/1", None).status, 204);
+    daemon.end();
+
+    close();
+    let daemon = Daemon::start(&place, &format!("vm-socket-gid = {MACHINES}\n"));
+    make();
+    assert_eq!((stands(&socket), stands(&directory)), ((MACHINES, 0o660), (MACHINES, 0o710)));
+    assert!(connects(member) && connects(User { gid: MACHINES, ..User::new(NOBODY) }));
+    assert!(!connects(User::new(NOBODY)));
+    assert!(!directory.join("api.sock").metadata().is_ok_and(|api| api.mode() & 0o077 != 0));
     daemon.end();
 }
