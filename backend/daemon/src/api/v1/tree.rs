@@ -27,7 +27,7 @@ pub(crate) struct OrganisationRequest {
     memory_bytes: u64,
     /// How many VMs it may have; as many as there can be if not given.
     #[serde(default)]
-    #[schema(minimum = 0)]
+    #[schema(minimum = 0, maximum = 2147483647)]
     vms: Option<u32>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct ProjectRequest {
     memory_bytes: u64,
     /// How many VMs it may have; as many as there can be if not given.
     #[serde(default)]
-    #[schema(minimum = 0)]
+    #[schema(minimum = 0, maximum = 2147483647)]
     vms: Option<u32>,
     /// Its organisation. Cannot be changed.
     #[serde(default)]
@@ -103,6 +103,7 @@ pub(crate) struct Projects {
 
 fn limits(memory: u64, vms: Option<u32>) -> Result<Ancestor, Error> {
     let memory = vms::memory(Some(memory))?.unwrap_or(0);
+    let vms = vms::within("vms", vms, 0, vms::NUMBER)?;
     Ok(Ancestor { number: 0, organisation: None, memory, vms })
 }
 

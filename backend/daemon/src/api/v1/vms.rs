@@ -25,6 +25,9 @@ use crate::{
 /// Bytes that can be asked for at most: 2^52, which every JSON reader gets right.
 const BYTES: u64 = 1 << 52;
 
+/// The largest number of 32 bits that can be asked for: readers of JSON that know signs get it right, too.
+pub(super) const NUMBER: u32 = i32::MAX.unsigned_abs();
+
 /// How long units may take to say what they have.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
@@ -73,7 +76,7 @@ pub(crate) struct VmRequest {
     /// Whether there is no VM: programs of this host connect to the device themselves. Cannot be changed.
     direct: bool,
     /// Seconds after which it is admitted again when it was fenced; when an operator says so if not given.
-    #[schema(minimum = 1, maximum = 4294967295_u32)]
+    #[schema(minimum = 1, maximum = 2147483647)]
     readmit_after_seconds: Option<u32>,
     /// Seconds after which work of which nothing ends makes its worker be ended; never if not given.
     #[schema(minimum = 1, maximum = 4294967_u32)]
@@ -401,7 +404,7 @@ impl VmRequest {
                     .unwrap_or(shares.guarantee_permille),
             },
             placement,
-            readmit_after: within("readmit_after_seconds", self.readmit_after_seconds, 1, u32::MAX)?
+            readmit_after: within("readmit_after_seconds", self.readmit_after_seconds, 1, NUMBER)?
                 .unwrap_or(0),
             hang_after: within("hang_after_seconds", self.hang_after_seconds, 1, 4_294_967)?.unwrap_or(0),
             guest_memory: bytes("guest_memory_bytes", self.guest_memory_bytes)?,
