@@ -110,7 +110,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     let checkpoint = Rc::new(Checkpoint::open(&configuration.state_dir)?);
     let usage = Rc::new(Usage::open(&configuration.state_dir)?);
     let trail = Trail::open(&configuration.state_dir).context("cannot open the audit log")?;
-    let journal = Arc::new(Journal::new());
+    let journal = Arc::new(Journal::open(&configuration.state_dir));
     if let Some(why) = checkpoint.recovered() {
         journal.note("state-recovered", None, format!("the last checkpoint cannot be understood: {why}"));
     }
@@ -291,7 +291,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     match checkpoint.finish() {
         // A supervisor's VMs are nobody's to be billed for.
         Ok(true) if supervised => {
-            if let Err(error) = usage.forget().and_then(|()| registry.trail.forget()) {
+            if let Err(error) =
+                usage.forget().and_then(|()| registry.trail.forget()).and_then(|()| registry.journal.forget())
+            {
                 tracing::warn!("figures stay behind: {error}");
             }
         }

@@ -48,13 +48,13 @@ pub(crate) struct Begin {
 /// Something that has happened: one line of the answer.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Event {
-    /// Counts without a hole from the daemon's start on; a tenant, who does not see all events, sees holes.
+    /// Counts without a hole, through restarts of the daemon; a tenant, who does not see all events, sees holes.
     sequence: u64,
     /// To go on behind this event.
     token: String,
     /// When, in milliseconds since 1970.
     time: u64,
-    /// What. `gap`: events were lost, or are of a daemon that is no more. `alive`: nothing happened for a while.
+    /// What. `gap`: events were lost, or the token is of before the machine was started. `alive`: nothing happened for a while.
     kind: String,
     /// The VM it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,7 +71,7 @@ struct Reader {
     /// The last event that was read.
     at: u64,
     follow: bool,
-    /// Whether what was before is of another daemon.
+    /// Whether what was before is of another list.
     lost: bool,
     _permit: OwnedSemaphorePermit,
 }
@@ -124,7 +124,7 @@ impl Reader {
             sequence: event.sequence,
             token: self.journal.token(event.sequence),
             time: event.time,
-            kind: event.kind.to_owned(),
+            kind: event.kind.to_string(),
             vm: event.vm.as_ref().map(|vm| vm.id.clone()),
             detail: event.detail.clone(),
         }
@@ -152,8 +152,8 @@ fn line(event: &Event) -> Bytes {
 
 /// Follows events.
 ///
-/// One JSON object per line. Who was disconnected goes on with the token of the last event it saw, and sees a `gap` where that
-/// is too long ago, or was another daemon's.
+/// One JSON object per line. Who was disconnected goes on with the token of the last event it saw, also when the daemon was killed
+/// meanwhile, and sees a `gap` where that is too long ago, or before the machine was started.
 #[utoipa::path(get, path = "/v1/events", tag = "events", operation_id = "get_events", params(Begin),
     responses((status = 200, description = "A line for each event", body = Event, content_type = "application/x-ndjson"), Errors))]
 pub(crate) async fn events(
