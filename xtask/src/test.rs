@@ -259,9 +259,11 @@ fn tests(options: &Options) -> Result<Vec<TestResult>> {
 }
 
 /// What is tested with them.
-const CRASHES: [&str; 2] = [
+const CRASHES: [&str; 4] = [
     "crash::a_daemon_killed_at_any_step_of_a_change_has_made_it_or_not",
     "crash::a_daemon_killed_at_any_step_of_writing_its_state_has_the_old_one_or_the_new_one",
+    "crash::a_daemon_killed_at_any_step_under_load_has_what_it_told_each_client",
+    "crash::a_daemon_killed_at_any_time_under_load_has_what_it_told_each_client",
 ];
 
 /// The daemon with places at which it can be killed: another program, hence a folder of its own.
