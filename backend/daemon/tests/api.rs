@@ -189,6 +189,61 @@ fn where_nothing_can_be_written_nothing_is_changed() {
     daemon.end();
 }
 
+// Promise: A4
+#[test]
+fn where_the_audit_log_cannot_be_written_nothing_is_changed() {
+    let place = Place::new();
+    std::os::unix::fs::symlink("/dev/full", place.run().join("audit.log")).expect("a link");
+    let daemon = Daemon::start(&place, &[]);
+    let full =
+        |method, path, body: Option<&Value>| code(&place.api(method, path, body)) == (507, "storage-failed");
+    assert!(full("PUT", "/v1/vms/a", Some(&json!({}))));
+    assert!(full("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 }))));
+    assert!(full("PUT", "/v1/sizes/small", Some(&json!({ "memory_bytes": 16 << 20 }))));
+    assert_eq!(place.api("GET", "/v1/vms", None).body["vms"], json!([]));
+    assert_eq!(place.api("GET", "/v1/organisations", None).body["organisations"], json!([]));
+    daemon.end();
+}
+
+// Promise: A2
+#[test]
+fn a_torn_or_corrupt_checkpoint_is_replaced_by_the_one_before_and_that_is_said() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, &[]);
+    place.api("PUT", "/v1/vms/a", Some(&json!({})));
+    place.api("PUT", "/v1/vms/b", Some(&json!({})));
+    daemon.kill();
+    let path = place.run().join("checkpoint.json");
+    let previous = place.run().join("checkpoint.previous.json");
+    let (good, before) = (std::fs::read(&path).expect("there"), std::fs::read(&previous).expect("there"));
+    let mut corrupt = good.clone();
+    *corrupt.last_mut().expect("not empty") ^= 1;
+    for (what, bad) in [("torn", &good[..good.len() / 2]), ("corrupt", corrupt.as_slice()), ("empty", &[])] {
+        std::fs::write(&path, bad).expect("written");
+        std::fs::write(&previous, &before).expect("written");
+        let mut daemon = Daemon::start(&place, &[]);
+        let vms = place.api("GET", "/v1/vms", None).body;
+        let names: Vec<_> = vms["vms"].as_array().expect("VMs").iter().map(|vm| &vm["id"]).collect();
+        assert_eq!(names, ["a"], "{what}");
+        let mut events = follow(&place, "/v1/events?follow=false&after=0.0");
+        while line(&mut events)["kind"] != "state-recovered" {}
+        let aside = std::fs::read(place.run().join("checkpoint.corrupt.json")).expect("set aside");
+        assert_eq!(aside, bad, "{what}");
+        // And it goes on from there.
+        assert_eq!(place.api("PUT", "/v1/vms/b", Some(&json!({}))).status, 201, "{what}");
+        daemon.kill();
+    }
+    // Where neither can be understood nothing is made up.
+    std::fs::write(&path, b"{").expect("written");
+    std::fs::write(&previous, b"{").expect("written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+    command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
+    command.arg("--driver").arg(place.driver()).args(["--units", "1", "--vm-numbers", "1:2000"]);
+    let output = command.stdin(Stdio::null()).output().expect("sluiced");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("cannot be understood"), "{said}");
+}
+
 // Promise: A1
 #[test]
 fn what_is_wrong_with_a_request_is_said() {
@@ -384,12 +439,30 @@ fn clients_that_are_slow_or_dead_hold_up_nobody() {
         b"PUT /v1/vms/a HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
     )
     .expect("sent");
+    // Greedy ones, that ask for more and more and take nothing of it.
+    let greedy: Vec<_> = (0..8)
+        .map(|_| {
+            let mut stream = connect();
+            stream.set_nonblocking(true).expect("a socket");
+            // Until nothing more is taken from it.
+            while stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").is_ok() {}
+            stream
+        })
+        .collect();
     let start = Instant::now();
     assert_eq!(place.api("GET", "/v1/vms", None).status, 200);
     assert!(start.elapsed() < Duration::from_secs(5), "others wait: {:?}", start.elapsed());
     let mut text = String::new();
     body.read_to_string(&mut text).expect("an answer");
     assert!(text.starts_with("HTTP/1.1 408"), "{text}");
+    for mut stream in greedy {
+        // It is closed without having read a thing.
+        let closed = until(
+            || stream.write(b"x").err().map(|error| error.kind()),
+            |error| error.is_some_and(|kind| kind != std::io::ErrorKind::WouldBlock),
+        );
+        assert!(closed.is_some_and(|kind| kind != std::io::ErrorKind::WouldBlock), "{closed:?}");
+    }
     for mut stream in silent.into_iter().chain([half]) {
         let mut text = Vec::new();
         // Closed, with or without a word, or with what was sent unread.
