@@ -33,10 +33,14 @@ pub(crate) async fn serve(launching: Rc<Launching>, roster: Rc<Roster>, custodia
     loop {
         turn.tick().await;
         // Asked before those who know: what the launcher starts meanwhile is not looked at.
-        let children = launching.process().map(workers_of).unwrap_or_default();
+        let children = launching.process().map(children_of).unwrap_or_default();
         let vms = roster.all();
-        let known = vms.iter().flat_map(|vm| vm.worker_numbers()).collect();
-        for orphan in suspects.look(&children, &known, Instant::now()) {
+        let known: BTreeSet<u32> = vms.iter().flat_map(|vm| vm.worker_numbers()).collect();
+        // Most are devices, of which nothing has to be asked.
+        let devices: BTreeSet<u32> = vms.iter().filter_map(|vm| vm.device()).collect();
+        let unknown = children.into_iter().filter(|child| !known.contains(child) && !devices.contains(child));
+        let unknown = unknown.filter(|child| name(*child).as_deref() == Some(WORKER));
+        for orphan in suspects.look(&unknown.filter_map(Identity::of).collect(), Instant::now()) {
             custodian.event("worker-without-session", 0, || format!("process {} is ended", orphan.process));
             if let Some(pidfd) = orphan.open() {
                 kill(pidfd.as_fd());
@@ -50,12 +54,11 @@ pub(crate) async fn serve(launching: Rc<Launching>, roster: Rc<Roster>, custodia
     }
 }
 
-/// The workers among the children of a launcher.
-fn workers_of(launcher: u32) -> Vec<Identity> {
+/// The children of a launcher.
+fn children_of(launcher: u32) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));
     let children = children.unwrap_or_default();
-    let numbers = children.split_whitespace().filter_map(|number| number.parse().ok());
-    numbers.filter(|number| name(*number).as_deref() == Some(WORKER)).filter_map(Identity::of).collect()
+    children.split_whitespace().filter_map(|number| number.parse().ok()).collect()
 }
 
 fn name(process: u32) -> Option<String> {
@@ -69,12 +72,11 @@ struct Suspects(BTreeMap<Identity, (Instant, bool)>);
 
 impl Suspects {
     /// Those that nobody has known for too long; each is returned once.
-    fn look(&mut self, workers: &[Identity], known: &BTreeSet<u32>, now: Instant) -> Vec<Identity> {
-        let unknown: BTreeSet<Identity> =
-            workers.iter().filter(|worker| !known.contains(&worker.process)).copied().collect();
+    fn look(&mut self, unknown: &BTreeSet<Identity>, now: Instant) -> Vec<Identity> {
         self.0.retain(|worker, _| unknown.contains(worker));
         unknown
-            .into_iter()
+            .iter()
+            .copied()
             .filter(|worker| {
                 let (since, told) = self.0.entry(*worker).or_insert((now, false));
                 let late = now.saturating_duration_since(*since) >= UNKNOWN;
@@ -92,18 +94,18 @@ mod tests {
     #[test]
     fn a_worker_that_nobody_knows_for_long_is_an_orphan_once() {
         let worker = |process| Identity { process, started: 1 };
-        let workers = [worker(1), worker(2)];
         let mut suspects = Suspects::default();
         let start = Instant::now();
         let mut found = Vec::new();
         for second in 0..30 {
             // The second is made known in time; then its number is another's.
-            let known = if second >= 5 { BTreeSet::from([2]) } else { BTreeSet::new() };
-            found.extend(suspects.look(&workers, &known, start + Duration::from_secs(second)));
+            let unknown = if second >= 5 { vec![worker(1)] } else { vec![worker(1), worker(2)] };
+            found.extend(suspects.look(&unknown.into_iter().collect(), start + Duration::from_secs(second)));
         }
         assert_eq!(found, [worker(1)]);
         let later = start + Duration::from_secs(40);
-        assert_eq!(suspects.look(&[Identity { process: 1, started: 9 }], &BTreeSet::new(), later), []);
+        let another = BTreeSet::from([Identity { process: 1, started: 9 }]);
+        assert_eq!(suspects.look(&another, later), []);
     }
 
     #[test]

@@ -2,9 +2,11 @@
 //!
 //! This program starts itself again as a guest program under `sluice run`, on a driver that does nothing, so that what is
 //! measured is Sluice. There each row and its yardstick are measured in turns, round after round, so that whatever else
-//! the machine does hits both. What custody does to memory is measured on the software GPU ([`custody`]).
+//! the machine does hits both. What custody does to memory is measured on the software GPU ([`custody`]), and the control plane on a
+//! daemon with five hundred VMs ([`control`]).
 
 mod arbiter;
+mod control;
 mod cuda;
 mod custody;
 mod measure;
@@ -81,6 +83,7 @@ fn orchestrate(arguments: &[String]) -> Result<()> {
     ensure!(status.success(), "the benchmark program failed: {status}");
     let mut rows: Vec<Row> = serde_json::from_slice(&std::fs::read(results.path())?)?;
     rows.extend(custody::measure_all(&binaries, &me, &filter)?);
+    rows.extend(control::measure_all(&binaries, &me, &filter)?);
     println!(
         "{:<34} {:>12} {:>9} {:>12}   {:<22} {:>12} {:>8}",
         "row", "value", "unit", "p99", "yardstick", "its value", "ratio"

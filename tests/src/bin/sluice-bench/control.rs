@@ -1,0 +1,251 @@
+//! The control plane's rows: a daemon as a service manager starts it, with five hundred VMs of which 64 have a session.
+//!
+//! Its state is on a disk, and somebody keeps its sockets, so that everything is paid for that an operator pays for.
+
+use crate::{
+    Row,
+    measure::{Samples, lower},
+    turns::Client,
+};
+use anyhow::{Context as _, Result, bail, ensure};
+use sluice_tests::{
+    direct::{PATIENCE, cpu_ticks},
+    paths::Binaries,
+    process::Background,
+};
+use std::{
+    fs::{self, File},
+    io::{Read as _, Write as _},
+    os::unix::{
+        fs::symlink,
+        net::{UnixDatagram, UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+/// VMs in all.
+const VMS: usize = 500;
+/// Of these, VMs with a session.
+const ACTIVE: usize = 64;
+/// Turns of list and scrape, each with its yardstick.
+const ROUNDS: usize = 60;
+/// How long the idle daemon is looked at.
+const IDLE: Duration = Duration::from_secs(10);
+/// An H200 divided by this: a gigabyte, of which each VM may have a chunk.
+const SCALE: &str = "128";
+
+/// Every row whose name contains one of `filter`, or all.
+pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
+    const NAMES: [&str; 6] =
+        ["api/create", "api/list-500", "api/scrape-500", "daemon/memory", "daemon/idle", "daemon/wake-ups"];
+    let wanted = |name: &str| filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()));
+    if !NAMES.iter().any(|name| wanted(name)) {
+        return Ok(Vec::new());
+    }
+    let service = Service::start(binaries)?;
+    let mut clients = Vec::new();
+    for number in 0..ACTIVE {
+        let socket = service.create(&format!("active-{number}"))?;
+        clients.push(Client::start(&mut service.client(me, &socket))?);
+    }
+    let mut rows = vec![service.creations()?];
+    rows.push(service.answers("api/list-500", "/v1/vms")?);
+    rows.push(service.answers("api/scrape-500", "/metrics")?);
+    rows.extend(service.idle()?);
+    drop(clients);
+    service.stop()?;
+    Ok(rows.into_iter().filter(|row| wanted(&row.name)).collect())
+}
+
+/// `sluiced`, and who keeps its sockets.
+struct Service {
+    daemon: Background,
+    folder: TempDir,
+    _device: TempDir,
+}
+
+impl Service {
+    fn start(binaries: &Binaries) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("sluice-bench-").tempdir()?;
+        let device = tempfile::Builder::new().prefix("sluice-bench-").tempdir_in("/dev/shm")?;
+        let libraries = folder.path().join("lib");
+        fs::create_dir(&libraries)?;
+        symlink(binaries.get("libsluice_guest.so")?, libraries.join("libcuda.so.1"))?;
+        let notify = folder.path().join("notify");
+        let keeper = UnixDatagram::bind(&notify)?;
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // What is kept here closes at once: nobody follows this daemon.
+            while keeper.recv(&mut bytes).is_ok() {}
+        });
+        let mut command = Command::new(binaries.get("sluiced")?);
+        command.arg("--runtime-dir").arg(folder.path().join("run"));
+        command.arg("--state-dir").arg(folder.path().join("state"));
+        command.arg("--libexec").arg(binaries.folder());
+        command.arg("--driver").arg(binaries.get("libsoftgpu_cuda.so")?);
+        command.arg("--nvml").arg(binaries.get("libsoftgpu_nvml.so")?);
+        command.args(["--vm-numbers", "1000:1000"]).env("NOTIFY_SOCKET", notify);
+        command.env("SLUICE_SOFTGPU_STATE", device.path()).env("SLUICE_SOFTGPU_SCALE", SCALE);
+        let daemon = Background::start("sluiced", &mut command, &folder.path().join("sluiced.log"))?;
+        let service = Self { daemon, folder, _device: device };
+        let start = Instant::now();
+        // Ready, and its unit lends.
+        while !service.get("/readyz").is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200")) {
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "sluiced does not become ready: {}",
+                service.daemon.printed()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(service)
+    }
+
+    fn stop(mut self) -> Result<()> {
+        let status = self.daemon.terminate(PATIENCE)?;
+        ensure!(status.success(), "sluiced ended with {status}: {}", self.daemon.printed());
+        Ok(())
+    }
+
+    /// A program in a VM.
+    fn client(&self, me: &Path, socket: &Path) -> Command {
+        let mut command = Command::new(me);
+        command.arg("turns").env("LD_LIBRARY_PATH", self.folder.path().join("lib"));
+        command.env("SLUICE_TRANSPORT", "direct").env("SLUICE_SOCKET", socket);
+        command
+    }
+
+    /// One request on a connection of its own; the answer as it comes.
+    fn ask(&self, head: &str, body: &str) -> Result<Vec<u8>> {
+        let mut stream = UnixStream::connect(self.folder.path().join("run/api.sock"))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let length = body.len();
+        write!(
+            stream,
+            "{head} HTTP/1.1\r\nHost: sluice\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        )?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        Ok(answer)
+    }
+
+    fn get(&self, path: &str) -> Result<Vec<u8>> {
+        self.ask(&format!("GET {path}"), "")
+    }
+
+    /// Makes a VM; returns when a VMM can connect.
+    fn create(&self, id: &str) -> Result<PathBuf> {
+        // A context is no part of it.
+        let answer =
+            self.ask(&format!("PUT /v1/vms/{id}"), r#"{"direct": true, "memory_bytes": 2097152}"#)?;
+        ensure!(answer.starts_with(b"HTTP/1.1 201"), "{}", String::from_utf8_lossy(&answer));
+        let body = answer.windows(4).position(|window| window == b"\r\n\r\n").context("a body")?;
+        let vm: serde_json::Value = serde_json::from_slice(&answer[body + 4..])?;
+        let socket = PathBuf::from(vm["connect"]["socket"].as_str().context("a socket")?);
+        drop(UnixStream::connect(&socket).with_context(|| format!("{}", socket.display()))?);
+        Ok(socket)
+    }
+
+    /// A VM made until its VMM can connect, beside ever more others, against what cannot be left out: two changes flushed to the same
+    /// disk and the start of a process.
+    fn creations(&self) -> Result<Row> {
+        let (mut own, mut yardstick) = (Samples::default(), Samples::default());
+        let path = self.folder.path().join("yardstick");
+        for number in ACTIVE..VMS {
+            let start = Instant::now();
+            self.create(&format!("vm-{number}"))?;
+            own.push(start.elapsed().as_secs_f64() * 1e9);
+            let start = Instant::now();
+            for _ in 0..2 {
+                let mut file = File::create(&path)?;
+                file.write_all(&[b'.'; 4096])?;
+                file.sync_all()?;
+            }
+            ensure!(Command::new("true").status()?.success(), "cannot start true");
+            yardstick.push(start.elapsed().as_secs_f64() * 1e9);
+        }
+        Ok(lower("api/create", "ms", 1e-6, &own, "2 flushes and a process", &yardstick))
+    }
+
+    /// An answer from the request to its last byte, against as many bytes of a program that has them ready.
+    fn answers(&self, name: &str, path: &str) -> Result<Row> {
+        let length = self.get(path)?.len();
+        let socket = self.folder.path().join("yardstick.sock");
+        let listener = UnixListener::bind(&socket)?;
+        std::thread::spawn(move || {
+            let bytes = vec![b'.'; length];
+            for mut client in listener.incoming().flatten() {
+                let mut request = [0; 512];
+                // Who has gone is not answered.
+                let _ = client.read(&mut request).and_then(|_| client.write_all(&bytes));
+            }
+        });
+        let (mut own, mut yardstick) = (Samples::default(), Samples::default());
+        for _ in 0..ROUNDS {
+            let start = Instant::now();
+            let answer = self.get(path)?;
+            own.push(start.elapsed().as_secs_f64() * 1e9);
+            ensure!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+            let start = Instant::now();
+            let mut stream = UnixStream::connect(&socket)?;
+            stream.write_all(b"GET")?;
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer)?;
+            yardstick.push(start.elapsed().as_secs_f64() * 1e9);
+        }
+        fs::remove_file(&socket)?;
+        Ok(lower(name, "ms", 1e-6, &own, "as many bytes", &yardstick))
+    }
+
+    /// What the daemon has and does when nobody asks it anything.
+    fn idle(&self) -> Result<Vec<Row>> {
+        let process = self.daemon.id();
+        let figure = |row: (&str, &str, f64), what: &str, aim: f64| {
+            let [mut own, mut yardstick] = [(); 2].map(|()| Samples::default());
+            own.push(row.2);
+            yardstick.push(aim);
+            lower(row.0, row.1, 1.0, &own, what, &yardstick)
+        };
+        let (ticks, switches, start) = (cpu_ticks(process)?, switches(process)?, Instant::now());
+        std::thread::sleep(IDLE);
+        let elapsed = start.elapsed().as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "small figures")]
+        let (ticks, switches) =
+            ((cpu_ticks(process)? - ticks) as f64, (self::switches(process)? - switches) as f64);
+        #[expect(clippy::cast_precision_loss, reason = "small figures")]
+        let hertz = rustix::param::clock_ticks_per_second() as f64;
+        #[expect(clippy::cast_precision_loss, reason = "small figures")]
+        let resident = resident_kibibytes(process)? as f64 / 1024.0;
+        Ok(vec![
+            figure(("daemon/memory-500", "MiB", resident), "aim", 50.0),
+            figure(("daemon/idle-500", "% core", ticks / hertz / elapsed * 100.0), "aim", 2.0),
+            figure(("daemon/wake-ups-500", "1/s", switches / elapsed), "aim", 100.0),
+        ])
+    }
+}
+
+/// How often threads of a process have gone to sleep and been woken.
+fn switches(process: u32) -> Result<u64> {
+    let mut sum = 0;
+    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+        sum += field(&thread?.path().join("status"), "voluntary_ctxt_switches:")?;
+    }
+    Ok(sum)
+}
+
+fn resident_kibibytes(process: u32) -> Result<u64> {
+    field(Path::new(&format!("/proc/{process}/status")), "VmRSS:")
+}
+
+fn field(path: &Path, name: &str) -> Result<u64> {
+    let text = fs::read_to_string(path)?;
+    let Some(rest) = text.lines().find_map(|line| line.strip_prefix(name)) else {
+        bail!("{} has no {name}", path.display());
+    };
+    let number = rest.split_whitespace().next().context("a number")?;
+    Ok(number.parse()?)
+}
