@@ -300,6 +300,32 @@ impl Kernel {
     }
 }
 
+/// What checks Prometheus' alert rules. The package that has it is unpacked and not installed: its service is not wanted.
+///
+/// # Errors
+/// When it is neither in the cache nor can be downloaded.
+pub fn promtool() -> Result<PathBuf> {
+    if let Some(there) = promtool_if_there()? {
+        return Ok(there);
+    }
+    let _lock = paths::cache_lock("promtool")?;
+    progress::step("downloading promtool (Debian package prometheus)");
+    let folder = paths::cache()?.join("promtool");
+    let new = folder.with_extension("new");
+    unpack_packages(&["prometheus"], &new)?;
+    fs::rename(&new, &folder).with_context(|| format!("putting {} in its place", folder.display()))?;
+    promtool_if_there()?.context("the package prometheus has no promtool")
+}
+
+/// The same, if it was downloaded before.
+///
+/// # Errors
+/// When there is no place for a cache.
+pub fn promtool_if_there() -> Result<Option<PathBuf>> {
+    let path = paths::cache()?.join("promtool/usr/bin/promtool");
+    Ok(path.exists().then_some(path))
+}
+
 /// Unpacks packages into a folder, without what they depend on and without installing anything.
 ///
 /// # Errors

@@ -17,5 +17,8 @@ pub(crate) fn prepare() -> Result<Vec<Program>> {
     for series in Series::ALL {
         Kernel::fetch(series)?;
     }
+    if let Err(error) = debian::promtool() {
+        println!("setup: promtool cannot be had, alert rules are not checked: {error:#}");
+    }
     programs::compile_all()
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
-use sluice_tests::{clients, paths, process};
+use sluice_tests::{clients, debian, paths, process};
 
 use crate::cargo::{
     build_tests, cargo, ensure_tool, nightly_cargo, run_visibly, target_folder, with_tools, works,
@@ -240,6 +240,8 @@ fn tests(options: &Options) -> Result<Vec<TestResult>> {
     let mut build = cargo();
     build.args(["test", "--release"]).args(options.packages());
     let binaries = build_tests(&mut build)?;
+    // Where setup could not get it, the test that needs it says so.
+    let promtool = debian::promtool_if_there()?.unwrap_or_default().display().to_string();
     let mut results = Vec::new();
     for binary in &binaries {
         let name = binary.name.as_str();
@@ -250,7 +252,7 @@ fn tests(options: &Options) -> Result<Vec<TestResult>> {
             parallel: if ALONE.contains(&name) { 1 } else { Machine::this().cpus },
             limit: if with_vm { LONG_TEST } else { TEST },
             long_limit: LONG_TEST,
-            environment: &[("SLUICE_TIER", options.tier.name())],
+            environment: &[("SLUICE_TIER", options.tier.name()), ("SLUICE_PROMTOOL", &promtool)],
             verbose: options.verbose || with_vm,
         };
         results.extend(run_binary(binary, &plan)?);
