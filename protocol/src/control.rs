@@ -218,6 +218,15 @@ messages! {
             /** Bytes of these. */ copied: u64,
             /** Calls of the guest that came as far as a worker. */ calls: u64
         } fds 0,
+        /// What of a VM's guest memory its workers have pinned: comes before `Vm`.
+        8 Pinned { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64, /** Bytes. */ bytes: u64 } fds 0,
+        /// What it took to keep the unit's memory, since the arbiter was started: comes before `Unit`.
+        9 Upkeep {
+            /** Chunks that were scrubbed. */ scrubs: u64,
+            /** Bytes of these. */ scrubbed: u64,
+            /** Nanoseconds that took. */ took: u64,
+            /** Bytes by which the driver's figure is another than the ledger's, as last compared; 0 while that is normal. */ drift: u64
+        } fds 0,
     }
     /// From `sluiced` or an arbiter to the inventory.
     enum ToInventory {

@@ -22,13 +22,15 @@ pub struct Audit {
     reported: Option<Broken>,
     /// Drift in a row.
     drifted: u32,
+    /// How much it was the last time; none while it is normal.
+    drift: u64,
     /// What is used on the device and not by us, measured while no worker lived.
     beside: Option<u64>,
 }
 
 impl Default for Audit {
     fn default() -> Audit {
-        Audit { last: 0, cost: Duration::ZERO, reported: None, drifted: 0, beside: None }
+        Audit { last: 0, cost: Duration::ZERO, reported: None, drifted: 0, drift: 0, beside: None }
     }
 }
 
@@ -63,7 +65,14 @@ impl Audit {
         let tolerance = (UNIT * Class::ALL.len() as u64).max(total / 100);
         let drift = used.abs_diff(known.saturating_add(beside));
         self.drifted = if drift > tolerance { self.drifted.saturating_add(1) } else { 0 };
+        self.drift = if self.drifted >= 2 { drift } else { 0 };
         (self.drifted == 2).then_some(drift)
+    }
+
+    /// How far the device's figure is from ours, where that is more than normal.
+    #[must_use]
+    pub const fn drift(&self) -> u64 {
+        self.drift
     }
 }
 

@@ -361,8 +361,8 @@ impl Custody {
                 self.forget_leaving();
             }
             ToArbiter::DescribeVm { vm } => {
-                let described = self.describe_vm(vm);
-                self.effects.push_back(Effect::Tell(described));
+                let described = [self.describe_pinned(vm), self.describe_vm(vm)];
+                self.effects.extend(described.map(Effect::Tell));
             }
             ToArbiter::DescribeUnit {} => {
                 let described = self.describe_unit();
@@ -468,6 +468,12 @@ impl Custody {
             dirty: self.dirty_of(key),
             holders: u32::try_from(holders).unwrap_or(u32::MAX),
         }
+    }
+
+    fn describe_pinned(&self, vm: u32) -> FromArbiter {
+        let newest = self.ledger.accounts().filter(|(key, _)| key.vm == vm).max_by_key(|(key, _)| key.epoch);
+        let (epoch, bytes) = newest.map_or((0, 0), |(key, account)| (key.epoch, account.pinned));
+        FromArbiter::Pinned { vm, epoch, bytes }
     }
 
     fn describe_unit(&self) -> FromArbiter {

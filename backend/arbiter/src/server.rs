@@ -164,11 +164,28 @@ struct Server {
     /// Links with something left to say, for want of room elsewhere.
     retry: Option<Millis>,
     context_bytes: u64,
+    scrubs: Scrubs,
     /// Unknown processes that were seen once (`false`) or reported.
     strangers: HashMap<u32, bool>,
     /// The unit's memory is taken, so lending may begin; and it was said.
     taken: bool,
     ready: bool,
+}
+
+/// What was scrubbed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Scrubs {
+    chunks: u64,
+    bytes: u64,
+    took: Duration,
+}
+
+impl Scrubs {
+    fn add(&mut self, chunks: usize, bytes: u64, took: Duration) {
+        self.chunks = self.chunks.saturating_add(chunks as u64);
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.took = self.took.saturating_add(took);
+    }
 }
 
 impl Server {
@@ -210,6 +227,7 @@ impl Server {
             measured: 0,
             retry: None,
             context_bytes,
+            scrubs: Scrubs::default(),
             strangers: HashMap::new(),
             taken: false,
             ready: false,
@@ -338,6 +356,13 @@ impl Server {
     fn command(&mut self, message: ToArbiter, descriptors: Vec<OwnedFd>) {
         let now = self.now();
         match message {
+            ToArbiter::DescribeUnit {} => {
+                let Scrubs { chunks, bytes, took } = self.scrubs;
+                let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+                let drift = self.audit.drift();
+                self.tell(FromArbiter::Upkeep { scrubs: chunks, scrubbed: bytes, took, drift });
+                self.custody.command(message, now);
+            }
             ToArbiter::Worker { vm, epoch, process, session } => {
                 if let Ok([socket, pidfd]) = <[OwnedFd; 2]>::try_from(descriptors)
                     && let Err(error) = self.adopt(VmKey { vm, epoch }, process, socket, pidfd)
@@ -650,6 +675,7 @@ impl Server {
             let scrubbed = matches!(done.outcome, crate::custody::Outcome::Scrubbed(_));
             let taken = matches!(done.outcome, crate::custody::Outcome::Taken { .. });
             if let Some((time, bytes)) = done.scrubbed {
+                self.scrubs.add(done.pieces.len(), bytes, time);
                 self.adapt(time, bytes);
             }
             let made = self.custody.finished(done.outcome);

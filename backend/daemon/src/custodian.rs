@@ -40,6 +40,8 @@ pub(crate) struct Custodian {
     adopted: bool,
     events: RefCell<BTreeMap<(&'static str, u32), Tally>>,
     told: RefCell<TokenBucket>,
+    /// Errors that GPUs have reported, by class.
+    faults: RefCell<BTreeMap<Class, u64>>,
 }
 
 impl Custodian {
@@ -60,12 +62,18 @@ impl Custodian {
             adopted,
             events: RefCell::new(BTreeMap::new()),
             told: RefCell::new(TokenBucket::new(EVENTS.1, EVENTS.0, Instant::now())),
+            faults: RefCell::default(),
         })
     }
 
     /// Events since the start: their kind, the VM they are about, how many there were.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u32, u64)> {
         self.events.borrow().iter().map(|((kind, vm), tally)| (*kind, *vm, tally.count)).collect()
+    }
+
+    /// Errors of a class that GPUs have reported since the start.
+    pub(crate) fn faults(&self, class: Class) -> u64 {
+        self.faults.borrow().get(&class).copied().unwrap_or(0)
     }
 
     /// Hears notices until nobody is left who could give one.
@@ -148,6 +156,7 @@ impl Custodian {
 
     fn heed_xid(&self, device: u32, xid: u32, process: u32, instance: u32) {
         let class = Class::of(xid);
+        *self.faults.borrow_mut().entry(class).or_default() += 1;
         let hit: Vec<_> = self.units.iter().filter(|unit| unit.place().is_hit(device, instance)).collect();
         let numbers: Vec<_> = hit.iter().map(|unit| unit.number()).collect();
         self.event("xid", 0, || {

@@ -52,6 +52,7 @@ impl Vm {
         let Some(fence) = self.stands().begin(&reason, self.workers()) else { return };
         tracing::warn!("VM {} is fenced: {reason}", self.id());
         self.tell("vm-fenced", reason.as_str());
+        self.count_fence();
         self.enter(fence);
     }
 
@@ -109,6 +110,7 @@ impl Vm {
             match fence.advance(&seen) {
                 Some(next) => {
                     if next.step == Step::Quarantined {
+                        self.count_fenced();
                         self.say_quarantined(&next, &seen);
                     }
                     self.enter(next);

@@ -15,8 +15,9 @@ use prometheus_client::{
 use crate::{
     fence::Step,
     registry::Registry,
-    unit::{UnitReport, VmReport},
+    unit::{UnitReport, UpkeepReport, VmReport},
     vm::{Phase, Vm},
+    xid::Class,
 };
 
 /// Kinds of events that are counted from nothing on: a rate is known from the first one.
@@ -153,7 +154,9 @@ impl Registry {
     pub(crate) fn metrics(&self) -> Result<String, fmt::Error> {
         let mut shown = Snapshot::default();
         self.daemon_metrics(&mut shown);
+        self.gpu_metrics(&mut shown);
         self.unit_metrics(&mut shown);
+        self.upkeep_metrics(&mut shown);
         self.vm_metrics(&mut shown);
         self.event_metrics(&mut shown);
         process_metrics(&mut shown);
@@ -227,6 +230,93 @@ impl Registry {
             None,
             "Messages about a VM in an epoch that was over",
             stale.collect(),
+        );
+    }
+
+    /// How GPUs are divided, and what is lost by how.
+    fn gpu_metrics(&self, shown: &mut Snapshot) {
+        self.placer.look_around();
+        let fleet = self.placer.fleet();
+        let (mut divided, mut instances, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+        let mut names = BTreeMap::new();
+        for (at, found) in self.placer.found().iter().enumerate() {
+            let label = || vec![("gpu", found.ordinal.to_string())];
+            names.extend(found.kinds.iter().map(|(profile, name)| (*profile, name.clone())));
+            divided.push((label(), flag(!found.is_whole())));
+            lost.extend(fleet.fragmentation(at).map(|lost| (label(), lost)));
+            let Some(planned) = fleet.gpus().get(at).filter(|_| !found.is_whole()) else { continue };
+            let own = fleet.units().filter(|unit| unit.gpu == at).count();
+            for (owner, count) in [("sluice", own), ("other", planned.foreign().len())] {
+                let mut labels = label();
+                labels.push(("owner", owner.to_owned()));
+                instances.push((labels, size(count)));
+            }
+        }
+        shown.gauge("sluice_gpu_mig_enabled", None, "Whether the GPU is divided into instances", divided);
+        shown.gauge(
+            "sluice_gpu_instances",
+            None,
+            "MIG instances that there are, by whose they are",
+            instances,
+        );
+        shown.gauge(
+            "sluice_gpu_fragmentation",
+            ratio(),
+            "What is lost by how the GPU's instances lie: 0 where they could not lie better",
+            lost,
+        );
+        let mut room = BTreeMap::<String, u32>::new();
+        for more in fleet.capacity() {
+            let name = names.get(&more.profile).cloned().unwrap_or_else(|| more.profile.to_string());
+            let count = room.entry(name).or_default();
+            *count = count.saturating_add(more.count);
+        }
+        let room = room.into_iter().map(|(name, count)| (vec![("profile", name)], f64::from(count)));
+        shown.gauge(
+            "sluice_mig_room",
+            None,
+            "How many more instances of a kind could be made, each kind alone",
+            room.collect(),
+        );
+        let faults = Class::ALL
+            .map(|(class, name)| (vec![("class", name.to_owned())], number(self.custodian.faults(class))));
+        shown.counter(
+            "sluice_gpu_faults",
+            None,
+            "Errors that GPUs have reported (Xid), by what follows from them",
+            faults.to_vec(),
+        );
+    }
+
+    /// What it takes to keep memory clean and accounted for.
+    fn upkeep_metrics(&self, shown: &mut Snapshot) {
+        let each = |figure: fn(UpkeepReport) -> f64| -> Vec<(Labels, f64)> {
+            let known = self.units.iter().filter_map(|unit| Some((unit.number(), unit.upkeep()?)));
+            known.map(|(unit, upkeep)| (vec![("unit", unit.to_string())], figure(upkeep))).collect()
+        };
+        shown.counter(
+            "sluice_unit_scrubs",
+            None,
+            "Chunks of device memory that were scrubbed",
+            each(|upkeep| number(upkeep.scrubs)),
+        );
+        shown.counter(
+            "sluice_unit_scrubbed",
+            Some(Unit::Bytes),
+            "Device memory that was scrubbed",
+            each(|upkeep| number(upkeep.scrubbed)),
+        );
+        shown.counter(
+            "sluice_unit_scrub",
+            Some(Unit::Seconds),
+            "Time that scrubbing took",
+            each(|upkeep| seconds(upkeep.took)),
+        );
+        shown.gauge(
+            "sluice_unit_drift",
+            Some(Unit::Bytes),
+            "How far the driver's figure of used memory is from the ledger's; 0 while that is normal",
+            each(|upkeep| number(upkeep.drift)),
         );
     }
 
@@ -307,6 +397,24 @@ impl Registry {
             bytes(),
             "Guest memory the VM may have pinned; 0 for no limit",
             own(&|vm| number(vm.spec().pinned.0)),
+        );
+        shown.gauge(
+            "sluice_vm_memory_pinned",
+            bytes(),
+            "Guest memory the VM has pinned",
+            own(&|vm| vm.units().iter().map(|unit| number(unit.pinned(vm.id()))).sum()),
+        );
+        shown.counter(
+            "sluice_vm_fences_begun",
+            None,
+            "How often the VM was fenced",
+            own(&|vm| number(vm.fences().begun)),
+        );
+        shown.counter(
+            "sluice_vm_fence",
+            time(),
+            "How long that took, from the word until it was quarantined",
+            own(&|vm| vm.fences().took.as_secs_f64()),
         );
         shown.gauge(
             "sluice_vm_sessions",

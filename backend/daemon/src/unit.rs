@@ -142,6 +142,8 @@ struct Heard {
     vms: BTreeMap<u32, (u64, VmReport)>,
     times: BTreeMap<u32, TimeReport>,
     work: BTreeMap<u32, WorkReport>,
+    pinned: BTreeMap<u32, u64>,
+    upkeep: Option<UpkeepReport>,
 }
 
 /// What a unit has, in bytes.
@@ -183,6 +185,17 @@ pub(crate) struct WorkReport {
     pub(crate) copies: u64,
     pub(crate) copied: u64,
     pub(crate) calls: u64,
+}
+
+/// What it took to keep a unit's memory since its arbiter was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UpkeepReport {
+    /// Chunks, bytes and nanoseconds of scrubbing.
+    pub(crate) scrubs: u64,
+    pub(crate) scrubbed: u64,
+    pub(crate) took: u64,
+    /// Bytes by which the driver's figure is another than the ledger's.
+    pub(crate) drift: u64,
 }
 
 /// A worker, as arbiters are told of it.
@@ -267,7 +280,9 @@ impl Unit {
         if let Some(Terms { epoch, .. }) = self.terms.borrow_mut().remove(&vm) {
             self.tell(ToArbiter::Forget { vm, epoch });
         }
-        self.heard.borrow_mut().vms.remove(&vm);
+        let mut heard = self.heard.borrow_mut();
+        heard.pinned.remove(&vm);
+        heard.vms.remove(&vm);
     }
 
     /// What a VM had of the unit when its arbiter was last asked.
@@ -283,6 +298,16 @@ impl Unit {
     /// What the unit had when its arbiter was last asked.
     pub(crate) fn last(&self) -> Option<UnitReport> {
         self.heard.borrow().unit.map(|(_, report)| report)
+    }
+
+    /// Bytes of guest memory that a VM had pinned for the unit when its arbiter was last asked.
+    pub(crate) fn pinned(&self, vm: u32) -> u64 {
+        self.heard.borrow().pinned.get(&vm).copied().unwrap_or(0)
+    }
+
+    /// What it has taken to keep the unit's memory.
+    pub(crate) fn upkeep(&self) -> Option<UpkeepReport> {
+        self.heard.borrow().upkeep
     }
 
     /// Says that a VM gets nothing any more.
@@ -613,6 +638,14 @@ impl Unit {
                 let report = UnitReport { total, lent, clean, dirty, headroom, suspect };
                 self.note(|heard, count| heard.unit = Some((count, report)));
             }
+            FromArbiter::Pinned { vm, epoch, bytes } => {
+                if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
+                    self.heard.borrow_mut().pinned.insert(vm, bytes);
+                }
+            }
+            FromArbiter::Upkeep { scrubs, scrubbed, took, drift } => {
+                self.heard.borrow_mut().upkeep = Some(UpkeepReport { scrubs, scrubbed, took, drift });
+            }
             FromArbiter::WantEscrow { ancestor, bytes } => {
                 _ = self.notices.send(Notice::Escrow { unit, ancestor, bytes });
             }
@@ -641,6 +674,8 @@ impl Unit {
         self.launching.adoption().note(|all| _ = all.arbiters.remove(&self.number));
         {
             let mut heard = self.heard.borrow_mut();
+            heard.pinned.clear();
+            heard.upkeep = None;
             heard.unit = None;
             heard.vms.clear();
             heard.times.clear();

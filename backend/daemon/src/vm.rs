@@ -72,6 +72,7 @@ pub struct Vm {
     phase: watch::Sender<Phase>,
     /// Sessions that got a worker.
     begun: Cell<u64>,
+    fences: Cell<Fences>,
     configuration: Rc<Configuration>,
     launching: Rc<Launching>,
     /// Nothing while no unit is found for it: it begins no session.
@@ -85,6 +86,28 @@ pub struct Vm {
     starts: RefCell<TokenBucket>,
     complaints: RefCell<TokenBucket>,
     life: RefCell<Option<Rc<Life>>>,
+}
+
+/// Fences of a VM since it was made known.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fences {
+    /// How many have begun.
+    pub(crate) begun: u64,
+    /// How long those took that have come to their end.
+    pub(crate) took: Duration,
+    since: Option<Instant>,
+}
+
+impl Fences {
+    fn begin(self) -> Self {
+        Self { begun: self.begun.saturating_add(1), since: Some(Instant::now()), ..self }
+    }
+
+    fn end(self) -> Self {
+        // One that a daemon before has begun is not in the figures.
+        let took = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+        Self { took: self.took.saturating_add(took), since: None, ..self }
+    }
 }
 
 /// What the socket of a VM's device is kept as.
@@ -172,6 +195,7 @@ impl Vm {
             draining: Cell::new(false),
             phase: watch::Sender::new(Phase::Starting),
             begun: Cell::new(0),
+            fences: Cell::default(),
             configuration: Rc::clone(configuration),
             launching: Rc::clone(launching),
             units: RefCell::new(units),
@@ -253,6 +277,21 @@ impl Vm {
     /// How many of its sessions have got a worker since it was made known.
     pub(crate) fn begun(&self) -> u64 {
         self.begun.get()
+    }
+
+    /// Its fences since it was made known.
+    pub(crate) fn fences(&self) -> Fences {
+        self.fences.get()
+    }
+
+    /// A fence has begun.
+    pub(crate) fn count_fence(&self) {
+        self.fences.set(self.fences.get().begin());
+    }
+
+    /// It has come to its end.
+    pub(crate) fn count_fenced(&self) {
+        self.fences.set(self.fences.get().end());
     }
 
     /// Its device's process, if it runs.

@@ -3,7 +3,7 @@
 //! The number drives the action, and one that nobody knows is the worst of all: what cannot be judged is not lent on.
 
 /// What an error is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
     /// One process's doing: its session ends, the device goes on.
     Session,
@@ -51,6 +51,17 @@ impl Class {
             _ => Self::Unknown,
         }
     }
+
+    /// All of them, as metrics call them.
+    pub(crate) const ALL: [(Self, &'static str); 7] = [
+        (Self::Session, "session"),
+        (Self::Note, "note"),
+        (Self::Reset, "reset"),
+        (Self::Link, "link"),
+        (Self::Host, "host"),
+        (Self::Recovery, "recovery"),
+        (Self::Unknown, "unknown"),
+    ];
 
     /// Why the unit is taken out of service, if it is.
     pub(crate) fn quarantine(self) -> Option<&'static str> {

@@ -53,7 +53,15 @@ fn value(text: &str, series: &str) -> Option<f64> {
     line.rsplit(' ').next()?.parse().ok()
 }
 
-fn names(text: &str) -> BTreeSet<String> {
+/// Names that there are, with or without a value now.
+fn declared(text: &str) -> BTreeSet<String> {
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let names =
+        types.map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() });
+    names.chain(names_of_samples(text)).collect()
+}
+
+fn names_of_samples(text: &str) -> BTreeSet<String> {
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     samples.filter_map(|line| line.split(['{', ' ']).next()).map(str::to_owned).collect()
 }
@@ -97,14 +105,40 @@ fn metrics_are_what_the_api_says_by_the_conventions() {
     assert_eq!(of_vm(&text, "sluice_vm_memory_used_bytes"), Some(f64::from(32 << 20)));
     assert_eq!(of_vm(&text, "sluice_vm_sessions"), Some(1.0));
     assert_eq!(of_vm(&text, "sluice_vm_sessions_started_total"), Some(1.0));
+    place.tell("unit-0", &format!("work {number} 7 3 {} 1000", 4 << 20));
+    place.tell("unit-0", &format!("pinned {number} {}", 16 << 20));
+    place.tell("unit-0", &format!("upkeep 12 {} 1500000000 {}", 24 << 20, 6 << 20));
+    assert_eq!(place.api("POST", "/v1/vms/web-1/fence", Some(&json!({}))).status, 200);
+    place.tell("inventory", "xid 0 31 0");
+    let text = until(
+        || scrape(&socket),
+        |text| {
+            value(text, r#"sluice_gpu_faults_total{class="session"}"#) == Some(1.0)
+                && value(text, r#"sluice_unit_drift_bytes{unit="0"}"#).is_some()
+                && of_vm(text, "sluice_vm_memory_pinned_bytes") != Some(0.0)
+        },
+    );
+    assert_eq!(of_vm(&text, "sluice_vm_memory_pinned_bytes"), Some(f64::from(16 << 20)), "{text}");
+    assert_eq!(of_vm(&text, "sluice_vm_launches_total"), Some(7.0));
+    assert_eq!(of_vm(&text, "sluice_vm_copies_total"), Some(3.0));
+    assert_eq!(of_vm(&text, "sluice_vm_copied_bytes_total"), Some(f64::from(4 << 20)));
+    assert_eq!(of_vm(&text, "sluice_vm_calls_total"), Some(1000.0));
+    assert_eq!(value(&text, r#"sluice_unit_scrubs_total{unit="0"}"#), Some(12.0));
+    assert_eq!(value(&text, r#"sluice_unit_scrubbed_bytes_total{unit="0"}"#), Some(f64::from(24 << 20)));
+    assert_eq!(value(&text, r#"sluice_unit_scrub_seconds_total{unit="0"}"#), Some(1.5));
+    assert_eq!(value(&text, r#"sluice_unit_drift_bytes{unit="0"}"#), Some(f64::from(6 << 20)));
+    assert_eq!(value(&text, r#"sluice_gpu_faults_total{class="session"}"#), Some(1.0));
+    assert_eq!(value(&text, r#"sluice_gpu_mig_enabled{gpu="0"}"#), Some(0.0));
+    assert_eq!(of_vm(&text, "sluice_vm_fences_begun_total"), Some(1.0));
+    assert!(of_vm(&text, "sluice_vm_fence_seconds_total").is_some_and(|took| took > 0.0 && took < 60.0));
     // The socket for those who only read has them, too.
     assert_eq!(value(&scrape(&place.run().join("api-read.sock")), "sluice_ready"), Some(1.0));
     // Counters are called so, and nobody's process or address is a label.
     for line in text.lines().filter(|line| line.starts_with("# TYPE ")) {
         let mut words = line.split(' ').skip(2);
         let (name, kind) = (words.next().expect("a name"), words.next().expect("a kind"));
-        let counts = names(&text).contains(&format!("{name}_total"));
-        assert!(kind != "counter" || counts || !names(&text).contains(name), "{line}");
+        let counts = names_of_samples(&text).contains(&format!("{name}_total"));
+        assert!(kind != "counter" || counts || !names_of_samples(&text).contains(name), "{line}");
         assert!(name.starts_with("sluice_") || name.starts_with("process_"), "{line}");
     }
     for label in ["pid=", "process=", "address=", "session="] {
@@ -125,8 +159,8 @@ fn rules_and_dashboard_name_metrics_that_there_are() {
     assert_eq!(place.api("POST", "/v1/vms/a/fence", Some(&json!({}))).status, 200);
     place.tell("unit-0", &format!("event 9 {number} 0 0"));
     let socket = place.run().join("api.sock");
-    let text = until(|| scrape(&socket), |text| names(text).contains("sluice_vm_events_total"));
-    let there = names(&text);
+    let text = until(|| scrape(&socket), |text| names_of_samples(text).contains("sluice_vm_events_total"));
+    let there = declared(&text);
     for file in ["prometheus/sluice-alerts.yml", "prometheus/sluice-alerts.test.yml", "grafana/sluice.json"] {
         let content = std::fs::read_to_string(shipped(file)).expect("it is shipped");
         let words = content.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');

@@ -110,6 +110,10 @@ pub(crate) struct Host {
     pub(crate) wanted: Vec<(u32, u64)>,
     /// `[launches, copies, bytes copied, calls]` by VM, as last said.
     pub(crate) work: std::collections::HashMap<u32, [u64; 4]>,
+    /// The VM of which it was last said how much it has pinned.
+    pinned: (u32, u64),
+    /// `[scrubs, scrubbed, took, drift]` as last said.
+    upkeep: [u64; 4],
 }
 
 impl Host {
@@ -172,6 +176,8 @@ impl Host {
             events: Vec::new(),
             wanted: Vec::new(),
             work: std::collections::HashMap::new(),
+            pinned: (0, 0),
+            upkeep: [0; 4],
         };
         let setup = ArbiterSetup {
             unit: 0,
@@ -245,6 +251,10 @@ impl Host {
                 FromArbiter::Work { vm, launches, copies, copied, calls, .. } => {
                     self.work.insert(vm, [launches, copies, copied, calls]);
                 }
+                FromArbiter::Pinned { vm, bytes, .. } => self.pinned = (vm, bytes),
+                FromArbiter::Upkeep { scrubs, scrubbed, took, drift } => {
+                    self.upkeep = [scrubs, scrubbed, took, drift];
+                }
                 other => return other,
             }
         }
@@ -289,6 +299,19 @@ impl Host {
     pub(crate) fn work(&mut self, vm: u32) -> [u64; 4] {
         self.describe(vm);
         self.work.get(&vm).copied().unwrap_or_default()
+    }
+
+    /// Bytes of guest memory that a VM has pinned.
+    pub(crate) fn pinned(&mut self, vm: u32) -> u64 {
+        self.describe(vm);
+        assert_eq!(self.pinned.0, vm, "it is said before what else the VM has");
+        self.pinned.1
+    }
+
+    /// `[scrubs, scrubbed, took, drift]` of the unit.
+    pub(crate) fn upkeep(&mut self) -> [u64; 4] {
+        self.unit();
+        self.upkeep
     }
 
     /// `[total, lent, clean, dirty, headroom, suspect]` of the unit.

@@ -102,7 +102,9 @@ fn pinned_memory_and_headroom_have_limits_of_their_own() {
     assert_eq!(worker.ask(&format!("pin {}", 6 * MIB)), "0 0");
     assert_eq!(worker.ask(&format!("pin {}", 3 * MIB)), "2 0");
     assert_eq!(worker.ask(&format!("pin {}", u64::MAX)), "2 0");
+    assert_eq!(host.pinned(1), 6 * MIB);
     worker.ask(&format!("unpin {}", 6 * MIB));
+    eventually("it is unpinned", || host.pinned(1) == 0);
     assert_eq!(worker.ask(&format!("pin {}", 8 * MIB)), "0 0");
     assert_eq!(worker.ask("begin"), "0 0", "a context of 4 MiB fits into 10");
     eventually("the context is measured", || host.describe(1).0[1] >= 4 * MIB);

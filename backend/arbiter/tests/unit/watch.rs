@@ -119,6 +119,25 @@ fn strangers_and_drift_are_reported() {
     host.listed.lock().unwrap().used = Some(used + 40 * MIB);
     eventually("drift", || host.saw(ArbiterEvent::Drift));
     assert!(host.events.contains(&(ArbiterEvent::Drift, 0, 0, 30 * MIB)));
+    assert_eq!(host.upkeep()[3], 30 * MIB);
+    host.listed.lock().unwrap().used = Some(used + 10 * MIB);
+    eventually("it is gone", || host.upkeep()[3] == 0);
+}
+
+// Promise: A22
+#[test]
+fn what_was_scrubbed_is_counted() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    eventually("everything is clean", || host.unit()[3] == 0);
+    let [scrubs, scrubbed, took, _] = host.upkeep();
+    assert!(scrubs > 0 && scrubbed == host.bytes && took > 0, "the first sweep: {scrubs} {scrubbed} {took}");
+    let worker = host.worker(1);
+    worker.take(2 * MIB).expect("there is room");
+    worker.kill();
+    eventually("it is swept", || host.upkeep()[1] >= scrubbed + 2 * MIB);
+    let more = host.upkeep();
+    assert!(more[0] > scrubs && more[2] > took, "{more:?}");
 }
 
 // Promise: Q29

@@ -234,6 +234,21 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
             FromArbiter::Event { kind, vm, process, bytes: bytes.into() }
         }
         ("stale", &[vm]) => FromArbiter::Vm { vm, epoch: 0, lent: 1, headroom: 0, dirty: 0, holders: 0 },
+        ("work", &[vm, launches, copies, copied, calls]) => FromArbiter::Work {
+            vm,
+            epoch: 1,
+            launches: launches.into(),
+            copies: copies.into(),
+            copied: copied.into(),
+            calls: calls.into(),
+        },
+        ("pinned", &[vm, bytes]) => FromArbiter::Pinned { vm, epoch: 1, bytes: bytes.into() },
+        ("upkeep", &[scrubs, scrubbed, took, drift]) => FromArbiter::Upkeep {
+            scrubs: scrubs.into(),
+            scrubbed: scrubbed.into(),
+            took: took.into(),
+            drift: drift.into(),
+        },
         ("want", &[ancestor, bytes]) => FromArbiter::WantEscrow { ancestor, bytes: bytes.into() },
         _ => return Ok(format!("unknown command {line:?}")),
     };
