@@ -336,6 +336,10 @@ impl Registry {
             report.time.overlapped = report.time.overlapped.saturating_add(has.time.overlapped);
             report.time.waited = report.time.waited.saturating_add(has.time.waited);
             report.time.turns = report.time.turns.saturating_add(has.time.turns);
+            report.work.launches = report.work.launches.saturating_add(has.work.launches);
+            report.work.copies = report.work.copies.saturating_add(has.work.copies);
+            report.work.copied = report.work.copied.saturating_add(has.work.copied);
+            report.work.calls = report.work.calls.saturating_add(has.work.calls);
         }
         let units = u64::try_from(vm.units().len()).unwrap_or(u64::MAX);
         let limit = match vm.spec().memory.0 {
@@ -451,6 +455,30 @@ impl Registry {
             None,
             "Turns the VM has had",
             each(&|vm| number(vm.report.time.turns)),
+        );
+        shown.counter(
+            "sluice_vm_launches",
+            None,
+            "Kernels the VM has launched, by its workers' word",
+            each(&|vm| number(vm.report.work.launches)),
+        );
+        shown.counter(
+            "sluice_vm_copies",
+            None,
+            "Copies of the VM, by its workers' word",
+            each(&|vm| number(vm.report.work.copies)),
+        );
+        shown.counter(
+            "sluice_vm_copied",
+            bytes(),
+            "Bytes of these",
+            each(&|vm| number(vm.report.work.copied)),
+        );
+        shown.counter(
+            "sluice_vm_calls",
+            None,
+            "Calls of the VM's programs that reached the host, by its workers' word",
+            each(&|vm| number(vm.report.work.calls)),
         );
         shown.gauge(
             "sluice_vm_gpu_weight",

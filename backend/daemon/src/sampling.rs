@@ -9,6 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
     registry::Registry,
+    unit::{VmReport, WorkReport},
     usage::{Figures, Sample},
 };
 
@@ -22,15 +23,47 @@ const WRITE: u32 = 5;
 pub(crate) struct Counted {
     /// Sessions.
     sessions: u64,
-    /// By unit: nanoseconds of its time.
-    time: BTreeMap<u32, u64>,
+    /// By unit: what it counts.
+    done: BTreeMap<u32, Done>,
 }
 
-impl Counted {
-    /// What has come to the time of a unit: all of it where the unit has begun to count anew.
-    fn since(&self, unit: u32, used: u64) -> u64 {
-        let before = self.time.get(&unit).copied().unwrap_or(0);
-        used.checked_sub(before).unwrap_or(used)
+/// What a unit counts of a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Done {
+    /// Nanoseconds of its time.
+    time: u64,
+    work: WorkReport,
+}
+
+impl Done {
+    fn of(report: &VmReport) -> Self {
+        Self { time: report.time.used, work: report.work }
+    }
+
+    /// What has come to it: all of it where the unit has begun to count anew.
+    fn since(self, before: Self) -> Self {
+        let count = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        Self {
+            time: count(self.time, before.time),
+            work: WorkReport {
+                launches: count(self.work.launches, before.work.launches),
+                copies: count(self.work.copies, before.work.copies),
+                copied: count(self.work.copied, before.work.copied),
+                calls: count(self.work.calls, before.work.calls),
+            },
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            time: self.time.saturating_add(other.time),
+            work: WorkReport {
+                launches: self.work.launches.saturating_add(other.work.launches),
+                copies: self.work.copies.saturating_add(other.work.copies),
+                copied: self.work.copied.saturating_add(other.work.copied),
+                calls: self.work.calls.saturating_add(other.work.calls),
+            },
+        }
     }
 }
 
@@ -57,18 +90,21 @@ impl Registry {
         let mut counted = self.counted.borrow_mut();
         let mut still = BTreeMap::new();
         for vm in self.roster.all() {
-            let mut has = Counted { sessions: vm.begun(), time: BTreeMap::new() };
+            let mut has = Counted { sessions: vm.begun(), done: BTreeMap::new() };
             let before = counted.remove(&vm.id()).unwrap_or_default();
-            let (mut lent, mut other, mut used) = (0_u64, 0_u64, 0_u64);
+            let (mut lent, mut other, mut done) = (0_u64, 0_u64, Done::default());
             for unit in self.units.iter() {
                 let Some(report) = unit.last_of_vm(vm.id()) else { continue };
                 lent = lent.saturating_add(report.lent);
                 other = other.saturating_add(report.dirty).saturating_add(report.headroom);
                 // What an adopted arbiter has counted before this daemon is in the figures already, but for some seconds.
-                let known = before.time.contains_key(&unit.number()) || !unit.is_adopted();
-                let new = if known { before.since(unit.number(), report.time.used) } else { 0 };
-                used = used.saturating_add(new);
-                has.time.insert(unit.number(), report.time.used);
+                let now = Done::of(&report);
+                match before.done.get(&unit.number()) {
+                    Some(before) => done = done.and(now.since(*before)),
+                    None if unit.is_adopted() => {}
+                    None => done = done.and(now),
+                }
+                has.done.insert(unit.number(), now);
             }
             let subject = vm.subject().clone();
             #[expect(clippy::cast_precision_loss, reason = "a figure that is multiplied by a measured time")]
@@ -79,7 +115,11 @@ impl Registry {
                 project: subject.project,
                 figures: Figures {
                     byte_seconds: lent_bytes * elapsed,
-                    gpu_seconds: Duration::from_nanos(used).as_secs_f64(),
+                    gpu_seconds: Duration::from_nanos(done.time).as_secs_f64(),
+                    launches: done.work.launches,
+                    copies: done.work.copies,
+                    copied: done.work.copied,
+                    calls: done.work.calls,
                     seconds: elapsed,
                     sessions: has.sessions.saturating_sub(before.sessions),
                 },

@@ -30,6 +30,15 @@ pub(crate) struct Figures {
     pub(crate) byte_seconds: f64,
     /// Seconds of GPU time.
     pub(crate) gpu_seconds: f64,
+    /// What its workers say they have done: kernels launched, copies and their bytes, calls.
+    #[serde(default)]
+    pub(crate) launches: u64,
+    #[serde(default)]
+    pub(crate) copies: u64,
+    #[serde(default)]
+    pub(crate) copied: u64,
+    #[serde(default)]
+    pub(crate) calls: u64,
     /// Seconds in which it existed.
     pub(crate) seconds: f64,
     /// Sessions that got a worker.
@@ -79,6 +88,10 @@ impl Figures {
     fn add(&mut self, other: &Self) {
         self.byte_seconds += other.byte_seconds;
         self.gpu_seconds += other.gpu_seconds;
+        self.launches = self.launches.saturating_add(other.launches);
+        self.copies = self.copies.saturating_add(other.copies);
+        self.copied = self.copied.saturating_add(other.copied);
+        self.calls = self.calls.saturating_add(other.calls);
         self.seconds += other.seconds;
         self.sessions = self.sessions.saturating_add(other.sessions);
     }

@@ -520,14 +520,21 @@ fn usage_grows_and_outlives_vm_and_daemon() {
     let number = u32::try_from(vm["number"].as_u64().expect("a number")).expect("small");
     place.front(number).open(1);
     place.tell("unit-0", &format!("has {number} 4096 0"));
+    place.tell("unit-0", &format!("work {number} 7 3 4096 1000"));
     let usage = || place.api("GET", "/v1/usage", None).body;
     let figure = |usage: &Value| usage["organisations"][0]["memory_byte_seconds"].as_f64().unwrap_or(0.0);
-    let first = until(usage, |usage| figure(usage) > 0.0);
+    let work = |usage: &Value| {
+        let of = &usage["organisations"][0];
+        ["launches", "copies", "copied_bytes", "calls"].map(|name| of[name].as_u64().unwrap_or(0))
+    };
+    let first = until(usage, |usage| figure(usage) > 0.0 && work(usage)[0] > 0);
     assert_eq!(first["organisations"][0]["sessions"], 1, "{first}");
+    assert_eq!(work(&first), [7, 3, 4096, 1000], "{first}");
     daemon.kill();
     let daemon = Daemon::start(&place, &[]);
     let second = usage();
     assert!(figure(&second) >= figure(&first), "{second}");
+    assert_eq!(work(&second), work(&first), "{second}");
     place.api("DELETE", "/v1/vms/a", None);
     let third =
         until(usage, |usage| usage["vms"][0]["seconds"].as_f64() > second["vms"][0]["seconds"].as_f64());

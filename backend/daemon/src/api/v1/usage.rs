@@ -31,6 +31,14 @@ pub(crate) struct Used {
     memory_byte_seconds: f64,
     /// Seconds of GPU time.
     gpu_seconds: f64,
+    /// Kernels launched, by its workers' word.
+    launches: u64,
+    /// Copies, by its workers' word.
+    copies: u64,
+    /// Bytes that were copied, by its workers' word.
+    copied_bytes: u64,
+    /// Calls of its programs that reached the host, by its workers' word.
+    calls: u64,
     /// Seconds in which it existed; of all its VMs together for others than a VM.
     seconds: f64,
     /// Sessions that got a worker.
@@ -58,6 +66,10 @@ fn used(id: &str, organisation: Option<&String>, project: Option<&String>, figur
         project: project.cloned(),
         memory_byte_seconds: figures.byte_seconds,
         gpu_seconds: figures.gpu_seconds,
+        launches: figures.launches,
+        copies: figures.copies,
+        copied_bytes: figures.copied,
+        calls: figures.calls,
         seconds: figures.seconds,
         sessions: figures.sessions,
     }
