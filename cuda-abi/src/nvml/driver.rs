@@ -182,6 +182,10 @@ pub struct ComputeInstance {
 pub trait Mig {
     /// Whether the GPU is divided.
     fn is_divided(&self) -> Result<bool>;
+    /// Whether it is from its next reset on.
+    fn will_be_divided(&self) -> Result<bool> {
+        self.is_divided()
+    }
     /// Divides it, or puts it together.
     fn divide(&self, divided: bool) -> Result;
     /// Compute instances that there can be at once.

@@ -33,10 +33,11 @@ pub fn nvmlDeviceGetMigMode(
 ) -> Result {
     let session = library.session()?;
     let (_, gpu) = session.gpu(device)?;
-    let mode = if mig(gpu)?.is_divided()? { ENABLED } else { DISABLED };
+    let mode = |divided| if divided { ENABLED } else { DISABLED };
+    let mig = mig(gpu)?;
     pending.required()?;
-    current.set(mode)?;
-    pending.set(mode)
+    current.set(mode(mig.is_divided()?))?;
+    pending.set(mode(mig.will_be_divided()?))
 }
 
 /// What stands in the way is told by the second result, not by the call's own.

@@ -8,7 +8,9 @@
 //!                                               pending 1
 //!                                               recovery 1
 //! ```
-//! `hang *` is for all calls. A call that hangs goes on when its line is gone.
+//! `hang *` is for all calls. A call that hangs goes on when its line is gone. `faults` is in the state directory, and holds for
+//! all devices; in a device's directory it holds for that, and for calls that make, unmake and switch instances.
+//! A device for which `nvmlDeviceSetMigMode` fails is switched when that line is gone, as by a reset.
 
 use sluice_cuda_abi::nvml::{Health, Result, Status};
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The instances of a device, as the management library tells of them: what the device says, in the interface's words.
 
-use crate::SoftGpu;
+use crate::{SoftGpu, faults};
 use sluice_cuda_abi::nvml::{
     ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, Result, Status,
 };
@@ -27,13 +27,55 @@ fn instance(instance: softgpu_device::GpuInstance) -> GpuInstance {
     GpuInstance { epoch, id, profile, start, compute: list.into_iter().map(compute).collect() }
 }
 
+/// The call that switches division; and, in a device's directory, to what it is switched with the next reset.
+const SWITCH: &str = "nvmlDeviceSetMigMode";
+const PENDING: &str = "mig-pending";
+
+impl SoftGpu {
+    fn pending(&self) -> Option<bool> {
+        std::fs::read_to_string(self.directory().join(PENDING)).ok().map(|mode| mode == "1")
+    }
+
+    /// A device that is switched only by a reset has been reset when nothing says any more that it needs one.
+    fn apply_pending(&self) -> Result {
+        let Some(divided) = self.pending() else { return Ok(()) };
+        if faults::before(self.directory(), SWITCH).is_err() {
+            return Ok(());
+        }
+        match self.device().divide(divided) {
+            // Nor can one be reset that is used.
+            Err(InstanceError::InUse) => return Ok(()),
+            other => other.map_err(status)?,
+        }
+        std::fs::remove_file(self.directory().join(PENDING)).map_err(|_| Status::OPERATING_SYSTEM)
+    }
+}
+
 impl Mig for SoftGpu {
     fn is_divided(&self) -> Result<bool> {
+        self.apply_pending()?;
         Ok(self.device().is_divided())
     }
 
+    fn will_be_divided(&self) -> Result<bool> {
+        self.apply_pending()?;
+        Ok(self.pending().unwrap_or_else(|| self.device().is_divided()))
+    }
+
     fn divide(&self, divided: bool) -> Result {
-        self.device().divide(divided).map_err(status)
+        match faults::before(self.directory(), SWITCH) {
+            Ok(()) => self.device().divide(divided).map_err(status),
+            Err(why) if self.device().is_divided() == divided => {
+                // What was pending is not any more.
+                _ = std::fs::remove_file(self.directory().join(PENDING));
+                if why == Status::RESET_REQUIRED { Ok(()) } else { Err(why) }
+            }
+            Err(why) => {
+                let mode = if divided { "1" } else { "0" };
+                std::fs::write(self.directory().join(PENDING), mode).map_err(|_| Status::OPERATING_SYSTEM)?;
+                Err(why)
+            }
+        }
     }
 
     fn most(&self) -> u32 {
@@ -80,10 +122,12 @@ impl Mig for SoftGpu {
     }
 
     fn create(&self, profile: u32, start: Option<u32>) -> Result<GpuInstance> {
+        faults::before(self.directory(), "nvmlDeviceCreateGpuInstanceWithPlacement")?;
         self.device().create_instance(profile, start).map(instance).map_err(status)
     }
 
     fn destroy(&self, epoch: u32) -> Result {
+        faults::before(self.directory(), "nvmlGpuInstanceDestroy")?;
         self.device().destroy_instance(epoch).map_err(status)
     }
 

@@ -14,7 +14,7 @@
 //! * each line appended to `xid` in a device's directory is the number of an Xid that the device reports from then on,
 //!   behind which the numbers of a GPU instance and of a compute instance may stand;
 //! * `health` in a device's directory says how the device is, see [`faults`];
-//! * `faults` in the state directory says which calls fail, or never return, while it says so.
+//! * `faults` in the state directory, or in a device's, says which calls fail, or never return, while it says so.
 //!
 //! ```sh
 //! ln -s "$PWD/target/release/libsoftgpu_nvml.so" /tmp/softgpu/libnvidia-ml.so.1
@@ -30,7 +30,7 @@ use sluice_cuda_abi::nvml::{
 };
 use sluice_cuda_abi::symbols::CUDA_VERSION;
 use softgpu_device::{CAPABILITY, Client, Config, Device, Owner};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 /// The devices that the configuration names.
@@ -102,6 +102,10 @@ impl SoftGpu {
 
     fn device(&self) -> &Device {
         self.owner.device()
+    }
+
+    fn directory(&self) -> &Path {
+        &self.directory
     }
 }
 
