@@ -1,15 +1,19 @@
-//! The thread that changes instances.
+//! The threads that change instances, one per device.
 //!
 //! A driver takes its time over that, while it clears memory and restarts engines. So questions are answered by another
-//! thread meanwhile: what a dead worker had is waited for, and must not wait for this. One change at a time, in the order
-//! in which they were asked for.
+//! thread meanwhile: what a dead worker had is waited for, and must not wait for this. On a device there is one change at a
+//! time, in the order in which they were asked for; devices do not wait for each other.
 
 use crate::nvml::{Meant, Nvml};
 use rustix::fd::OwnedFd;
 use sluice_cuda_abi::nvml::{Result as Answered, Status};
-use sluice_protocol::control::{FromInventory, ToInventory};
+use sluice_protocol::{
+    control::{FromInventory, ToInventory},
+    limits,
+};
 use sluice_shared_memory::socket;
 use std::{
+    collections::{BTreeMap, btree_map::Entry},
     sync::{
         Arc,
         mpsc::{Receiver, SyncSender, sync_channel},
@@ -17,24 +21,44 @@ use std::{
     thread,
 };
 
-/// Changes that wait; `sluiced` asks for one at a time per device.
+/// Changes of a device that wait; `sluiced` asks for one at a time.
 const WAITING: usize = 64;
 
 /// Where changes are asked for.
-pub(crate) struct Changes(SyncSender<ToInventory>);
+pub(crate) struct Changes {
+    nvml: Arc<Nvml>,
+    control: Arc<OwnedFd>,
+    /// By device, those that were ever asked to change.
+    threads: BTreeMap<u32, SyncSender<ToInventory>>,
+}
 
 impl Changes {
-    /// Starts the thread; what becomes of changes is told on `control`.
-    pub(crate) fn start(nvml: &Arc<Nvml>, control: &Arc<OwnedFd>) -> std::io::Result<Changes> {
-        let (sender, asked) = sync_channel(WAITING);
-        let (nvml, control) = (Arc::clone(nvml), Arc::clone(control));
-        thread::Builder::new().name("changes".into()).spawn(move || make(&nvml, &asked, &control))?;
-        Ok(Changes(sender))
+    /// What becomes of changes is told on `control`.
+    pub(crate) fn new(nvml: &Arc<Nvml>, control: &Arc<OwnedFd>) -> Changes {
+        Changes { nvml: Arc::clone(nvml), control: Arc::clone(control), threads: BTreeMap::new() }
     }
 
-    /// Asks for a change; false when too many wait.
-    pub(crate) fn ask(&self, change: ToInventory) -> bool {
-        self.0.try_send(change).is_ok()
+    /// Asks for a change of a device; false when too many wait.
+    pub(crate) fn ask(&mut self, device: u32, change: ToInventory) -> bool {
+        if device >= limits::DEVICES {
+            return false;
+        }
+        let thread = match self.threads.entry(device) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(free) => {
+                let (sender, asked) = sync_channel(WAITING);
+                let (nvml, control) = (Arc::clone(&self.nvml), Arc::clone(&self.control));
+                let started = thread::Builder::new()
+                    .name(format!("changes {device}"))
+                    .spawn(move || make(&nvml, &asked, &control));
+                if let Err(error) = started {
+                    tracing::error!("nothing of device {device} can be changed: {error}");
+                    return false;
+                }
+                free.insert(sender)
+            }
+        };
+        thread.try_send(change).is_ok()
     }
 }
 

@@ -6,7 +6,7 @@
 //! called gone only after the driver has just said so.
 //!
 //! From the outside in: [`mod@serve`] answers on sockets, [`changes`] makes and unmakes instances and [`xid`] waits for errors
-//! of devices, each on a thread of its own, and [`nvml`] is the library. It never starts a program, opens no network, and
+//! of devices, on threads of their own, and [`nvml`] is the library. It never starts a program, opens no network, and
 //! sees nothing that a guest wrote. Which instance is to go is decided by `sluiced`; here only one that is exactly as
 //! `sluiced` describes it is unmade.
 

@@ -102,7 +102,7 @@ pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
     // The first one is `sluiced`.
     let daemon = Peer::new(control)?;
     xid::start(&nvml, &daemon.socket)?;
-    let changes = Changes::start(&nvml, &daemon.socket)?;
+    let mut changes = Changes::new(&nvml, &daemon.socket);
     let mut peers = vec![daemon];
     loop {
         let mut polled: Vec<_> =
@@ -115,7 +115,8 @@ pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
         let mut clients = Vec::new();
         let mut gone = Vec::new();
         for (index, peer) in peers.iter_mut().enumerate().filter(|(index, _)| ready[*index]) {
-            let authority = (index == 0).then_some(Authority { changes: &changes, clients: &mut clients });
+            let authority =
+                (index == 0).then_some(Authority { changes: &mut changes, clients: &mut clients });
             match answer(&nvml, peer, authority) {
                 Ok(()) => {}
                 Err(Gone::Closed) if index == 0 => return Ok(()),
@@ -146,7 +147,7 @@ pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
 
 /// What only `sluiced` may do.
 struct Authority<'a> {
-    changes: &'a Changes,
+    changes: &'a mut Changes,
     clients: &'a mut Vec<OwnedFd>,
 }
 
@@ -158,10 +159,10 @@ fn answer(nvml: &Nvml, peer: &mut Peer, authority: Option<Authority<'_>>) -> Res
             authority.ok_or(Gone::Malformed)?.clients.extend(descriptor);
             return Ok(());
         }
-        ToInventory::Create { serial, .. }
-        | ToInventory::Destroy { serial, .. }
-        | ToInventory::SetMig { serial, .. } => {
-            if authority.ok_or(Gone::Malformed)?.changes.ask(request) {
+        ToInventory::Create { serial, unit, .. }
+        | ToInventory::Destroy { serial, unit, .. }
+        | ToInventory::SetMig { serial, unit, .. } => {
+            if authority.ok_or(Gone::Malformed)?.changes.ask(unit, request) {
                 return Ok(());
             }
             (serial, Err(Status::INSUFFICIENT_RESOURCES))
