@@ -415,6 +415,16 @@ impl Fleet {
         Ok(())
     }
 
+    /// What a unit really has to lend is known: less than its driver said it has. Never less than what it has promised already.
+    pub fn set_unit_memory(&mut self, unit: UnitId, bytes: u64) -> Result<(), PlanError> {
+        let of = self.unit(unit).ok_or(PlanError::UnknownUnit)?;
+        let (most, _) = self.size(of.gpu, of.spot)?;
+        let promised =
+            of.members.iter().map(|member| member.request.firm_bytes()).fold(0, u64::saturating_add);
+        self.unit_mut(unit)?.memory_bytes = bytes.max(promised).min(most);
+        Ok(())
+    }
+
     /// A GPU is used in another way from now on: MIG was switched, or its driver reports another geometry. Only while
     /// nothing of ours is on it; what was foreign is to be listed anew.
     pub fn set_division(&mut self, gpu: usize, division: Division) -> Result<(), PlanError> {

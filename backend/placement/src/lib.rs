@@ -96,5 +96,5 @@ pub use fleet::{
 pub use forecast::{Forecast, Smoothing};
 pub use geometry::{Attributes, Geometry, GeometryError, Need, Placement, Profile, State};
 pub use moves::{Destination, DrainPlan, Move, Target};
-pub use rebalance::{Rebalancer, Suggestion};
+pub use rebalance::{RebalancePolicy, Rebalancer, Resource, Suggestion};
 pub use request::{Apart, Class, Pin, Policy, Request, Strictness, VmId, Whom};

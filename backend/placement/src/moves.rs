@@ -338,9 +338,14 @@ impl Fleet {
     /// Moves of idle VMs that win back remaining configurations, the best first, at most so many. Each wins at least
     /// `gain_permille` of those that all GPUs have at that moment.
     pub fn tidy(&self, most: usize, gain_permille: u32) -> Vec<Move> {
+        self.tidy_gains(most, gain_permille).into_iter().map(|(one, _)| one).collect()
+    }
+
+    /// [`Self::tidy`], with how many remaining configurations each move wins, as a part of those there were before it.
+    pub fn tidy_gains(&self, most: usize, gain_permille: u32) -> Vec<(Move, f64)> {
         let mut states: Vec<State> = self.gpus().iter().map(|gpu| *gpu.state()).collect();
         let mut movable = self.movable();
-        let mut moves = Vec::new();
+        let (mut moves, mut gains) = (Vec::new(), Vec::new());
         let remaining = |gpu: usize, state: &State| {
             self.gpus()[gpu].geometry().map_or(0, |geometry| geometry.remaining(state))
         };
@@ -390,8 +395,10 @@ impl Fleet {
                 from: one.unit,
                 to: Destination { gpu, spot, unit: None, shared: one.shared },
             });
+            let permille = gain.saturating_mul(1000) / total.max(1);
+            gains.push(f64::from(u32::try_from(permille).unwrap_or(u32::MAX)) / 1000.0);
         }
-        moves
+        moves.into_iter().zip(gains).collect()
     }
 }
 

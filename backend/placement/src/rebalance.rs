@@ -1,7 +1,8 @@
 //! Suggestions from measured load: which VM should move away from a shared unit that is, or will soon be, overloaded.
 //!
-//! Whoever measures gives each VM's demand for GPU time at equal distances: 1 is all of a unit. What is suggested is a move after which
-//! the worse of the two units is clearly better off. So that nothing moves to and fro: a unit must stay above the upper
+//! Whoever measures gives each VM's demand for what is short, GPU time or memory, at equal distances: 1 is all of its unit. Units
+//! are not alike, so what a VM demands is kept in multiprocessors or bytes, and is a smaller part of a larger unit. What is suggested
+//! is a move after which the worse of the two units is clearly better off. So that nothing moves to and fro: a unit must stay above the upper
 //! mark for a while before it counts as hot, stays hot until it is below the lower mark, and neither unit nor VM is
 //! suggested again before some samples have passed.
 
@@ -12,9 +13,34 @@ use crate::fleet::{Decision, Fleet, Phase, Spot, Standing, Unit, UnitId};
 use crate::forecast::{Forecast, Smoothing};
 use crate::request::VmId;
 
+/// What VMs of a unit can be short of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Resource {
+    /// GPU time, of all multiprocessors of the unit.
+    #[default]
+    Time,
+    /// Memory.
+    Memory,
+}
+
+impl Resource {
+    /// What a place with so many bytes and multiprocessors has of it. Never nothing.
+    fn of(self, memory_bytes: u64, multiprocessors: u32) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a part of it is a ratio")]
+        match self {
+            // Where nobody knows the number, all places count alike.
+            Self::Time if multiprocessors == u32::MAX => 1.0,
+            Self::Time => f64::from(multiprocessors.max(1)),
+            Self::Memory => memory_bytes.max(1) as f64,
+        }
+    }
+}
+
 /// The policy knob.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RebalancePolicy {
+    /// What is looked at.
+    pub resource: Resource,
     /// Whether anything is suggested.
     pub enabled: bool,
     /// How load is smoothed and extended.
@@ -37,6 +63,7 @@ impl Default for RebalancePolicy {
     /// Off. Once switched on: for samples of 500 ms, ten seconds of overload, and five minutes between moves.
     fn default() -> Self {
         Self {
+            resource: Resource::Time,
             enabled: false,
             smoothing: Smoothing::default(),
             horizon: 20,
@@ -79,6 +106,7 @@ pub struct Rebalancer {
     loads: BTreeMap<VmId, Forecast>,
     heat: BTreeMap<UnitId, Heat>,
     quiet: BTreeMap<VmId, u64>,
+    standing: Vec<Suggestion>,
     samples: u64,
 }
 
@@ -94,14 +122,16 @@ impl Rebalancer {
         self.loads.retain(|vm, _| fleet.home(*vm).is_some());
         self.quiet.retain(|vm, until| *until > self.samples && fleet.home(*vm).is_some());
         self.heat.retain(|unit, _| fleet.unit(*unit).is_some());
-        for member in fleet.units().flat_map(Unit::members) {
-            let vm = member.request.vm;
-            let demand = demands.get(&vm).copied().unwrap_or(0.0);
-            self.loads.entry(vm).or_default().observe(&policy.smoothing, demand);
+        for unit in fleet.units() {
+            let whole = policy.resource.of(unit.memory_bytes, unit.multiprocessors);
+            for vm in unit.members().iter().map(|member| member.request.vm) {
+                let demand = demands.get(&vm).copied().unwrap_or(0.0) * whole;
+                self.loads.entry(vm).or_default().observe(&policy.smoothing, demand);
+            }
         }
         let mut suggestions = Vec::new();
         for unit in fleet.units() {
-            let load = self.load(policy, unit);
+            let load = self.load(policy, unit, policy.horizon);
             let heat = self.heat.entry(unit.id).or_default();
             heat.above = if load > policy.high { heat.above.saturating_add(1) } else { 0 };
             heat.hot = (heat.hot && load >= policy.low) || (heat.above > 0 && heat.above >= policy.hold);
@@ -117,16 +147,33 @@ impl Rebalancer {
                 suggestions.push(suggestion);
             }
         }
+        // A newer one about the same unit takes the place of an older.
+        self.standing.retain(|old| suggestions.iter().all(|new| new.from != old.from));
+        self.standing.extend(&suggestions);
+        let heat = &self.heat;
+        self.standing.retain(|one| {
+            let still_hot = heat.get(&one.from).is_some_and(|heat| heat.hot);
+            policy.enabled && still_hot && fleet.home(one.vm) == Some(one.from)
+        });
         suggestions
     }
 
-    /// Forecast load of a unit: the sum of its VMs'.
-    pub fn load(&self, policy: &RebalancePolicy, unit: &Unit) -> f64 {
-        unit.members().iter().map(|member| self.vm_load(policy, member.request.vm)).sum()
+    /// What was suggested and still holds: the VM is there, and its unit is hot.
+    pub fn standing(&self) -> &[Suggestion] {
+        &self.standing
     }
 
-    fn vm_load(&self, policy: &RebalancePolicy, vm: VmId) -> f64 {
-        self.loads.get(&vm).map_or(0.0, |load| load.ahead(&policy.smoothing, policy.horizon))
+    /// Load of a unit that is expected so many samples ahead: the sum of its VMs', as a part of what it has.
+    pub fn load(&self, policy: &RebalancePolicy, unit: &Unit, ahead: u32) -> f64 {
+        let whole = policy.resource.of(unit.memory_bytes, unit.multiprocessors);
+        let sum: f64 =
+            unit.members().iter().map(|member| self.vm_load(policy, member.request.vm, ahead)).sum();
+        sum / whole
+    }
+
+    /// What a VM is expected to demand so many samples ahead, in multiprocessors or bytes.
+    fn vm_load(&self, policy: &RebalancePolicy, vm: VmId, ahead: u32) -> f64 {
+        self.loads.get(&vm).map_or(0.0, |load| load.ahead(&policy.smoothing, ahead))
     }
 
     /// The move that leaves the worse of both units best off; of equals one that can be made now.
@@ -142,10 +189,22 @@ impl Rebalancer {
             .members()
             .iter()
             .filter(|member| member.request.pin.is_none() && !self.quiet.contains_key(&member.request.vm));
+        let here = policy.resource.of(hot.memory_bytes, hot.multiprocessors);
         for member in candidates {
-            let load = self.vm_load(policy, member.request.vm);
+            let load = self.vm_load(policy, member.request.vm, policy.horizon);
             for (to, there) in self.places(policy, fleet, hot, member.request.vm) {
-                let after = (before - load).max(there + load);
+                let (memory_bytes, multiprocessors) = match to {
+                    Decision::Join(unit) => match fleet.unit(unit) {
+                        Some(unit) => (unit.memory_bytes, unit.multiprocessors),
+                        None => continue,
+                    },
+                    Decision::Open { gpu, spot, .. } => match fleet.size(gpu, spot) {
+                        Ok(size) => size,
+                        Err(_) => continue,
+                    },
+                };
+                let whole = policy.resource.of(memory_bytes, multiprocessors);
+                let after = (before - load / here).max(there + load / whole);
                 let suggestion =
                     Suggestion { vm: member.request.vm, from: hot.id, to, now: member.idle, before, after };
                 let better = best.is_none_or(|best| {
@@ -179,7 +238,7 @@ impl Rebalancer {
                     && fleet.wishes(request, unit.gpu).is_some()
                     && unit.room(request, fleet.rules()).is_some()
                 {
-                    places.push((Decision::Join(unit.id), self.load(policy, unit)));
+                    places.push((Decision::Join(unit.id), self.load(policy, unit, policy.horizon)));
                 }
             }
         }

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use proptest::prelude::*;
 use sluice_placement::moves::MAX_MOVES;
-use sluice_placement::rebalance::RebalancePolicy;
 use sluice_placement::{
-    Apart, Decision, Division, Fleet, Gpu, Pin, PlanError, Policy, Rebalancer, Refusal, Request, Rules, Spot,
-    Standing, State, Strictness, Suggestion, Target, UnitId, VmId, Whom,
+    Apart, Decision, Division, Fleet, Forecast, Gpu, Pin, PlanError, Policy, RebalancePolicy, Rebalancer,
+    Refusal, Request, Resource, Rules, Smoothing, Spot, Standing, State, Strictness, Suggestion, Target,
+    UnitId, VmId, Whom,
 };
 
 use crate::geometries::geometry;
@@ -351,4 +352,92 @@ fn a_full_neighbour_is_no_way_out() {
     let policy = RebalancePolicy { enabled: true, ..RebalancePolicy::default() };
     let demands = [(1, 0.8), (2, 0.8), (3, 0.0)];
     assert!(feed(&mut Rebalancer::default(), &policy, &fleet, &demands, 100).is_empty());
+}
+
+// Promise: P12
+#[test]
+fn what_a_vm_demands_is_a_smaller_part_of_a_larger_unit() {
+    let gpu = |number, multiprocessors, gib| {
+        let division = Division::Whole { memory_bytes: gib * GIB, multiprocessors };
+        Gpu::new(uuid(number), None, division)
+    };
+    // Two VMs that together have all of a small GPU; the other one has four times as much.
+    for resource in [Resource::Time, Resource::Memory] {
+        let mut fleet = Fleet::new(Rules::default(), vec![gpu(0, 30, 40), gpu(1, 120, 160)]);
+        for vm in 1..=2 {
+            let pin = Some(Pin { gpu: 0, start: None });
+            fleet.place(&Request { pin, ..time_slice(vm, 20) }).expect("a place");
+        }
+        // Nothing holds them there any more.
+        for vm in 1..=2 {
+            let from = fleet.leave(VmId(vm)).expect("there");
+            let unit = from.or(fleet.home(VmId(3 - vm))).expect("a unit");
+            fleet.rejoin(unit, time_slice(vm, 20), true).expect("again");
+        }
+        let policy = RebalancePolicy { enabled: true, resource, ..RebalancePolicy::default() };
+        let mut rebalancer = Rebalancer::default();
+        let suggested = feed(&mut rebalancer, &policy, &fleet, &[(1, 0.5), (2, 0.5)], 40);
+        let [(_, one)] = suggested[..] else { panic!("{suggested:?}") };
+        assert!((one.before - 1.0).abs() < 0.01 && (one.after - 0.5).abs() < 0.01, "{one:?}");
+        let unit = fleet.unit(one.from).expect("a unit");
+        assert!((rebalancer.load(&policy, unit, 0) - 1.0).abs() < 0.01);
+        // It stands until it is followed, or the unit has cooled down.
+        assert_eq!(rebalancer.standing(), [one]);
+        let mut cooled = rebalancer.clone();
+        feed(&mut cooled, &policy, &fleet, &[(1, 0.1), (2, 0.1)], 100);
+        assert_eq!(cooled.standing(), []);
+        fleet.relocate(one.vm, one.to).expect("as suggested");
+        feed(&mut rebalancer, &policy, &fleet, &[(1, 0.5), (2, 0.5)], 1);
+        assert_eq!(rebalancer.standing(), []);
+        // What it demanded is a quarter of that, as a part of the larger one.
+        let there = fleet.home(one.vm).and_then(|home| fleet.unit(home)).expect("a unit");
+        let load = rebalancer.load(&policy, there, 0);
+        assert!(load > 0.12 && load < 0.3, "{load}");
+    }
+}
+
+proptest! {
+    // Promise: P12
+    #[test]
+    fn whatever_is_measured_a_suggestion_can_be_followed_and_helps(
+        vms in proptest::collection::vec((1_u64..60, 0.0..1.5_f64), 1..8),
+        noise in proptest::collection::vec(-0.3..0.3_f64, 60),
+    ) {
+        let mut fleet = shared_gpus(3);
+        let mut demands = Vec::new();
+        for (vm, (gib, demand)) in (1..).zip(&vms) {
+            if fleet.place(&time_slice(vm, *gib)).is_ok() {
+                demands.push((vm, *demand));
+            }
+        }
+        let policy = RebalancePolicy { enabled: true, hold: 5, cooldown: 20, ..RebalancePolicy::default() };
+        let mut rebalancer = Rebalancer::default();
+        for noise in noise {
+            let now: Vec<_> = demands.iter().map(|(vm, demand)| (*vm, (demand + noise).max(0.0))).collect();
+            for (_, one) in feed(&mut rebalancer, &policy, &fleet, &now, 1) {
+                prop_assert!(one.before - one.after >= policy.gain, "{one:?}");
+                prop_assert_eq!(fleet.home(one.vm), Some(one.from));
+                let mut followed = fleet.clone();
+                prop_assert!(followed.relocate(one.vm, one.to).is_ok() && followed.consistent(), "{one:?}");
+            }
+            prop_assert!(rebalancer.standing().len() <= fleet.units().count());
+        }
+    }
+
+    // Promise: P12
+    #[test]
+    fn a_forecast_stays_near_what_was_seen(
+        samples in proptest::collection::vec(0.0..10.0_f64, 1..200),
+        ahead in 0_u32..2000,
+    ) {
+        let smoothing = Smoothing::default();
+        let mut forecast = Forecast::default();
+        samples.iter().for_each(|sample| forecast.observe(&smoothing, *sample));
+        let expected = forecast.ahead(&smoothing, ahead);
+        let most = samples.iter().fold(0.0_f64, |most, sample| most.max(*sample));
+        // The trend is damped: what it adds in all eternity is bounded by the largest step that it could have learned from.
+        let bound = most * (1.0 + 2.0 / (1.0 - smoothing.damping));
+        prop_assert!((0.0..=bound).contains(&expected), "{expected} of {most}");
+        prop_assert_eq!(forecast.samples() as usize, samples.len());
+    }
 }

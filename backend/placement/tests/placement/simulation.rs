@@ -367,6 +367,47 @@ fn acceptance_is_close_to_what_free_migration_would_reach() {
     assert!(ours >= 71.0 && bound >= 72.0, "{ours} of {bound}");
 }
 
+/// A profile with media engines is of the shape of another and there is one at a time, which the measure knows nothing of.
+/// By calculation, for single histories go either way.
+// Promise: P4
+#[test]
+fn more_is_accepted_than_by_first_fit_with_media_engines_too() {
+    let geometry = geometry(MODEL);
+    let (_, profiles) = crate::geometries::reported(MODEL);
+    let index = |kind: &str| {
+        let found = profiles.iter().find(|(known, _)| known == kind);
+        geometry.index(found.unwrap_or_else(|| panic!("no {kind}: {profiles:?}")).1.id).expect("a profile")
+    };
+    for kinds in [&["1g", "1g+me", "1g2", "2g", "3g"][..], &["1g", "1g+me", "2g", "3g", "4g", "7g"]] {
+        let profiles: Vec<usize> = kinds.iter().map(|kind| index(kind)).collect();
+        let sizes = profiles.iter().map(|&profile| f64::from(geometry.profiles()[profile].memory_slices));
+        let all = sizes.sum::<f64>();
+        for load in [0.6, 0.9, 1.3] {
+            let rates: Vec<(usize, f64)> = profiles
+                .iter()
+                .map(|&profile| (profile, load * f64::from(geometry.slices()) / all))
+                .collect();
+            let enter = |placed: &Vec<(usize, u8)>, profile: usize, start: u8| {
+                let mut next = placed.clone();
+                next.push((profile, start));
+                next.sort_unstable();
+                next
+            };
+            let ours = accepted_share(&rates, |placed: &Vec<(usize, u8)>, profile| {
+                let state = crate::axis::state_of(&geometry, placed);
+                let (placement, _) = geometry.best(&state, profile)?;
+                Some(enter(placed, profile, placement.start))
+            });
+            let first = accepted_share(&rates, |placed: &Vec<(usize, u8)>, profile| {
+                let state = crate::axis::state_of(&geometry, placed);
+                Some(enter(placed, profile, geometry.free(&state, profile).next()?.start))
+            });
+            println!("{kinds:?}, load {load}: ours {ours:.2}, first fit {first:.2}");
+            assert!(ours >= first, "{kinds:?}, load {load}: {ours}, first fit {first}");
+        }
+    }
+}
+
 /// The traces agree with the calculation: neither is right by accident.
 fn traces_agree(count: usize, points: f64) {
     let geometry = geometry(MODEL);
