@@ -62,10 +62,17 @@ pub(crate) fn readiness(api: &Api) -> Result<(bool, Vec<String>)> {
 pub(crate) fn gpus(arguments: &Asked) -> Result<()> {
     let gpus = arguments.api.get("/v1/gpus")?;
     arguments.api.print(&gpus, |gpus| {
-        let mut table = Table::new(&[">GPU", "NAME", "UUID", "UNITS"]);
+        let mut table = Table::new(&[">GPU", "NAME", "STATE", "MIG", "UUID", "UNITS"]);
         for gpu in items(&gpus["gpus"]) {
             let units: Vec<String> = items(&gpu["units"]).iter().map(text).collect();
-            table.row([text(&gpu["gpu"]), text(&gpu["name"]), text(&gpu["uuid"]), units.join(" ")]);
+            let mig = match (gpu["mig"] == true, gpu["mig_pending"].as_bool()) {
+                (_, Some(true)) => "on after a reset",
+                (_, Some(false)) => "off after a reset",
+                (true, None) => "on",
+                (false, None) => "off",
+            };
+            let (number, name, state) = (text(&gpu["gpu"]), text(&gpu["name"]), text(&gpu["state"]));
+            table.row([number, name, state, mig.to_owned(), text(&gpu["uuid"]), units.join(" ")]);
         }
         let silent = "the driver's management library does not answer: what it would say is unknown\n";
         format!("{table}{}", if gpus["inventory"] == true { "" } else { silent })

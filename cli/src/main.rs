@@ -11,6 +11,7 @@ mod files;
 mod host;
 mod http;
 mod look;
+mod place;
 mod program;
 mod run;
 mod signals;
@@ -86,10 +87,14 @@ enum Command {
     ///
     /// Its programs get an error, its device lives on. Returns when its memory is clean.
     Fence(vms::Fence),
-    /// Admit a VM that was fenced or drained, or a quarantined unit, again
-    Readmit(vms::Readmit),
-    /// Let a VM begin no session any more; those that run go on
-    Drain(vms::One),
+    /// Admit a VM that was fenced or drained, or a quarantined or drained unit or GPU, again
+    Readmit(vms::Target),
+    /// Let a VM begin no session any more, or have a unit or GPU emptied; sessions that run go on
+    Drain(vms::Target),
+    /// Move a VM that has no session to another unit; its guest notices nothing
+    Move(place::Move),
+    /// Switch a GPU that is drained and empty to MIG mode, or out of it
+    Mig(place::Mig),
     /// List GPUs
     Gpus(look::Asked),
     /// List placement units: what they are, and what of them is lent
@@ -186,6 +191,8 @@ fn ask(command: &Command) -> Result<()> {
         Command::Fence(arguments) => vms::fence(arguments),
         Command::Readmit(arguments) => vms::readmit(arguments),
         Command::Drain(arguments) => vms::drain(arguments),
+        Command::Move(arguments) => place::relocate(arguments),
+        Command::Mig(arguments) => place::mig(arguments),
         Command::Gpus(arguments) => look::gpus(arguments),
         Command::Units(arguments) => look::units(arguments),
         Command::Organisation(command) => tree::organisation(command),

@@ -167,19 +167,23 @@ pub(crate) struct Fence {
     reason: Option<String>,
 }
 
+/// A VM, or a unit or GPU instead.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Readmit {
+pub(crate) struct Target {
     #[command(flatten)]
     api: Api,
     /// The VM
-    #[arg(required_unless_present = "unit")]
+    #[arg(required_unless_present_any = ["unit", "gpu"])]
     name: Option<String>,
-    /// A quarantined unit instead
-    #[arg(long, value_name = "N", conflicts_with = "name")]
+    /// A unit instead
+    #[arg(long, value_name = "N", conflicts_with_all = ["name", "gpu"])]
     unit: Option<u32>,
+    /// A GPU instead
+    #[arg(long, value_name = "N", conflicts_with = "name")]
+    gpu: Option<u32>,
 }
 
-fn path(name: &str) -> String {
+pub(crate) fn path(name: &str) -> String {
     format!("/v1/vms/{}", part(name))
 }
 
@@ -311,26 +315,48 @@ pub(crate) fn fence(arguments: &Fence) -> Result<()> {
     Ok(())
 }
 
-/// Lets a VM or a unit in again.
-pub(crate) fn readmit(arguments: &Readmit) -> Result<()> {
+/// Lets a VM in again, or has VMs come to a unit or GPU again.
+pub(crate) fn readmit(arguments: &Target) -> Result<()> {
     let api = &arguments.api;
-    if let Some(name) = &arguments.name {
-        let (vm, _) = api.ask("POST", &format!("{}/readmit", path(name)), None)?;
-        return api.print(&vm, stands);
+    match (&arguments.name, arguments.unit, arguments.gpu) {
+        (Some(name), ..) => {
+            let (vm, _) = api.ask("POST", &format!("{}/readmit", path(name)), None)?;
+            api.print(&vm, stands)
+        }
+        (None, Some(unit), _) => {
+            let (unit, _) = api.ask("POST", &format!("/v1/units/{unit}/readmit"), None)?;
+            api.print(&unit, |unit| format!("unit {} is {}", text(&unit["unit"]), text(&unit["state"])))
+        }
+        // One of them is there: the command line says so.
+        (None, None, gpu) => {
+            let gpu = gpu.unwrap_or_default();
+            let (gpu, _) = api.ask("POST", &format!("/v1/gpus/{gpu}/readmit"), None)?;
+            api.print(&gpu, |gpu| format!("GPU {} is {}", text(&gpu["gpu"]), text(&gpu["state"])))
+        }
     }
-    // One of them is there: the command line says so.
-    let unit = arguments.unit.unwrap_or_default();
-    let (unit, _) = api.ask("POST", &format!("/v1/units/{unit}/readmit"), None)?;
-    api.print(&unit, |unit| format!("unit {} is {}", text(&unit["unit"]), text(&unit["state"])))
 }
 
-/// Lets a VM begin no session any more.
-pub(crate) fn drain(arguments: &One) -> Result<()> {
-    let (vm, _) = arguments.api.ask("POST", &format!("{}/drain", path(&arguments.name)), None)?;
-    arguments.api.print(&vm, |vm| {
-        let running = items(&vm["sessions"]).len();
-        format!("VM {} begins no session any more; {running} run", text(&vm["id"]))
-    })
+/// Lets a VM begin no session any more, or has a unit or GPU emptied.
+pub(crate) fn drain(arguments: &Target) -> Result<()> {
+    let api = &arguments.api;
+    match (&arguments.name, arguments.unit, arguments.gpu) {
+        (Some(name), ..) => {
+            let (vm, _) = api.ask("POST", &format!("{}/drain", path(name)), None)?;
+            api.print(&vm, |vm| {
+                let running = items(&vm["sessions"]).len();
+                format!("VM {} begins no session any more; {running} run", text(&vm["id"]))
+            })
+        }
+        (None, Some(unit), _) => {
+            api.ask("POST", &format!("/v1/units/{unit}/drain"), None)?;
+            api.print(&json!({}), |_| format!("no VM comes to unit {unit} any more"))
+        }
+        (None, None, gpu) => {
+            let gpu = gpu.unwrap_or_default();
+            let (gpu, _) = api.ask("POST", &format!("/v1/gpus/{gpu}/drain"), None)?;
+            api.print(&gpu, |gpu| format!("GPU {} is {}", text(&gpu["gpu"]), text(&gpu["state"])))
+        }
+    }
 }
 
 /// Device memory lent to a VM on all units.

@@ -152,6 +152,15 @@ fn the_tree_sizes_and_usage_are_shown() {
     assert!(service.said(&["usage"]).contains("host"));
     assert!(service.said(&["units"]).contains("lending"));
     assert!(service.said(&["gpus"]).starts_with("GPU"));
+    assert!(service.said(&["drain", "--gpu", "0"]).contains("GPU 0 is draining"));
+    assert!(service.said(&["gpus"]).contains("draining"));
+    assert!(service.said(&["readmit", "--unit", "0"]).contains("unit 0 is lending"));
+    service.said(&["drain", "--unit", "0"]);
+    assert!(service.said(&["readmit", "--gpu", "0"]).contains("GPU 0 is open"));
+    let (code, said) = service.refused(&["move", "a", "--kind", "time-slice"]);
+    assert!(code == Some(1) && said.contains("[placement-unavailable]"), "{said}");
+    let (code, said) = service.refused(&["mig", "0", "on"]);
+    assert!(code == Some(1) && said.contains("cannot be divided"), "{said}");
     let (code, said) = service.refused(&["organisation", "delete", "acme"]);
     assert_eq!(code, Some(1));
     assert!(said.contains("[in-use]"), "{said}");

@@ -2,7 +2,7 @@
 //!
 //! Owns: finding built programs ([`paths`]), running processes with time limits ([`process`]), Debian packages and
 //! guest kernels ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and
-//! languages ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), the management API ([`management`]), several VMs on one
+//! languages ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), a host as a service has it ([`managed`]) under a service manager ([`keeper`]), the management API ([`management`]), several VMs on one
 //! device ([`tenants`]) and cgroups for them ([`cgroups`]), guest images ([`image`]) and the Python that some of them carry ([`python`]), virtual machines ([`vm`]) and
 //! huge pages for them ([`huge_pages`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
 
@@ -14,6 +14,8 @@ pub mod direct;
 pub mod host;
 pub mod huge_pages;
 pub mod image;
+pub mod keeper;
+pub mod managed;
 pub mod management;
 pub mod paths;
 pub mod process;

@@ -115,6 +115,7 @@ struct File {
     memory: Option<Size>,
     reserve: Option<Size>,
     overcommit_permille: Option<u32>,
+    vm_gpus: Option<Vec<u32>>,
     vm: Vec<VmSpec>,
     organisation: Vec<Ancestor>,
     project: Vec<Ancestor>,
@@ -243,6 +244,8 @@ pub struct Configuration {
     pub units: Option<u32>,
     /// Bytes of a unit left to its driver beside what contexts take.
     pub reserve: u64,
+    /// Devices that those VMs are on, if not on all that are not divided.
+    pub vm_gpus: Option<Vec<u32>>,
     /// The VMs, ids unique, with what they may have and whose they are resolved.
     pub vms: Vec<VmSpec>,
     /// Device memory of each VM that does not say its own.
@@ -359,6 +362,7 @@ impl Configuration {
             nvml,
             units,
             overcommit_permille: file.overcommit_permille.unwrap_or(1000),
+            vm_gpus: file.vm_gpus,
             reserve: file.reserve.unwrap_or(RESERVE).0,
             vms,
             memory,
@@ -378,6 +382,11 @@ impl Configuration {
             ephemeral: arguments.ephemeral,
             scratch: arguments.scratch,
         })
+    }
+
+    /// Whether VMs of the file are on a device while it is not divided.
+    pub(crate) fn has_vms_on(&self, device: u32) -> bool {
+        !self.vms.is_empty() && self.vm_gpus.as_ref().is_none_or(|gpus| gpus.contains(&device))
     }
 
     /// Where the device of VM `id` listens.

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result};
 use tokio::{
     io::AsyncReadExt as _,
     signal::unix::{SignalKind, signal},
-    sync::{Semaphore, mpsc::unbounded_channel, watch as stop_signal},
+    sync::{Mutex, Semaphore, mpsc::unbounded_channel, watch as stop_signal},
     task::{JoinHandle, JoinSet, LocalSet},
     time::timeout,
 };
@@ -31,8 +31,7 @@ use crate::{
     journal::Journal,
     keeper::Keeper,
     launching::Launching,
-    notice::Notices,
-    placer::{self, Found, Placer},
+    placer::{self, Placer},
     placing,
     process::{Identity, gone, kill},
     registry::{self, Registry},
@@ -40,7 +39,7 @@ use crate::{
     sampling,
     state::{adoption::Adoption, checkpoint::Checkpoint},
     trail::Trail,
-    unit::{self, Unit, UnitError},
+    unit::{self, UnitError},
     units::Units,
     usage::Usage,
     vm,
@@ -137,8 +136,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         });
     }
     let found = placer::survey(&configuration, inventory.as_deref()).await;
-    let units = units(&found, &configuration, &launching, inventory.as_ref(), &checkpoint, &notices);
-    units.serve(&mut beneath, &stopping_units, supervisor.is_some());
+    let units = Rc::new(Units::default());
     let placer = Placer::new(
         placer::Parts {
             configuration: Rc::clone(&configuration),
@@ -151,6 +149,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         },
         found,
     );
+    for unit in placer.whole_units() {
+        units.serve(unit, &mut beneath, &stopping_units, supervisor.is_some());
+    }
     placer.adopt().await;
 
     let (failures, mut failed) = unbounded_channel();
@@ -187,6 +188,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         ready: Cell::new(false),
         configured: registry::configured(&configuration),
         counted: RefCell::default(),
+        emptying: Mutex::default(),
         locks: RefCell::default(),
     });
     let deciding = tokio::task::spawn_local(Rc::clone(&custodian).serve(noticed, registry.limits()));
@@ -367,29 +369,6 @@ fn end_strangers(launching: &Launching, roster: &Roster) {
         }
         launching.keeper().forget(&vm::socket_name(vm));
     }
-}
-
-/// A unit for every device that is not divided.
-fn units(
-    found: &[Found],
-    configuration: &Rc<Configuration>,
-    launching: &Rc<Launching>,
-    inventory: Option<&Rc<Inventory>>,
-    checkpoint: &Rc<Checkpoint>,
-    notices: &Notices,
-) -> Rc<Units> {
-    let unit = |device: &Found| {
-        Unit::new(
-            device.ordinal,
-            device.place(found.len() == 1),
-            Rc::clone(configuration),
-            Rc::clone(launching),
-            inventory.cloned(),
-            Rc::clone(checkpoint),
-            notices.clone(),
-        )
-    };
-    Units::new(found.iter().filter(|device| device.is_whole()).map(unit).collect())
 }
 
 /// The other end of standard input: `sluice run` or `sluice host`.

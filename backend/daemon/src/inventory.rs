@@ -44,6 +44,8 @@ const PULSE: Duration = Duration::from_secs(2);
 const START: Duration = Duration::from_secs(10);
 /// How long a change of instances may take: the driver clears memory, and restarts engines.
 const CHANGE: Duration = Duration::from_secs(30);
+/// How long switching division into instances may take: the driver resets the device.
+const SWITCH: Duration = Duration::from_secs(50);
 /// Entries of any list that are asked for.
 const ENTRIES: u32 = 256;
 /// Restarts at once, and per second in the long run.
@@ -60,8 +62,8 @@ pub(crate) struct Inventory {
     next_serial: Cell<u64>,
     /// Counts the processes there were, and 0 while there is none that has answered.
     generation: watch::Sender<u64>,
-    /// Until when it may be silent, because it changes something.
-    busy: Cell<Option<Instant>>,
+    /// Until when it may be silent, because it changes something: a time for each change.
+    busy: RefCell<Vec<Instant>>,
     /// Told when it has not answered in time.
     silent: Notify,
 }
@@ -83,6 +85,10 @@ pub(crate) enum AskError {
 impl AskError {
     /// Somebody uses what is to be changed (`NVML_ERROR_IN_USE`).
     pub(crate) const IN_USE: Self = Self::Refused(19);
+    /// It becomes so with the next reset of the device (`NVML_ERROR_RESET_REQUIRED`).
+    pub(crate) const RESET_REQUIRED: Self = Self::Refused(16);
+    /// The device cannot do so (`NVML_ERROR_NOT_SUPPORTED`).
+    pub(crate) const NOT_SUPPORTED: Self = Self::Refused(3);
     /// There is no such thing (`NVML_ERROR_NOT_FOUND`).
     pub(crate) const NOT_FOUND: Self = Self::Refused(6);
 }
@@ -136,7 +142,7 @@ impl Inventory {
             asked: RefCell::new(BTreeMap::new()),
             next_serial: Cell::new(1),
             generation: watch::Sender::new(0),
-            busy: Cell::new(None),
+            busy: RefCell::default(),
             silent: Notify::new(),
         })
     }
@@ -242,7 +248,7 @@ impl Inventory {
     pub(crate) async fn create(&self, device: u32, profile: u32, place: Place) -> Result<Instance, AskError> {
         let (start, size) = (place.start.into(), place.size.into());
         let request = |serial| ToInventory::Create { serial, unit: device, profile, start, size };
-        match self.change(request).await? {
+        match self.change(CHANGE, request).await? {
             FromInventory::Instance { instance, .. } => Ok(instance),
             _ => Err(AskError::Malformed),
         }
@@ -252,10 +258,26 @@ impl Inventory {
     pub(crate) async fn destroy(&self, device: u32, instance: &Instance) -> Result<(), AskError> {
         let &Instance { gpu: instance, profile, start, size, .. } = instance;
         let request = |serial| ToInventory::Destroy { serial, unit: device, instance, profile, start, size };
-        match self.change(request).await? {
+        match self.change(CHANGE, request).await? {
             FromInventory::Done { .. } => Ok(()),
             _ => Err(AskError::Malformed),
         }
+    }
+
+    /// Switches division into instances on or off. That an answer says `Ok` is not enough: [`Inventory::health`] says whether
+    /// it has become so already, or does with the next reset.
+    pub(crate) async fn set_mig(&self, device: u32, on: bool) -> Result<(), AskError> {
+        match self.change(SWITCH, |serial| ToInventory::SetMig { serial, unit: device, on }).await? {
+            FromInventory::Done { .. } => Ok(()),
+            _ => Err(AskError::Malformed),
+        }
+    }
+
+    /// Waits until another process than that of `generation` answers; false when none does in time.
+    pub(crate) async fn is_back(&self, generation: u64) -> bool {
+        let mut now = self.generation();
+        let back = now.wait_for(|now| *now > generation);
+        matches!(timeout(START, back).await, Ok(Ok(_)))
     }
 
     async fn name(&self, request: impl Fn(u64, u32) -> ToInventory) -> Result<String, AskError> {
@@ -271,17 +293,26 @@ impl Inventory {
 
     async fn question(&self, request: impl FnOnce(u64) -> ToInventory) -> Result<FromInventory, AskError> {
         // Behind a change that takes its time an answer may, too.
-        let busy = self.busy.get().map(|until| until.saturating_duration_since(Instant::now()));
+        let busy =
+            self.busy.borrow().iter().max().map(|until| until.saturating_duration_since(Instant::now()));
         self.understand(ANSWER.max(busy.unwrap_or_default()), request).await
     }
 
     /// Asks for a change, during which it may be silent, and gives it up when it is for too long.
-    async fn change(&self, request: impl FnOnce(u64) -> ToInventory) -> Result<FromInventory, AskError> {
-        let until = Instant::now() + CHANGE;
-        self.busy.set(self.busy.get().max(Some(until)));
-        let answer = self.understand(CHANGE, request).await;
-        if self.busy.get() == Some(until) {
-            self.busy.set(None);
+    async fn change(
+        &self,
+        limit: Duration,
+        request: impl FnOnce(u64) -> ToInventory,
+    ) -> Result<FromInventory, AskError> {
+        let until = Instant::now() + limit;
+        self.busy.borrow_mut().push(until);
+        let answer = self.understand(limit, request).await;
+        {
+            // Of several changes each has a time of its own.
+            let mut busy = self.busy.borrow_mut();
+            if let Some(at) = busy.iter().position(|known| *known == until) {
+                busy.swap_remove(at);
+            }
         }
         if answer == Err(AskError::Silent) {
             self.silent.notify_one();
@@ -333,7 +364,7 @@ impl Inventory {
             };
             *self.running.borrow_mut() = None;
             self.process.set(None);
-            self.busy.set(None);
+            self.busy.borrow_mut().clear();
             self.asked.borrow_mut().clear();
             if stopped {
                 return;

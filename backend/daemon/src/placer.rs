@@ -17,13 +17,17 @@ use sha2::{Digest as _, Sha256};
 use sluice_placement::{
     Answer, Apart, Attributes, Class, Decision, Division, Fleet, Foreign, Geometry, Gpu, Identity, Listed,
     Phase, PlaceError, Placement as Position, PlanError, Profile, Refusal, Request, Rules, Spot, Standing,
-    Step, Strictness, UnitId, VmId, Whom,
+    Step, Strictness, Target, UnitId, VmId, Whom,
 };
 use sluice_protocol::{
     inventory::{Instance, Place as InstancePlace, Switch, Visible, WHOLE},
     limits,
 };
-use tokio::{sync::Mutex, task::spawn_local, time::sleep};
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    task::spawn_local,
+    time::sleep,
+};
 
 use crate::{
     api::error::{Code, Error},
@@ -54,6 +58,8 @@ pub(crate) struct Found {
     pub(crate) name: Option<String>,
     pub(crate) node: Option<u32>,
     pub(crate) division: Division,
+    /// Whether that changes with its next reset.
+    pub(crate) switching: bool,
     /// Names of the kinds of instances it can be divided into.
     pub(crate) kinds: BTreeMap<u32, String>,
 }
@@ -110,6 +116,7 @@ pub(crate) async fn survey(configuration: &Configuration, inventory: Option<&Inv
             name: None,
             node: None,
             division: Division::Whole { memory_bytes: UNKNOWN, multiprocessors: u32::MAX },
+            switching: false,
             kinds: BTreeMap::new(),
         }));
     }
@@ -123,8 +130,8 @@ async fn look(inventory: &Inventory, ordinal: u32, reserve: u64) -> Result<Optio
         Ok(device) => device,
         Err(error) => return silent(error),
     };
-    let divided = match inventory.health(ordinal).await {
-        Ok(health) => health.mig.0 == Switch::On,
+    let (divided, pending) = match inventory.health(ordinal).await {
+        Ok(health) => (health.mig.0 == Switch::On, health.mig.1 == Switch::On),
         Err(error) => return silent(error),
     };
     let mut found = Found {
@@ -136,6 +143,7 @@ async fn look(inventory: &Inventory, ordinal: u32, reserve: u64) -> Result<Optio
             memory_bytes: device.memory.saturating_sub(reserve),
             multiprocessors: if device.multiprocessors == 0 { u32::MAX } else { device.multiprocessors },
         },
+        switching: divided != pending,
         kinds: BTreeMap::new(),
     };
     if divided {
@@ -234,16 +242,39 @@ pub(crate) struct Parts {
 #[derive(Debug)]
 pub(crate) struct Placer {
     parts: Parts,
-    found: Vec<Found>,
+    /// The devices: how one is divided can change, which there are cannot.
+    found: RefCell<Vec<Rc<Found>>>,
     fleet: RefCell<Fleet>,
     names: RefCell<BTreeMap<VmId, String>>,
     /// What units of the plan are called everywhere else.
     numbers: RefCell<BTreeMap<UnitId, u32>>,
     /// GPUs that are being emptied, by ordinal.
     draining: RefCell<BTreeSet<u32>>,
-    /// One change that makes something at a time.
-    turn: Mutex<()>,
+    /// Instances that are being emptied, by the numbers of their units.
+    draining_units: RefCell<BTreeSet<u32>>,
+    /// GPUs that are divided, or not any more, from their next reset on; nobody is on them.
+    switching: RefCell<BTreeSet<usize>>,
+    /// Per GPU: what is made and unmade on it is so one after the other. GPUs do not wait for each other.
+    turns: Vec<Mutex<()>>,
+    /// Units that VMs have left for others that are not there yet: perhaps they come back.
+    left: RefCell<Vec<UnitId>>,
     start: Instant,
+}
+
+/// A unit that is kept though nobody may be on it, for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Kept<'a> {
+    placer: &'a Placer,
+    unit: UnitId,
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        let mut left = self.placer.left.borrow_mut();
+        if let Some(at) = left.iter().position(|left| *left == self.unit) {
+            left.swap_remove(at);
+        }
+    }
 }
 
 impl Placer {
@@ -252,25 +283,35 @@ impl Placer {
         let gpu = |found: &Found| {
             let division = match &found.division {
                 Division::Whole { memory_bytes, multiprocessors } => Division::Whole {
-                    // The VMs of the configuration are on every whole device.
-                    memory_bytes: memory_bytes.saturating_sub(promised),
+                    memory_bytes: memory_bytes.saturating_sub(
+                        if parts.configuration.has_vms_on(found.ordinal) { promised } else { 0 },
+                    ),
                     multiprocessors: *multiprocessors,
                 },
                 divided => divided.clone(),
             };
             Gpu::new(found.uuid, found.node, division)
         };
+        // Of one that is emptied for that; others are used until they are reset.
+        let drained = parts.checkpoint.objects().plan.draining.clone();
+        let waits = |(at, found): (usize, &Found)| {
+            (found.switching && drained.contains(&found.ordinal)).then_some(at)
+        };
+        let switching = found.iter().enumerate().filter_map(waits).collect();
         let rules =
             Rules { overcommit_permille: parts.configuration.overcommit_permille, ..Rules::default() };
         let fleet = Fleet::new(rules, found.iter().map(gpu).collect());
         Rc::new(Self {
             parts,
-            found,
+            turns: found.iter().map(|_| Mutex::default()).collect(),
+            left: RefCell::default(),
+            found: RefCell::new(found.into_iter().map(Rc::new).collect()),
             fleet: RefCell::new(fleet),
             names: RefCell::default(),
             numbers: RefCell::default(),
             draining: RefCell::default(),
-            turn: Mutex::new(()),
+            draining_units: RefCell::default(),
+            switching: RefCell::new(switching),
             start: Instant::now(),
         })
     }
@@ -280,13 +321,51 @@ impl Placer {
     }
 
     /// The devices, as they were found.
-    pub(crate) fn found(&self) -> &[Found] {
-        &self.found
+    pub(crate) fn found(&self) -> Vec<Rc<Found>> {
+        self.found.borrow().clone()
     }
 
-    /// Whoever has this may have instances made.
-    pub(crate) fn turn(&self) -> &Mutex<()> {
-        &self.turn
+    /// A device, by its index in the plan.
+    pub(crate) fn device(&self, gpu: usize) -> Option<Rc<Found>> {
+        self.found.borrow().get(gpu).cloned()
+    }
+
+    /// A unit for every device that is not divided.
+    pub(crate) fn whole_units(&self) -> Vec<Rc<Unit>> {
+        let switching = self.switching.borrow();
+        let found = self.found();
+        let whole =
+            found.iter().enumerate().filter(|(at, device)| device.is_whole() && !switching.contains(at));
+        whole.map(|(_, device)| self.whole_unit(device)).collect()
+    }
+
+    fn whole_unit(&self, device: &Found) -> Rc<Unit> {
+        let alone = self.found.borrow().len() == 1;
+        self.new_unit(device.ordinal, device.place(alone))
+    }
+
+    fn new_unit(&self, number: u32, place: Place) -> Rc<Unit> {
+        let Parts { configuration, launching, inventory, checkpoint, notices, .. } = &self.parts;
+        Unit::new(
+            number,
+            place,
+            Rc::clone(configuration),
+            Rc::clone(launching),
+            inventory.clone(),
+            Rc::clone(checkpoint),
+            notices.clone(),
+        )
+    }
+
+    /// Keeps a unit that a VM is about to leave, until it is known that it does not come back.
+    pub(crate) fn keep(&self, unit: UnitId) -> Kept<'_> {
+        self.left.borrow_mut().push(unit);
+        Kept { placer: self, unit }
+    }
+
+    /// Waits until nothing is made or unmade on a GPU, and has others wait.
+    async fn turn(&self, gpu: usize) -> Option<MutexGuard<'_, ()>> {
+        Some(self.turns.get(gpu)?.lock().await)
     }
 
     /// The plan, to look at.
@@ -307,10 +386,12 @@ impl Placer {
     /// The kind of instance that a client names, by number or by name.
     pub(crate) fn profile(&self, name: &str) -> Result<u32, Error> {
         let plain = |name: &str| name.trim_start_matches("MIG ").to_ascii_lowercase();
-        let kinds = || self.found.iter().flat_map(|found| &found.kinds);
-        let named = kinds().find(|(_, known)| plain(known) == plain(name)).map(|(number, _)| *number);
+        let found = self.found();
+        let mut kinds = found.iter().flat_map(|found| &found.kinds);
+        let named = kinds.find(|(_, known)| plain(known) == plain(name)).map(|(number, _)| *number);
         named.or_else(|| name.parse().ok()).ok_or_else(|| {
-            let known: BTreeSet<String> = kinds().map(|(_, known)| plain(known)).collect();
+            let kinds = found.iter().flat_map(|found| &found.kinds);
+            let known: BTreeSet<String> = kinds.map(|(_, known)| plain(known)).collect();
             let message = format!("no GPU has a profile {name}");
             Error { cause: vec![format!("there are {known:?}")], ..Error::new(Code::Contradiction, message) }
         })
@@ -384,25 +465,51 @@ impl Placer {
                 return Ok(Decision::Open { gpu, spot: Spot::Whole, shared: true });
             }
         }
-        let decision = fleet.decide(request)?;
-        let whole = match decision {
-            Decision::Join(_) => false,
-            Decision::Open { spot, .. } => spot == Spot::Whole,
-        };
-        // On whole devices are the VMs of the configuration, too.
-        if whole && request.strictness > Strictness::Shared && !self.parts.configuration.vms.is_empty() {
-            return Err(Refusal::Apart);
+        self.beside_configured(fleet, request, |fleet| fleet.decide(request))
+    }
+
+    /// Where a VM that has a place would go otherwise.
+    pub(crate) fn decide_move(&self, request: &Request) -> Result<Decision, Refusal> {
+        self.look_around();
+        let fleet = self.fleet.borrow();
+        self.beside_configured(&fleet, request, |fleet| fleet.decide_move(request))
+    }
+
+    /// Decides where devices that VMs of the configuration file are on do not count, if they must not be shared: the plan does not
+    /// know those VMs.
+    fn beside_configured(
+        &self,
+        fleet: &Fleet,
+        request: &Request,
+        decide: impl Fn(&Fleet) -> Result<Decision, Refusal>,
+    ) -> Result<Decision, Refusal> {
+        if request.strictness == Strictness::Shared {
+            return decide(fleet);
         }
-        Ok(decision)
+        let found = self.found.borrow();
+        let shared = found
+            .iter()
+            .enumerate()
+            .filter(|(_, found)| found.is_whole() && self.parts.configuration.has_vms_on(found.ordinal));
+        let mut rest = fleet.clone();
+        for (at, _) in shared {
+            _ = rest.set_gpu_standing(at, Standing::Draining);
+        }
+        decide(&rest).map_err(|refusal| match decide(fleet) {
+            // There would be room, but for them.
+            Ok(_) => Refusal::Apart,
+            Err(_) => refusal,
+        })
     }
 
     /// Has the plan know what is quarantined by now, what is clean, and what can be lent.
     pub(crate) fn look_around(&self) {
         let mut fleet = self.fleet.borrow_mut();
         let draining = self.draining.borrow();
-        for (at, found) in self.found.iter().enumerate() {
+        for (at, found) in self.found.borrow().iter().enumerate() {
             let quarantined = found.is_whole() && self.parts.checkpoint.quarantine(found.ordinal).is_some();
-            let standing = match (quarantined, draining.contains(&found.ordinal)) {
+            let waits = self.switching.borrow().contains(&at);
+            let standing = match (quarantined, waits || draining.contains(&found.ordinal)) {
                 (true, _) => Standing::Quarantined,
                 (false, true) => Standing::Draining,
                 (false, false) => Standing::Open,
@@ -416,18 +523,30 @@ impl Placer {
         }
         for (unit, number) in self.numbers.borrow().iter() {
             let quarantined = self.parts.checkpoint.quarantine(*number).is_some();
-            let standing = if quarantined { Standing::Quarantined } else { Standing::Open };
+            let standing = match (quarantined, self.draining_units.borrow().contains(number)) {
+                (true, _) => Standing::Quarantined,
+                (false, true) => Standing::Draining,
+                (false, false) => Standing::Open,
+            };
             _ = fleet.set_unit_standing(*unit, standing);
-            if self.parts.units.get(*number).is_some_and(|unit| unit.lendable().is_some()) {
-                // Arbiters lend only what they have swept.
-                _ = fleet.proven_clean(*unit);
+            let room = self.parts.units.get(*number);
+            let Some((room, lendable)) = room.and_then(|room| Some((Rc::clone(&room), room.lendable()?)))
+            else {
+                continue;
+            };
+            // Arbiters lend only what they have swept.
+            _ = fleet.proven_clean(*unit);
+            if fleet.unit(*unit).is_some_and(|unit| unit.shared) {
+                // Nor what they leave to the driver; nobody is promised that.
+                let headroom = room.last().map_or(0, |report| report.headroom);
+                _ = fleet.set_unit_memory(*unit, lendable.saturating_sub(headroom));
             }
         }
     }
 
     /// Holds a place for a VM. Nothing is made yet.
     pub(crate) fn hold(&self, id: &str, vm: &VmObject) -> Result<Option<Held>, Error> {
-        if self.found.is_empty() {
+        if self.found.borrow().is_empty() {
             return Ok(None);
         }
         let request = self.request(id, vm);
@@ -451,7 +570,7 @@ impl Placer {
             return;
         }
         let number = match planned.spot {
-            Spot::Whole => self.found.get(planned.gpu).map(|found| found.ordinal),
+            Spot::Whole => self.device(planned.gpu).map(|found| found.ordinal),
             Spot::Instance { .. } => {
                 let taken: BTreeSet<u32> = numbers.values().copied().collect();
                 (limits::DEVICES..limits::UNITS).find(|number| !taken.contains(number))
@@ -459,6 +578,13 @@ impl Placer {
         };
         if let Some(number) = number {
             numbers.insert(unit, number);
+        }
+    }
+
+    /// A unit is gone: its number is another's.
+    fn take_number(&self, unit: UnitId) {
+        if let Some(number) = self.numbers.borrow_mut().remove(&unit) {
+            self.draining_units.borrow_mut().remove(&number);
         }
     }
 
@@ -541,6 +667,7 @@ impl Placer {
             numbers: self.numbers.borrow().iter().map(|(unit, number)| (unit.0, *number)).collect(),
             homes: members.collect(),
             draining: self.draining.borrow().clone(),
+            draining_units: self.draining_units.borrow().clone(),
         }
     }
 
@@ -572,7 +699,7 @@ impl Placer {
     pub(crate) fn spotted(&self, unit: UnitId) -> Option<Spotted> {
         let fleet = self.fleet.borrow();
         let planned = fleet.unit(unit)?;
-        let found = self.found.get(planned.gpu)?;
+        let found = self.device(planned.gpu)?;
         let (profile, placement) = match planned.spot {
             Spot::Whole => (None, None),
             Spot::Instance { profile, placement } => {
@@ -601,50 +728,80 @@ impl Placer {
     }
 
     /// Has a planned unit be there: its instance made, its arbiter started. The plan is written before, and has to be after.
+    /// Of several that want the same unit the first has it made, and the others wait for that.
     pub(crate) async fn open(&self, unit: UnitId) -> Result<Rc<Unit>, Error> {
-        let (spot, reserved, gpu) = {
+        let gpu = self.fleet.borrow().unit(unit).ok_or_else(|| internal(&PlanError::UnknownUnit))?.gpu;
+        self.take_whole(unit);
+        if let Some(there) = self.unit(unit) {
+            return Ok(there);
+        }
+        let _turn = self.turn(gpu).await;
+        let (spot, reserved) = {
             let fleet = self.fleet.borrow();
             let planned = fleet.unit(unit).ok_or_else(|| internal(&PlanError::UnknownUnit))?;
-            (planned.spot, planned.phase == Phase::Reserved, planned.gpu)
+            (planned.spot, planned.phase == Phase::Reserved)
         };
-        let Spot::Instance { profile, placement } = spot else {
-            self.take_whole(unit);
+        let (Spot::Instance { profile, placement }, true) = (spot, reserved) else {
             return self.unit(unit).ok_or_else(|| internal(&PlanError::UnknownUnit));
         };
-        if !reserved {
-            return self.unit(unit).ok_or_else(|| internal(&PlanError::UnknownUnit));
-        }
-        let found = self.found.get(gpu).ok_or_else(|| internal(&PlanError::UnknownGpu))?;
+        let found = self.device(gpu).ok_or_else(|| internal(&PlanError::UnknownGpu))?;
         let number = self.numbers.borrow().get(&unit).copied();
         let number = number.ok_or_else(|| {
             Error::new(Code::PlacementUnavailable, format!("there are {} units already", limits::UNITS))
         })?;
         let inventory = self.parts.inventory.as_ref().ok_or_else(|| internal(&PlanError::UnknownGpu))?;
         let place = InstancePlace { start: placement.start, size: placement.size };
-        let made = inventory.create(found.ordinal, profile, place).await.map_err(|error| {
-            let kind = found.kinds.get(&profile).map_or("instance", String::as_str);
-            let message =
-                format!("the driver makes no {kind} on GPU {} at slice {}", found.ordinal, placement.start);
-            Error::new(Code::DeviceFailed, message).because(error)
-        })?;
+        let generation = *inventory.generation().borrow();
+        let made = match inventory.create(found.ordinal, profile, place).await {
+            Ok(made) => made,
+            Err(error) => {
+                if error == AskError::Silent && inventory.is_back(generation).await {
+                    self.undo(gpu, &found, profile, placement).await;
+                }
+                let kind = found.kinds.get(&profile).map_or("instance", String::as_str);
+                let message = format!(
+                    "the driver makes no {kind} on GPU {} at slice {}",
+                    found.ordinal, placement.start
+                );
+                return Err(Error::new(Code::DeviceFailed, message).because(error));
+            }
+        };
         let identity = Identity { instance: made.gpu, compute_instance: made.compute, uuid: made.uuid };
-        self.fleet.borrow_mut().created(unit, Some(identity)).map_err(|error| internal(&error))?;
+        let taken = self.fleet.borrow_mut().created(unit, Some(identity));
+        if let Err(error) = taken {
+            // Nobody wants it any more, and nobody was told of it.
+            if let Err(stays) = inventory.destroy(found.ordinal, &made).await {
+                tracing::error!("an instance of GPU {} that nobody wants stays: {stays}", found.ordinal);
+            }
+            return Err(internal(&error));
+        }
         Ok(self.begin(number, found.ordinal, &made))
+    }
+
+    /// Nobody said whether an instance was made. If it was it is unmade, for nobody else was given its place; where that
+    /// cannot be, nobody plans on its GPU any more before it has been looked at anew.
+    async fn undo(&self, gpu: usize, found: &Found, profile: u32, placement: Position) {
+        let Some(inventory) = &self.parts.inventory else { return };
+        let here = (profile, placement.start.into(), placement.size.into());
+        let undone = async {
+            let listed = inventory.instances(found.ordinal).await?;
+            let made = listed.iter().find(|known| (known.profile, known.start, known.size) == here);
+            match made {
+                Some(made) => inventory.destroy(found.ordinal, made).await,
+                None => Ok(()),
+            }
+        };
+        if let Err(error) = undone.await {
+            tracing::error!("an instance of GPU {} that nobody wants may be there: {error}", found.ordinal);
+            _ = self.fleet.borrow_mut().set_gpu_standing(gpu, Standing::Quarantined);
+        }
     }
 
     /// Has an arbiter run on an instance.
     fn begin(&self, number: u32, device: u32, made: &Instance) -> Rc<Unit> {
-        let Parts { configuration, launching, inventory, checkpoint, notices, units, .. } = &self.parts;
-        let unit = Unit::new(
-            number,
-            Place { device, instance: made.gpu, visible: Visible::Instance(made.uuid) },
-            Rc::clone(configuration),
-            Rc::clone(launching),
-            inventory.clone(),
-            Rc::clone(checkpoint),
-            notices.clone(),
-        );
-        units.open(Rc::clone(&unit));
+        let visible = Visible::Instance(made.uuid);
+        let unit = self.new_unit(number, Place { device, instance: made.gpu, visible });
+        self.parts.units.open(Rc::clone(&unit));
         unit
     }
 
@@ -652,7 +809,8 @@ impl Placer {
     pub(crate) fn tidy(self: &Rc<Self>) {
         let empty: Vec<(UnitId, bool)> = {
             let fleet = self.fleet.borrow();
-            let empty = fleet.units().filter(|unit| unit.members().is_empty());
+            let left = self.left.borrow();
+            let empty = fleet.units().filter(|unit| unit.members().is_empty() && !left.contains(&unit.id));
             let ends = empty.filter(|unit| !matches!(unit.phase, Phase::Closing(_)));
             ends.map(|unit| (unit.id, unit.spot == Spot::Whole || unit.phase == Phase::Reserved)).collect()
         };
@@ -663,7 +821,7 @@ impl Placer {
             }
             let now = self.now();
             match self.fleet.borrow_mut().close(unit, now) {
-                Ok(true) => _ = self.numbers.borrow_mut().remove(&unit),
+                Ok(true) => self.take_number(unit),
                 Ok(false) => _ = spawn_local(Rc::clone(self).unmake(unit)),
                 Err(error) => tracing::error!("an empty unit is not closed: {error}"),
             }
@@ -696,7 +854,7 @@ impl Placer {
                 Ok(Step::WaitUntil(then)) => sleep(then.saturating_sub(self.now())).await,
                 Ok(Step::DestroyCompute | Step::DestroyInstance) => {}
                 Ok(Step::Gone) => {
-                    self.numbers.borrow_mut().remove(&unit);
+                    self.take_number(unit);
                     break;
                 }
                 Ok(Step::Quarantined) => {
@@ -717,12 +875,14 @@ impl Placer {
     }
 
     async fn destroy(&self, unit: UnitId) -> Answer {
+        let gpu = self.fleet.borrow().unit(unit).map(|unit| unit.gpu);
+        let _turn = self.turn(gpu.unwrap_or(usize::MAX)).await;
         let what = {
             let fleet = self.fleet.borrow();
             fleet.unit(unit).and_then(|unit| match unit.spot {
                 Spot::Instance { profile, placement } => {
                     let identity = unit.identity.clone()?;
-                    let device = self.found.get(unit.gpu)?.ordinal;
+                    let device = self.device(unit.gpu)?.ordinal;
                     Some((
                         device,
                         Instance {
@@ -765,11 +925,30 @@ impl Placer {
         self.draining.borrow().contains(&gpu)
     }
 
-    /// Has a GPU be emptied, or take VMs again; returns what was said before.
+    /// Whether an instance is being emptied, by itself or with its GPU.
+    pub(crate) fn is_unit_draining(&self, unit: &Unit) -> bool {
+        self.is_draining(unit.place().device) || self.is_alone_draining(unit.number())
+    }
+
+    /// Whether an instance is being emptied, and not its GPU.
+    pub(crate) fn is_alone_draining(&self, unit: u32) -> bool {
+        self.draining_units.borrow().contains(&unit)
+    }
+
+    /// Has a GPU be emptied, or take VMs again.
     pub(crate) fn set_draining(&self, gpu: u32, draining: bool) -> io::Result<()> {
+        self.change_drained(&self.draining, gpu, draining)
+    }
+
+    /// Has an instance be emptied, or take VMs again.
+    pub(crate) fn set_unit_draining(&self, unit: u32, draining: bool) -> io::Result<()> {
+        self.change_drained(&self.draining_units, unit, draining)
+    }
+
+    fn change_drained(&self, all: &RefCell<BTreeSet<u32>>, one: u32, draining: bool) -> io::Result<()> {
         let change = |draining: bool| {
-            let mut all = self.draining.borrow_mut();
-            if draining { all.insert(gpu) } else { all.remove(&gpu) }
+            let mut all = all.borrow_mut();
+            if draining { all.insert(one) } else { all.remove(&one) }
         };
         if change(draining)
             && let Err(error) = self.write()
@@ -781,12 +960,145 @@ impl Placer {
         Ok(())
     }
 
-    /// GPUs that are being emptied, by their index in the plan.
-    pub(crate) fn drained(&self) -> Vec<usize> {
+    /// What is being emptied, as the plan calls it.
+    pub(crate) fn drained(&self) -> Vec<Target> {
         self.look_around();
         let draining = self.draining.borrow();
-        let is_drained = |(_, found): &(usize, &Found)| draining.contains(&found.ordinal);
-        self.found.iter().enumerate().filter(is_drained).map(|(at, _)| at).collect()
+        let found = self.found.borrow();
+        let gpus = found.iter().enumerate().filter(|(_, found)| draining.contains(&found.ordinal));
+        let (numbers, units) = (self.numbers.borrow(), self.draining_units.borrow());
+        let units = numbers.iter().filter(|(_, number)| units.contains(number));
+        gpus.map(|(at, _)| Target::Gpu(at)).chain(units.map(|(unit, _)| Target::Unit(*unit))).collect()
+    }
+
+    /// Switches division of a GPU on or off, on which nobody is. What keeps it from being so now, if it is only a reset, is no
+    /// error: [`Self::will_divide`] says so, and [`Self::finish_switches`] goes on from there.
+    pub(crate) async fn switch(&self, gpu: usize, on: bool) -> Result<(), Error> {
+        let (Some(found), Some(inventory)) = (self.device(gpu), &self.parts.inventory) else {
+            return Err(internal(&PlanError::UnknownGpu));
+        };
+        let ordinal = found.ordinal;
+        let _turn = self.turn(gpu).await;
+        if self.fleet.borrow().units().any(|unit| unit.gpu == gpu) {
+            return Err(internal(&PlanError::InUse));
+        }
+        // An arbiter has all of its memory, and would be in the way.
+        self.switching.borrow_mut().insert(gpu);
+        self.parts.units.close(ordinal).await;
+        _ = self.parts.notices.send(Notice::UnitGone { unit: ordinal });
+        let switched = inventory.set_mig(ordinal, on).await;
+        let now = inventory.health(ordinal).await;
+        let wanted = if on { Switch::On } else { Switch::Off };
+        match (switched, now) {
+            (_, Ok(health)) if health.mig.0 == wanted => self.divide(gpu).await,
+            (Ok(()) | Err(AskError::RESET_REQUIRED), Ok(health)) if health.mig.1 == wanted => Ok(()),
+            (switched, now) => {
+                if now.is_ok_and(|now| now.mig.1 != now.mig.0) {
+                    // Nobody is to be surprised by it at some reset.
+                    if let Err(error) = inventory.set_mig(ordinal, !on).await {
+                        tracing::error!("GPU {ordinal} may be switched by its next reset: {error}");
+                    }
+                }
+                // As it was.
+                let as_it_was = self.divide(gpu).await;
+                let (code, message) = match &switched {
+                    Err(AskError::IN_USE) => (
+                        Code::InUse,
+                        format!(
+                            "processes that are not of Sluice use GPU {ordinal}; end them, and try again"
+                        ),
+                    ),
+                    Err(AskError::NOT_SUPPORTED) => {
+                        (Code::Contradiction, format!("GPU {ordinal} cannot be divided"))
+                    }
+                    _ => (Code::DeviceFailed, format!("the driver does not switch GPU {ordinal}")),
+                };
+                let error = Error::new(code, message);
+                let error = match (switched.err(), now.err()) {
+                    (Some(why), _) | (None, Some(why)) => error.because(why),
+                    (None, None) => error,
+                };
+                as_it_was.map_err(|worse| tracing::error!("{}", worse.message)).ok();
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes a GPU on which nobody is as the driver says that it is divided now.
+    async fn divide(&self, gpu: usize) -> Result<(), Error> {
+        let (Some(found), Some(inventory)) = (self.device(gpu), &self.parts.inventory) else {
+            return Err(internal(&PlanError::UnknownGpu));
+        };
+        let ordinal = found.ordinal;
+        let looked = look(inventory, ordinal, self.parts.configuration.reserve).await;
+        let (divided, listed) = match (looked, inventory.instances(ordinal).await) {
+            (Ok(Some(divided)), Ok(listed)) => (Rc::new(divided), listed),
+            (looked, listed) => {
+                _ = self.fleet.borrow_mut().set_gpu_standing(gpu, Standing::Quarantined);
+                let error =
+                    Error::new(Code::DeviceFailed, format!("how GPU {ordinal} is divided is not known"));
+                return Err(match (looked.err(), listed.err()) {
+                    (Some(why), _) | (None, Some(why)) => error.because(why),
+                    (None, None) => error,
+                });
+            }
+        };
+        {
+            let mut fleet = self.fleet.borrow_mut();
+            fleet.set_division(gpu, divided.division.clone()).map_err(|error| internal(&error))?;
+            let foreign = listed.iter().map(|instance| {
+                let Listed { instance, profile, placement, compute_slices, .. } = list(&divided, instance);
+                Foreign { instance, profile: Some(profile), placement, compute_slices }
+            });
+            fleet.set_foreign(gpu, foreign.collect()).map_err(|error| internal(&error))?;
+        }
+        let whole = divided.is_whole();
+        self.found.borrow_mut()[gpu] = divided.clone();
+        self.switching.borrow_mut().remove(&gpu);
+        if whole && self.parts.units.get(ordinal).is_none() {
+            self.parts.units.open(self.whole_unit(&divided));
+        }
+        self.look_around();
+        Ok(())
+    }
+
+    /// Whether nothing is on a GPU but instances that are being unmade, and will be soon.
+    pub(crate) fn is_closing(&self, gpu: usize) -> bool {
+        let fleet = self.fleet.borrow();
+        let mut here = fleet.units().filter(|unit| unit.gpu == gpu).peekable();
+        let soon = |unit: &sluice_placement::Unit| matches!(&unit.phase, Phase::Closing(destruction) if !destruction.is_quarantined());
+        here.peek().is_some() && here.all(soon)
+    }
+
+    /// Whether a GPU will be divided after its next reset, where that is not as it is now.
+    pub(crate) fn will_divide(&self, gpu: usize) -> Option<bool> {
+        let is_whole = self.device(gpu)?.is_whole();
+        self.switching.borrow().contains(&gpu).then_some(is_whole)
+    }
+
+    /// Looks whether GPUs that wait for a reset have had it.
+    pub(crate) async fn finish_switches(&self) {
+        let waiting: Vec<usize> = self.switching.borrow().iter().copied().collect();
+        for gpu in waiting {
+            let (Some(found), Some(inventory)) = (self.device(gpu), &self.parts.inventory) else { continue };
+            let _turn = self.turn(gpu).await;
+            let health = inventory.health(found.ordinal).await;
+            let over = health.is_ok_and(|health| {
+                health.mig.0 == health.mig.1 || (health.mig.0 == Switch::On) == found.is_whole()
+            });
+            if !over || !self.switching.borrow().contains(&gpu) {
+                continue;
+            }
+            match self.divide(gpu).await {
+                Ok(()) => {
+                    let divided = self.device(gpu).is_some_and(|found| !found.is_whole());
+                    let detail =
+                        format!("GPU {} is {}divided", found.ordinal, if divided { "" } else { "not " });
+                    self.parts.journal.note("gpu-mig-switched", None, detail);
+                }
+                Err(error) => tracing::error!("{} {:?}", error.message, error.cause),
+            }
+        }
     }
 
     /// Takes over what an earlier daemon wrote down and is still there.
@@ -794,7 +1106,8 @@ impl Placer {
         let plan = self.parts.checkpoint.objects().plan.clone();
         let mut listed = Vec::new();
         let mut unknown = Vec::new();
-        for (at, found) in self.found.iter().enumerate().filter(|(_, found)| !found.is_whole()) {
+        let all = self.found();
+        for (at, found) in all.iter().enumerate().filter(|(_, found)| !found.is_whole()) {
             let Some(inventory) = &self.parts.inventory else { continue };
             match inventory.instances(found.ordinal).await {
                 Ok(instances) => listed.extend(instances.iter().map(|instance| (found, *instance))),
@@ -811,7 +1124,7 @@ impl Placer {
             Ok(matches) => matches,
             Err(error) => {
                 tracing::error!("what was placed before is not taken over: {error}");
-                unknown.extend((0..self.found.len()).filter(|at| !self.found[*at].is_whole()));
+                unknown.extend((0..all.len()).filter(|at| !all[*at].is_whole()));
                 sluice_placement::Matches::default()
             }
         };
@@ -827,6 +1140,7 @@ impl Placer {
             *self.numbers.borrow_mut() = known.filter(|(unit, _)| fleet.unit(*unit).is_some()).collect();
         }
         *self.draining.borrow_mut() = plan.draining;
+        *self.draining_units.borrow_mut() = plan.draining_units;
         for (name, Home { unit, request }) in plan.homes {
             let still = self.parts.checkpoint.objects().vms.contains_key(&name);
             if still && self.fleet.borrow_mut().rejoin(unit, request.clone(), true).is_ok() {

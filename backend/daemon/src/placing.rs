@@ -3,16 +3,21 @@
 //! A VM is moved while it has no session: those that begin meanwhile wait for its new unit. What it had on the old one stays
 //! there, is swept, and is nobody's any more.
 
-use std::{rc::Rc, time::Duration};
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
-use sluice_placement::{Fleet, PlanError, Target, VmId, fleet::Relocation};
-use tokio::time::{MissedTickBehavior, interval};
+use sluice_placement::{Fleet, Pin, PlanError, Policy, VmId, fleet::Relocation};
+use sluice_protocol::inventory::Switch;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::{
     api::{
         error::{Code, Error},
         peer::Caller,
     },
+    inventory::AskError,
     placer::{Held, vm_id},
     registry::Registry,
     unit::Unit,
@@ -21,6 +26,11 @@ use crate::{
 
 /// How often it is looked whether what is to be emptied has become idle.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long who switches a GPU waits for its last instances to be unmade, and how often it is looked.
+const UNMADE: Duration = Duration::from_secs(12);
+const BRIEFLY: Duration = Duration::from_millis(20);
+/// How long who has something emptied waits for others who do.
+const BUSY: Duration = Duration::from_secs(5);
 /// Looks between two tries to unmake what could not be.
 const AUDIT: u32 = 60;
 
@@ -31,6 +41,7 @@ pub(crate) async fn serve(registry: Rc<Registry>) {
     for look in 1_u32.. {
         turn.tick().await;
         registry.empty_drained().await;
+        registry.placer.finish_switches().await;
         if look.is_multiple_of(AUDIT) {
             registry.placer.audit();
         }
@@ -54,9 +65,9 @@ impl Registry {
         self.placer.write().map_err(Error::storage)
     }
 
-    /// Finds a unit for a VM that has none: its own is gone, or it was made before there were any.
+    /// Finds a unit for a VM that has none: its own is gone, or it was made before there were any. Whoever asks for it keeps
+    /// others from changing the VM.
     pub(crate) async fn settle(&self, id: &str) -> Result<(), Error> {
-        let _turn = self.placer.turn().lock().await;
         if self.placer.unit_of(id).is_some() {
             return Ok(());
         }
@@ -83,9 +94,11 @@ impl Registry {
     /// Has a GPU emptied, or has it take VMs again. VMs leave it when they have no session.
     pub(crate) async fn drain_gpu(&self, caller: &Caller, gpu: u32, draining: bool) -> Result<(), Error> {
         caller.may_operate()?;
-        let known = self.placer.found().iter().any(|found| found.ordinal == gpu);
-        if !known {
-            return Err(Error::not_found("GPU", &gpu.to_string()));
+        let at = self.placer.found().iter().position(|found| found.ordinal == gpu);
+        let at = at.ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))?;
+        if !draining && self.placer.will_divide(at).is_some() {
+            let message = format!("GPU {gpu} waits for a reset; reset it, or switch it back first");
+            return Err(Error::new(Code::InUse, message));
         }
         if self.placer.is_draining(gpu) != draining {
             let (object, action) =
@@ -102,17 +115,115 @@ impl Registry {
         Ok(())
     }
 
-    /// Moves what can be moved from GPUs that are being emptied, and closes units that nobody is on.
+    /// Has an instance emptied, or has it take VMs again; one that is empty is unmade. Of a unit that is all of a GPU it is the
+    /// GPU that is emptied.
+    pub(crate) async fn drain_unit(&self, caller: &Caller, unit: u32, draining: bool) -> Result<(), Error> {
+        caller.may_operate()?;
+        let room = self.units.get(unit).ok_or_else(|| Error::not_found("unit", &unit.to_string()))?;
+        if room.place().is_whole() {
+            return self.drain_gpu(caller, room.place().device, draining).await;
+        }
+        if self.placer.is_alone_draining(unit) != draining {
+            let (object, action) =
+                (format!("units/{unit}"), if draining { "unit.drain" } else { "unit.readmit" });
+            self.trail.note(caller, action, &object, None::<()>, None).map_err(Error::storage)?;
+            self.placer.set_unit_draining(unit, draining).map_err(|error| {
+                self.trail.note_failure(caller, action, &object, &error.to_string());
+                Error::storage(error)
+            })?;
+            let kind = if draining { "unit-draining" } else { "unit-readmitted" };
+            self.journal.note(kind, None, format!("unit {unit}"));
+        }
+        self.empty_drained().await;
+        Ok(())
+    }
+
+    /// Switches the division of a GPU into instances on or off. It has to be empty, and drained, so that it stays so.
+    pub(crate) async fn switch_mig(&self, caller: &Caller, gpu: u32, on: bool) -> Result<(), Error> {
+        caller.may_operate()?;
+        let found = self.placer.found();
+        let at = found.iter().position(|found| found.ordinal == gpu);
+        let at = at.ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))?;
+        let will = self.placer.will_divide(at).unwrap_or(!found[at].is_whole());
+        if will == on {
+            return Ok(());
+        }
+        if self.configuration.has_vms_on(gpu) {
+            let message = format!(
+                "VMs of the configuration file are on GPU {gpu} while it is not divided; see vm-gpus"
+            );
+            return Err(Error::new(Code::Configured, message));
+        }
+        let health = match &self.inventory {
+            Some(inventory) => inventory.health(gpu).await,
+            None => Err(AskError::NOT_SUPPORTED),
+        };
+        match health {
+            Ok(health) if health.mig.0 != Switch::Absent => {}
+            Err(AskError::Silent) => {
+                let message = "the driver's management library does not answer now";
+                return Err(Error::new(Code::Unavailable, message));
+            }
+            _ => return Err(Error::contradiction(format!("GPU {gpu} cannot be divided"))),
+        }
+        if !self.placer.is_draining(gpu) {
+            let message = format!("GPU {gpu} is in use: drain it first, so that nobody comes to it");
+            return Err(Error::new(Code::InUse, message));
+        }
+        // Instances that are being unmade are in the way for a moment.
+        let start = Instant::now();
+        while self.placer.is_closing(at) && start.elapsed() < UNMADE {
+            sleep(BRIEFLY).await;
+        }
+        let (users, closing, foreign) = {
+            let fleet = self.placer.fleet();
+            let here = || fleet.units().filter(|unit| unit.gpu == at);
+            let members = here().flat_map(|unit| unit.members());
+            let users: Vec<_> = members.filter_map(|member| self.placer.name(member.request.vm)).collect();
+            (users, here().count(), fleet.gpus().get(at).map_or(0, |gpu| gpu.foreign().len()))
+        };
+        let in_use = match (&users[..], closing, foreign) {
+            ([], 0, 0) => None,
+            ([], 0, _) => {
+                Some(format!("it has {foreign} instances that are not of Sluice; unmake them first"))
+            }
+            ([], _, _) => Some("instances of it cannot be unmade, for somebody uses them".to_owned()),
+            (users, ..) => Some(format!("VMs are on it: {}", users.join(", "))),
+        };
+        if let Some(why) = in_use {
+            return Err(Error::new(Code::InUse, format!("GPU {gpu} is in use: {why}")));
+        }
+        let object = format!("gpus/{gpu}");
+        self.trail.note(caller, "gpu.mig", &object, Some(!on), Some(on)).map_err(Error::storage)?;
+        self.placer.switch(at, on).await.inspect_err(|error| {
+            self.trail.note_failure(caller, "gpu.mig", &object, &error.message);
+        })?;
+        let detail = match (on, self.placer.will_divide(at).is_some()) {
+            (true, false) => format!("GPU {gpu} is divided"),
+            (false, false) => format!("GPU {gpu} is not divided"),
+            (true, true) => format!("GPU {gpu} is divided from its next reset on"),
+            (false, true) => format!("GPU {gpu} is not divided from its next reset on"),
+        };
+        self.journal.note("gpu-mig-switched", None, detail);
+        Ok(())
+    }
+
+    /// Moves what can be moved from what is being emptied, and closes units that nobody is on.
     async fn empty_drained(&self) {
-        let _turn = self.placer.turn().lock().await;
-        for gpu in self.placer.drained() {
+        // Somebody else is at it, and does not get on: it is looked at again.
+        let Ok(_one) = timeout(BUSY, self.emptying.lock()).await else { return };
+        for target in self.placer.drained() {
             self.look_who_is_idle();
-            let plan = self.placer.fleet().drain(Target::Gpu(gpu));
+            let plan = self.placer.fleet().drain(target);
             for one in plan.moves {
+                let Some(name) = self.placer.name(one.vm) else { continue };
+                let lock = self.lock(&name);
+                // Something is being done to it: it is looked at again.
+                let Ok(_guard) = lock.try_lock() else { continue };
                 let moved = self.relocate(one.vm, |fleet| fleet.follow(&one)).await;
                 if let Err(error) = moved {
                     tracing::warn!(
-                        "a VM of a GPU that is being emptied stays: {} {:?}",
+                        "a VM of a unit that is being emptied stays: {} {:?}",
                         error.message,
                         error.cause
                     );
@@ -122,7 +233,7 @@ impl Registry {
         self.placer.tidy();
     }
 
-    fn look_who_is_idle(&self) {
+    pub(crate) fn look_who_is_idle(&self) {
         let members: Vec<VmId> = {
             let fleet = self.placer.fleet();
             fleet.units().flat_map(|unit| unit.members()).map(|member| member.request.vm).collect()
@@ -135,37 +246,59 @@ impl Registry {
     }
 
     /// A VM of the plan.
-    fn room(&self, vm: VmId) -> Option<(String, Rc<Vm>)> {
+    pub(crate) fn room(&self, vm: VmId) -> Option<(String, Rc<Vm>)> {
         let name = self.placer.name(vm)?;
         let known = self.find(&name)?;
         Some((name, self.roster.get(known.object.number)?))
     }
 
-    /// Moves a VM to the best other place there is for it.
-    pub(crate) async fn move_vm(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+    /// Moves a VM to the best other place there is for it, or the best of a kind or on a GPU.
+    pub(crate) async fn move_vm(
+        &self,
+        caller: &Caller,
+        id: &str,
+        kind: Option<Policy>,
+        gpu: Option<u32>,
+    ) -> Result<(), Error> {
         caller.may_operate()?;
+        let lock = self.lock(id);
+        let _guard = lock.lock().await;
         let (known, _) = self.see(caller, id)?;
         if known.configured {
-            let message = format!("VM {id} is of the configuration file, and on every whole device");
+            let message = format!("VM {id} is of the configuration file, and on every device of vm-gpus");
             return Err(Error::new(Code::Configured, message));
         }
-        let _turn = self.placer.turn().lock().await;
-        let request = self.placer.request(id, &known.object);
-        let decided = self.placer.fleet().decide_move(&request);
+        let mut request = self.placer.request(id, &known.object);
+        if let Some(kind) = kind {
+            if request.policy != Policy::Any && request.policy != kind {
+                let message = format!("the policy of VM {id} allows no unit of that kind");
+                return Err(Error::contradiction(message));
+            }
+            request.policy = kind;
+        }
+        if let Some(gpu) = gpu {
+            let at = self.placer.found().iter().position(|found| found.ordinal == gpu);
+            let at = at.ok_or_else(|| Error::contradiction(format!("there is no GPU {gpu}")))?;
+            if request.pin.is_some_and(|pin| pin.gpu != at) {
+                let message = format!("VM {id} was made to be on another GPU than {gpu}");
+                return Err(Error::contradiction(message));
+            }
+            request.pin = request.pin.or(Some(Pin { gpu: at, start: None }));
+        }
+        let decided = self.placer.decide_move(&request);
         let decision = decided.map_err(|refusal| {
             let message = format!("there is no other place for VM {id}");
             Error::new(Code::PlacementUnavailable, message).because(refusal)
         })?;
         self.trail.note(caller, "vm.move", &format!("vms/{id}"), None::<()>, None).map_err(Error::storage)?;
         let moved = self.relocate(vm_id(id), |fleet| fleet.relocate(vm_id(id), decision)).await;
-        self.placer.tidy();
         moved.inspect_err(|error| {
             self.trail.note_failure(caller, "vm.move", &format!("vms/{id}"), &error.message);
         })
     }
 
-    /// Moves a VM that has no session.
-    async fn relocate(
+    /// Moves a VM that has no session. Whoever asks for it keeps others from changing the VM.
+    pub(crate) async fn relocate(
         &self,
         vm: VmId,
         how: impl FnOnce(&mut Fleet) -> Result<Relocation, PlanError>,
@@ -177,6 +310,7 @@ impl Registry {
         }
         let moved = self.relocate_held(vm, &name, &room, how).await;
         room.let_go();
+        self.placer.tidy();
         moved
     }
 
@@ -187,6 +321,7 @@ impl Registry {
         room: &Vm,
         how: impl FnOnce(&mut Fleet) -> Result<Relocation, PlanError>,
     ) -> Result<(), Error> {
+        let _kept = self.placer.fleet().home(vm).map(|from| self.placer.keep(from));
         let relocation = {
             let mut fleet = self.placer.fleet_mut();
             fleet.set_idle(vm, true).and_then(|()| how(&mut fleet))
@@ -210,7 +345,6 @@ impl Registry {
                 if !self.placer.take_back(vm, relocation.from) {
                     room.put_on(None);
                 }
-                self.placer.tidy();
                 Err(error)
             }
         }

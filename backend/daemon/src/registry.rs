@@ -36,6 +36,7 @@ use crate::{
         objects::{Ancestor, Objects, Priority, Shares, SizeObject, VmObject},
     },
     trail::Trail,
+    unit::Unit,
     units::Units,
     usage::Usage,
     vm::{Phase, Vm},
@@ -73,6 +74,8 @@ pub(crate) struct Registry {
     pub(crate) configured: Objects,
     /// What of each VM is in its usage already.
     pub(crate) counted: RefCell<BTreeMap<u32, Counted>>,
+    /// One after the other moves VMs away from what is being emptied.
+    pub(crate) emptying: Mutex<()>,
     /// VMs something is being done to.
     pub(crate) locks: RefCell<BTreeMap<String, Rc<Mutex<()>>>>,
 }
@@ -131,7 +134,7 @@ impl Registry {
             }
             let known = Known { id, object, configured };
             let units = if configured {
-                Some(Rc::clone(self.units.fixed()))
+                Some(self.configured_units())
             } else {
                 self.placer.unit_of(&known.id).map(|unit| [unit].into())
             };
@@ -141,6 +144,15 @@ impl Registry {
                 tracing::error!("VM {} begins no session: {} {:?}", known.id, error.message, error.cause);
             }
         }
+    }
+
+    /// The units that VMs of the configuration file are on.
+    fn configured_units(&self) -> Rc<[Rc<Unit>]> {
+        let is_theirs = |unit: &Rc<Unit>| {
+            let place = unit.place();
+            place.is_whole() && self.configuration.has_vms_on(place.device)
+        };
+        self.units.iter().filter(is_theirs).collect()
     }
 
     /// Waits until every VM that is there has had its device, or cannot have one. Returns how many are served.
@@ -219,8 +231,7 @@ impl Registry {
     }
 
     async fn make_vm(&self, caller: &Caller, id: &str, mut wanted: VmObject) -> Result<(), Error> {
-        // Until its unit is there, nobody else has one made.
-        let turn = self.placer.turn().lock().await;
+        // From here on it has its number and its place: the unit may take its time, and others do not wait for it.
         wanted.number = self.number_for(id)?;
         wanted.created = crate::journal::now() / 1000;
         self.admit(id, &wanted)?;
@@ -254,7 +265,6 @@ impl Registry {
                 return Err(error);
             }
         };
-        drop(turn);
         fault::point("create-placed");
         let vm = self.roster.add(self.spec(&known.object), known.subject(), Some(units));
         let phase = timeout(START, vm.started()).await.unwrap_or(Phase::Starting);
@@ -431,16 +441,22 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes a unit back into service.
-    pub(crate) fn readmit_unit(&self, caller: &Caller, unit: u32) -> Result<(), Error> {
+    /// Takes a unit back into service that is quarantined, or being emptied.
+    pub(crate) async fn readmit_unit(&self, caller: &Caller, unit: u32) -> Result<(), Error> {
         caller.may_operate()?;
-        if !self.units.iter().any(|known| known.number() == unit) {
-            return Err(Error::not_found("unit", &unit.to_string()));
-        }
-        let object = format!("units/{unit}");
+        let room = self.units.get(unit).ok_or_else(|| Error::not_found("unit", &unit.to_string()))?;
         let Some(reason) = self.checkpoint.quarantine(unit) else {
-            return Err(Error::new(Code::NotFenced, format!("unit {unit} is not quarantined")));
+            let place = room.place();
+            let whole = place.is_whole() && self.placer.is_draining(place.device);
+            if whole || self.placer.is_alone_draining(unit) {
+                return self.drain_unit(caller, unit, false).await;
+            }
+            return Err(Error::new(
+                Code::NotFenced,
+                format!("unit {unit} is neither quarantined nor drained"),
+            ));
         };
+        let object = format!("units/{unit}");
         self.trail.note(caller, "unit.readmit", &object, Some(reason), None).map_err(Error::storage)?;
         self.checkpoint
             .lift_quarantine(unit)
@@ -759,7 +775,7 @@ impl Registry {
         Ok((known, vm))
     }
 
-    fn lock(&self, id: &str) -> Rc<Mutex<()>> {
+    pub(crate) fn lock(&self, id: &str) -> Rc<Mutex<()>> {
         let mut locks = self.locks.borrow_mut();
         // Of those nobody holds there is none but here.
         locks.retain(|_, lock| Rc::strong_count(lock) > 1);

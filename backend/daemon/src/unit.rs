@@ -75,6 +75,11 @@ impl Place {
         Self { device, instance: WHOLE, visible: Visible::Host }
     }
 
+    /// Whether it is all of a device.
+    pub(crate) const fn is_whole(&self) -> bool {
+        self.instance == WHOLE
+    }
+
     /// Whether what happens to an instance of a device happens to the unit.
     pub(crate) const fn is_hit(&self, device: u32, instance: u32) -> bool {
         self.device == device && (self.instance == instance || self.instance == WHOLE || instance == WHOLE)

@@ -1,4 +1,4 @@
-//! The units there are: those that were there at the start, and those that placement opens and closes.
+//! The units there are: whole devices, and the instances that placement opens and closes.
 //!
 //! Owns who keeps an arbiter running for each. A number is a unit's for as long as it is here; what a unit is for, and who is
 //! on it, is decided elsewhere.
@@ -7,99 +7,115 @@ use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
 use tokio::{
     sync::watch,
-    task::{JoinHandle, JoinSet, spawn_local},
+    task::{JoinSet, spawn_local},
 };
 
 use crate::unit::{Unit, UnitError};
 
 /// The units.
 #[derive(Debug, Default)]
-pub(crate) struct Units {
-    fixed: Rc<[Rc<Unit>]>,
-    opened: RefCell<BTreeMap<u32, Opened>>,
-}
+pub(crate) struct Units(RefCell<BTreeMap<u32, Served>>);
 
+/// A unit, and whoever keeps its arbiter running.
 #[derive(Debug)]
-struct Opened {
+struct Served {
     unit: Rc<Unit>,
     stop: watch::Sender<bool>,
-    serving: JoinHandle<Result<(), UnitError>>,
+    /// Closed when its arbiter is gone for good.
+    serving: watch::Receiver<()>,
 }
 
 impl Units {
-    /// Those that are there for good.
-    pub(crate) fn new(fixed: Vec<Rc<Unit>>) -> Rc<Self> {
-        Rc::new(Self { fixed: fixed.into(), opened: RefCell::default() })
-    }
-
-    /// Those that are there for good: whole devices.
-    pub(crate) fn fixed(&self) -> &Rc<[Rc<Unit>]> {
-        &self.fixed
-    }
-
     /// All of them, in the order of their numbers.
     pub(crate) fn iter(&self) -> std::vec::IntoIter<Rc<Unit>> {
-        let opened = self.opened.borrow();
-        let all = self.fixed.iter().chain(opened.values().map(|opened| &opened.unit));
-        all.cloned().collect::<Vec<_>>().into_iter()
+        let all = self.0.borrow();
+        all.values().map(|served| Rc::clone(&served.unit)).collect::<Vec<_>>().into_iter()
     }
 
     /// A unit by its number.
     pub(crate) fn get(&self, number: u32) -> Option<Rc<Unit>> {
-        self.iter().find(|unit| unit.number() == number)
+        self.0.borrow().get(&number).map(|served| Rc::clone(&served.unit))
     }
 
     /// All their numbers.
     pub(crate) fn numbers(&self) -> Vec<u32> {
-        self.iter().map(|unit| unit.number()).collect()
+        self.0.borrow().keys().copied().collect()
     }
 
-    /// Has arbiters run for those that are there for good.
+    /// Adds a unit that is there from the start, and has an arbiter run for it; `tasks` hears how that ends.
     pub(crate) fn serve(
         &self,
+        unit: Rc<Unit>,
         tasks: &mut JoinSet<Result<(), UnitError>>,
         stop: &watch::Receiver<bool>,
         give_up: bool,
     ) {
-        for unit in self.fixed.iter() {
-            tasks.spawn_local(Rc::clone(unit).serve(stop.clone(), give_up));
-        }
+        let mut everything_ends = stop.clone();
+        let (stop, serve) = self.add(unit, give_up);
+        tasks.spawn_local(async move {
+            let mut serve = std::pin::pin!(serve);
+            tokio::select! {
+                ended = &mut serve => return ended,
+                // Nobody is left to say so: then it ends, too.
+                _ = everything_ends.wait_for(|ends| *ends) => {}
+            }
+            stop.send_replace(true);
+            serve.await
+        });
     }
 
     /// Adds a unit, and has an arbiter run for it.
     pub(crate) fn open(&self, unit: Rc<Unit>) {
+        let number = unit.number();
+        let (_, serve) = self.add(unit, false);
+        spawn_local(async move {
+            if let Err(error) = serve.await {
+                tracing::error!("unit {number}: {error}");
+            }
+        });
+    }
+
+    fn add(
+        &self,
+        unit: Rc<Unit>,
+        give_up: bool,
+    ) -> (watch::Sender<bool>, impl Future<Output = Result<(), UnitError>> + use<>) {
         let (stop, stopping) = watch::channel(false);
-        let serving = spawn_local(Rc::clone(&unit).serve(stopping, false));
-        self.opened.borrow_mut().insert(unit.number(), Opened { unit, stop, serving });
+        let (served, serving) = watch::channel(());
+        let known = Served { unit: Rc::clone(&unit), stop: stop.clone(), serving };
+        self.0.borrow_mut().insert(unit.number(), known);
+        let serve = async move {
+            let ended = unit.serve(stopping, give_up).await;
+            drop(served);
+            ended
+        };
+        (stop, serve)
     }
 
-    /// Ends a unit that was opened, with its arbiter; returns when that is gone.
+    /// Ends a unit, with its arbiter; returns when that is gone.
     pub(crate) async fn close(&self, number: u32) {
-        let opened = self.opened.borrow_mut().remove(&number);
-        if let Some(opened) = opened {
-            opened.end().await;
+        let closed = self.0.borrow_mut().remove(&number);
+        if let Some(closed) = closed {
+            closed.end().await;
         }
     }
 
-    /// Ends all that were opened, at once.
+    /// Ends all of them, at once.
     pub(crate) async fn end(&self) {
-        let opened = std::mem::take(&mut *self.opened.borrow_mut());
-        for unit in opened.values() {
-            unit.stop.send_replace(true);
+        let all = std::mem::take(&mut *self.0.borrow_mut());
+        for served in all.values() {
+            served.stop.send_replace(true);
         }
-        for unit in opened.into_values() {
-            unit.end().await;
+        for served in all.into_values() {
+            served.end().await;
         }
     }
 }
 
-impl Opened {
-    async fn end(self) {
+impl Served {
+    async fn end(mut self) {
         self.stop.send_replace(true);
-        match self.serving.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!("{error}"),
-            Err(panic) => tracing::error!("unit {}: {panic}", self.unit.number()),
-        }
+        // It says nothing until it is gone.
+        while self.serving.changed().await.is_ok() {}
     }
 }

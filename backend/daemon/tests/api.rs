@@ -294,6 +294,11 @@ fn what_is_wrong_with_a_request_is_said() {
         ("POST", "/v1/vms/7/readmit", None, (409, "not-fenced")),
         ("POST", "/v1/units/0/readmit", None, (409, "not-fenced")),
         ("POST", "/v1/units/9/readmit", None, (404, "not-found")),
+        ("POST", "/v1/units/9/drain", None, (404, "not-found")),
+        ("PUT", "/v1/gpus/9/mig", Some(json!({ "enabled": true })), (404, "not-found")),
+        ("PUT", "/v1/gpus/0/mig", Some(json!({ "enabled": true })), (409, "configured")),
+        ("PUT", "/v1/gpus/0/mig", Some(json!({})), (400, "invalid-request")),
+        ("POST", "/v1/vms/7/move?kind=other", None, (400, "invalid-request")),
         ("GET", "/v1/units/x", None, (400, "invalid-request")),
         ("GET", "/v1/events?since=1", None, (400, "invalid-request")),
     ] {

@@ -15,7 +15,14 @@ struct Daemon {
 
 impl Daemon {
     fn start(place: &Place) -> Self {
+        Self::configured(place, "")
+    }
+
+    fn configured(place: &Place, file: &str) -> Self {
+        let config = place.directory.path().join("sluice.toml");
+        std::fs::write(&config, file).expect("a file");
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+        command.arg("--config").arg(config);
         command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
         command.arg("--driver").arg(place.driver()).args(["--units", "2", "--vm-numbers", "1:100"]);
         let log = std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned());
@@ -160,5 +167,62 @@ fn vms_leave_a_gpu_that_is_drained_when_they_have_no_session() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(place.api("POST", "/v1/gpus/0/readmit", None).body["state"], "open");
+    daemon.end();
+}
+
+// Promise: P20
+#[test]
+fn a_strict_vm_has_a_gpu_that_vms_of_the_file_are_not_on() {
+    let place = Place::new();
+    let strict = |gpu: Option<u32>| {
+        let mut placement = json!({ "isolation": "strict" });
+        if let Some(gpu) = gpu {
+            placement["gpu"] = gpu.into();
+        }
+        json!({ "placement": placement })
+    };
+    let daemon = Daemon::configured(&place, "[[vm]]\nid = 200\ndirect = true\n");
+    let refused = put(&place, "alone", &strict(None));
+    assert_eq!(
+        (refused.status, &refused.body["code"]),
+        (409, &"placement-unavailable".into()),
+        "{refused:?}"
+    );
+    daemon.end();
+
+    let daemon = Daemon::configured(&place, "vm-gpus = [0]\n[[vm]]\nid = 200\ndirect = true\n");
+    let file = place.api("GET", "/v1/vms/200", None).body;
+    let units: Vec<_> = file["units"].as_array().expect("units").iter().map(|unit| &unit["unit"]).collect();
+    assert_eq!(units, [&Value::from(0)], "{file}");
+    assert_eq!(put(&place, "alone", &strict(Some(0))).status, 409);
+    let made = put(&place, "alone", &strict(None));
+    assert_eq!((made.status, &made.body["placed"]["unit"]), (201, &1.into()), "{made:?}");
+    // Nobody comes to it.
+    assert_eq!(put(&place, "other", &json!({ "memory_bytes": 64 << 20 })).body["placed"]["unit"], 0);
+    daemon.end();
+}
+
+/// What an arbiter does not have to lend is promised to nobody, whatever the driver says that the device has.
+// Promise: P11
+#[test]
+fn capacity_is_what_can_be_lent() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place);
+    assert_eq!(put(&place, "a", &json!({ "memory_bytes": 64 << 20 })).status, 201);
+    let lends = until(
+        || place.api("GET", "/v1/units/0", None).body["memory"].clone(),
+        |memory| memory["total_bytes"].is_u64(),
+    );
+    let capacity = place.api("GET", "/v1/capacity", None).body;
+    let room = capacity["shared"][0]["memory_bytes"].as_u64().expect("room");
+    let total = lends["total_bytes"].as_u64().expect("a total");
+    assert!(room <= total, "{room} bytes are promised of {total}");
+    let more = json!({ "memory_bytes": room.next_multiple_of(2 << 20) + (64 << 20), "guaranteed_bytes": 2 << 20, "placement": { "gpu": 0 } });
+    let refused = put(&place, "more", &more);
+    assert_eq!(
+        (refused.status, &refused.body["code"]),
+        (409, &"placement-unavailable".into()),
+        "{refused:?}"
+    );
     daemon.end();
 }

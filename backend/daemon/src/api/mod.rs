@@ -74,10 +74,12 @@ fn parts() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(v1::units::gpu))
         .routes(routes!(v1::units::drain_gpu))
         .routes(routes!(v1::units::readmit_gpu))
+        .routes(routes!(v1::units::switch_mig))
         .routes(routes!(v1::capacity::capacity))
         .routes(routes!(v1::capacity::would_fit))
         .routes(routes!(v1::units::list))
         .routes(routes!(v1::units::get))
+        .routes(routes!(v1::units::drain))
         .routes(routes!(v1::units::readmit))
         .routes(routes!(v1::tree::list_organisations))
         .routes(routes!(

@@ -42,6 +42,9 @@ pub(crate) struct Plan {
     pub(crate) homes: BTreeMap<String, Home>,
     /// GPUs that are being emptied.
     pub(crate) draining: BTreeSet<u32>,
+    /// Instances that are being emptied, by the numbers of their units. Versions before it knew no such thing.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) draining_units: BTreeSet<u32>,
 }
 
 /// Where a VM is, and what it had asked for.

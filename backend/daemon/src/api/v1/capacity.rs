@@ -103,8 +103,9 @@ impl Registry {
     fn capacity(&self) -> Capacity {
         self.placer.look_around();
         let fleet = self.placer.fleet();
+        let found = self.placer.found();
         let name = |profile: u32| {
-            let mut names = self.placer.found().iter().filter_map(|found| found.kinds.get(&profile));
+            let mut names = found.iter().filter_map(|found| found.kinds.get(&profile));
             names.next().cloned()
         };
         let free = fleet.gpus().iter().enumerate().filter(|(at, gpu)| {
@@ -172,7 +173,7 @@ impl Registry {
                     };
                     let refusal = fleet.reserve(&request, decision).err().map(|error| error.to_string());
                     Fit {
-                        gpu: gpu.and_then(|gpu| Some(self.placer.found().get(gpu)?.ordinal)),
+                        gpu: gpu.and_then(|gpu| Some(self.placer.device(gpu)?.ordinal)),
                         kind: spot.map(|spot| super::units::UnitKind::of(spot != Spot::Whole)),
                         unit,
                         start,

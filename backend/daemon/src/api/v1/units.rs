@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use axum::{Json, extract::State};
-use serde::Serialize;
+use axum::{Json, extract::State, http::StatusCode};
+use serde::{Deserialize, Serialize};
 use sluice_placement::Standing;
 use sluice_protocol::inventory::{WHOLE, uuid_text};
 use tokio::time::timeout;
@@ -14,7 +14,7 @@ use crate::{
     api::{
         Api,
         error::{ChangeErrors, Error, Errors},
-        extract::Number,
+        extract::{Body, Number},
         peer::Caller,
     },
     placer::Found,
@@ -38,6 +38,9 @@ pub(crate) struct Gpu {
     numa_node: Option<u32>,
     /// Whether it is divided into instances.
     mig: bool,
+    /// Whether it is from its next reset on, where that is another. Until then nobody uses it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mig_pending: Option<bool>,
     /// Whether VMs come to it.
     state: GpuState,
     /// Its units.
@@ -106,7 +109,7 @@ pub(crate) struct Unit {
 }
 
 /// What a unit is.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum UnitKind {
     /// A whole GPU, shared by time-slice.
@@ -129,6 +132,8 @@ pub(crate) enum UnitState {
     Starting,
     /// It lends.
     Lending,
+    /// It lends to those that are there, none comes, and they move away when they have no session.
+    Draining,
     /// It is out of service until an operator says otherwise.
     Quarantined,
 }
@@ -160,7 +165,7 @@ pub(crate) struct Units {
 impl Registry {
     fn show_gpus(&self) -> Vec<Gpu> {
         let fleet = self.placer.fleet();
-        let show = |(at, found): (usize, &Found)| {
+        let show = |(at, found): (usize, &Rc<Found>)| {
             let planned = fleet.gpus().get(at);
             let units = self.units.iter().filter(|unit| unit.place().device == found.ordinal);
             Gpu {
@@ -169,6 +174,7 @@ impl Registry {
                 name: found.name.clone(),
                 numa_node: found.node,
                 mig: !found.is_whole(),
+                mig_pending: self.placer.will_divide(at),
                 state: match planned.map(|gpu| gpu.standing) {
                     _ if found.is_whole() && self.checkpoint.quarantine(found.ordinal).is_some() => {
                         GpuState::Quarantined
@@ -210,6 +216,7 @@ impl Registry {
             vms: spotted.map_or(0, |spotted| u32::try_from(spotted.members).unwrap_or(u32::MAX)),
             state: match (&reason, unit.lendable()) {
                 (Some(_), _) => UnitState::Quarantined,
+                (None, _) if self.placer.is_unit_draining(unit) => UnitState::Draining,
                 (None, Some(_)) => UnitState::Lending,
                 (None, None) => UnitState::Starting,
             },
@@ -296,6 +303,34 @@ pub(crate) async fn readmit_gpu(
     api.bridge.call(readmit).await.map(Json)
 }
 
+/// Whether a GPU is to be divided.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Division {
+    /// Whether it is to be divided into instances.
+    enabled: bool,
+}
+
+/// Switches a GPU to MIG mode, or out of it.
+///
+/// It must be drained and empty. Where the driver can switch only with a reset, `mig_pending` says what comes, and nobody uses the GPU
+/// until the operator has reset it; then it goes on by itself. It stays drained until it is readmitted.
+#[utoipa::path(put, path = "/v1/gpus/{gpu}/mig", tag = "units", operation_id = "put_gpu_mig", request_body = Division,
+    params(("gpu" = u32, Path, description = "Its ordinal")),
+    responses((status = 200, body = Gpu), ChangeErrors))]
+pub(crate) async fn switch_mig(
+    State(api): State<Api>,
+    caller: Caller,
+    Number(gpu): Number,
+    Body(division): Body<Division>,
+) -> Result<Json<Gpu>, Error> {
+    let switch = move |registry: Rc<Registry>| async move {
+        registry.switch_mig(&caller, gpu, division.enabled).await?;
+        registry.show_gpu(gpu)
+    };
+    api.bridge.call(switch).await.map(Json)
+}
+
 /// Lists placement units.
 #[utoipa::path(get, path = "/v1/units", tag = "units", operation_id = "list_units",
     responses((status = 200, body = Units), Errors))]
@@ -327,7 +362,24 @@ pub(crate) async fn get(
     api.bridge.call(get).await.map(Json)
 }
 
-/// Takes a quarantined unit back into service.
+/// Has a unit emptied.
+///
+/// No VM comes to it any more, and each that is there moves to another as soon as it has no session, if there is a place for it. Its guest
+/// notices nothing. An instance that is empty is unmade. A unit that is all of a GPU is drained with it.
+#[utoipa::path(post, path = "/v1/units/{unit}/drain", tag = "units", operation_id = "drain_unit",
+    params(("unit" = u32, Path, description = "Its number")),
+    responses((status = 204, description = "Nothing comes to it any more"), ChangeErrors))]
+pub(crate) async fn drain(
+    State(api): State<Api>,
+    caller: Caller,
+    Number(unit): Number,
+) -> Result<StatusCode, Error> {
+    // When it is answered the unit may be gone.
+    let drain = move |registry: Rc<Registry>| async move { registry.drain_unit(&caller, unit, true).await };
+    api.bridge.call(drain).await.map(|()| StatusCode::NO_CONTENT)
+}
+
+/// Takes a unit back into service that is quarantined, or else one that is drained.
 #[utoipa::path(post, path = "/v1/units/{unit}/readmit", tag = "units", operation_id = "readmit_unit",
     params(("unit" = u32, Path, description = "Its number")),
     responses((status = 200, body = Unit), ChangeErrors))]
@@ -337,7 +389,7 @@ pub(crate) async fn readmit(
     Number(unit): Number,
 ) -> Result<Json<Unit>, Error> {
     let readmit = move |registry: Rc<Registry>| async move {
-        registry.readmit_unit(&caller, unit)?;
+        registry.readmit_unit(&caller, unit).await?;
         registry.find_unit(&caller, unit)
     };
     api.bridge.call(readmit).await.map(Json)

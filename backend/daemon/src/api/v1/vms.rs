@@ -1,18 +1,20 @@
 //! `/v1/vms`: VMs.
 
+#![expect(unused_qualifications, reason = "what the macro makes of parameters of both kinds")]
+
 use std::{rc::Rc, time::Duration};
 
 use axum::{Json, extract::State, http::StatusCode};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::status;
 use crate::{
     api::{
         Api,
         error::{ChangeErrors, Error, Errors},
-        extract::{Body, Id, objects_of, optional_object},
+        extract::{Asked, Body, Id, objects_of, optional_object},
         peer::Caller,
     },
     fence::Step,
@@ -766,16 +768,38 @@ pub(crate) async fn drain(State(api): State<Api>, caller: Caller, Id(id): Id) ->
     api.bridge.call(drain).await.map(Json)
 }
 
+/// Where a VM is to go.
+#[derive(Clone, Copy, Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Where {
+    /// What its unit is to be: `mig` for an instance of its own, `time-slice` for a GPU or an instance that is shared. Its policy must
+    /// allow it.
+    kind: Option<super::units::UnitKind>,
+    /// The GPU. It is not kept to it later.
+    gpu: Option<u32>,
+}
+
 /// Moves a VM to another unit.
 ///
 /// It must have no session; its next one begins on the other unit, and its guest notices nothing. The place is the best that there
-/// is beside its own.
+/// is beside its own, of those that are asked for.
 #[utoipa::path(post, path = "/v1/vms/{id}/move", tag = "VMs", operation_id = "move_vm",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"),
+        Where),
     responses((status = 200, body = Vm), ChangeErrors))]
-pub(crate) async fn relocate(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<Json<Vm>, Error> {
+pub(crate) async fn relocate(
+    State(api): State<Api>,
+    caller: Caller,
+    Id(id): Id,
+    Asked(there): Asked<Where>,
+) -> Result<Json<Vm>, Error> {
+    let kind = there.kind.map(|kind| match kind {
+        super::units::UnitKind::Mig => sluice_placement::Policy::Mig,
+        super::units::UnitKind::TimeSlice => sluice_placement::Policy::TimeSlice,
+    });
     let relocate = move |registry: Rc<Registry>| async move {
-        registry.move_vm(&caller, &id).await?;
+        registry.move_vm(&caller, &id, kind, there.gpu).await?;
         registry.show_vm(&caller, &id)
     };
     api.bridge.call(relocate).await.map(Json)

@@ -1,0 +1,324 @@
+//! A host as a service has it: `sluiced` without a VM of its own, asked by its management API, on software H100s.
+//!
+//! Where a service manager keeps its sockets ([`Keeper`]), a daemon that is killed is followed by one that goes on.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::direct::PATIENCE;
+use crate::keeper::Keeper;
+use crate::management;
+use crate::paths::Binaries;
+use crate::process::{Background, kill};
+
+/// What a host has.
+#[derive(Debug)]
+pub struct Options<'a> {
+    /// GPUs.
+    pub gpus: u32,
+    /// Whether they are in MIG mode when they are new.
+    pub mig: bool,
+    /// The configuration file.
+    pub file: &'a str,
+    /// Whether somebody keeps the daemon's sockets.
+    pub kept: bool,
+}
+
+impl Default for Options<'_> {
+    fn default() -> Self {
+        Self { gpus: 1, mig: true, file: "", kept: false }
+    }
+}
+
+/// A running host.
+#[derive(Debug)]
+pub struct Host {
+    daemon: Option<Background>,
+    program: PathBuf,
+    keeper: Option<Keeper>,
+    variables: Vec<(&'static str, String)>,
+    binaries: Binaries,
+    folder: TempDir,
+    device: TempDir,
+}
+
+impl Host {
+    /// Starts one; it is ready.
+    ///
+    /// # Errors
+    /// When a program is missing or the daemon does not become ready.
+    pub fn start(options: &Options<'_>) -> Result<Self> {
+        let binaries = Binaries::locate()?;
+        let folder = tempfile::tempdir().context("a folder for sockets")?;
+        let device = tempfile::tempdir_in("/dev/shm").context("a folder for a device")?;
+        let libraries = folder.path().join("lib");
+        std::fs::create_dir(&libraries)?;
+        symlink(binaries.get("libsluice_guest.so")?, libraries.join("libcuda.so.1"))?;
+        for needed in
+            ["sluice-arbiter", "sluice-inventory", "sluice-device", "sluice-worker", "sluice-launcher"]
+        {
+            binaries.get(needed)?;
+        }
+        std::fs::write(folder.path().join("sluice.toml"), options.file)?;
+        let keeper = options.kept.then(|| Keeper::new(&folder.path().join("notify.sock"))).transpose()?;
+        let variables = vec![
+            ("SLUICE_SOFTGPU_STATE", device.path().display().to_string()),
+            ("SLUICE_SOFTGPU_SCALE", "128".to_owned()),
+            ("SLUICE_SOFTGPU_DEVICES", options.gpus.to_string()),
+            ("SLUICE_SOFTGPU_MODEL", "H100-80".to_owned()),
+            ("SLUICE_SOFTGPU_MIG", u8::from(options.mig).to_string()),
+        ];
+        let program = binaries.get("sluiced")?;
+        let mut host = Self { daemon: None, program, keeper, variables, binaries, folder, device };
+        host.launch()?;
+        Ok(host)
+    }
+
+    fn launch(&mut self) -> Result<()> {
+        let mut command = match &self.keeper {
+            Some(keeper) => keeper.command(&self.program),
+            None => Command::new(&self.program),
+        };
+        let folder = self.folder.path();
+        command.arg("--config").arg(folder.join("sluice.toml"));
+        command.arg("--runtime-dir").arg(folder.join("run")).arg("--libexec").arg(self.binaries.folder());
+        command.arg("--driver").arg(self.binaries.get("libsoftgpu_cuda.so")?);
+        command.arg("--nvml").arg(self.binaries.get("libsoftgpu_nvml.so")?).args(["--vm-numbers", "1:100"]);
+        command.envs(self.variables.iter().map(|(name, value)| (name, value))).env("SLUICE_LOG", "info");
+        self.daemon = Some(Background::start("sluiced", &mut command, &folder.join("log"))?);
+        self.wait_for("it is ready", |host| Ok(host.api("GET", "/readyz", None)?.0 == 200))
+    }
+
+    /// Ends the daemon as a crash does, and starts the next.
+    ///
+    /// # Errors
+    /// When that does not become ready.
+    pub fn restart(&mut self) -> Result<()> {
+        // It is killed, and gone before the next begins.
+        if let Some(daemon) = self.daemon.take() {
+            kill(daemon.id());
+        }
+        self.launch()
+    }
+
+    /// Has the daemon hand over to another binary: a copy of itself.
+    ///
+    /// # Errors
+    /// When it does not end, or the next does not become ready.
+    pub fn upgrade_to_copy(&mut self) -> Result<()> {
+        let copy = self.folder.path().join("sluiced");
+        std::fs::copy(&self.program, &copy).context("a copy of sluiced")?;
+        self.end_with(Signal::USR1)?;
+        self.program = copy;
+        self.launch()
+    }
+
+    /// Ends the daemon in order, with all that it has started.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn stop(mut self) -> Result<()> {
+        self.end_with(Signal::TERM)
+    }
+
+    fn end_with(&mut self, signal: Signal) -> Result<()> {
+        let Some(mut daemon) = self.daemon.take() else { return Ok(()) };
+        let process = Pid::from_raw(daemon.id().cast_signed()).context("a process")?;
+        kill_process(process, signal).context("a signal")?;
+        ensure!(daemon.wait(PATIENCE)?.is_some(), "sluiced does not end\n{}", daemon.printed());
+        Ok(())
+    }
+
+    /// What the daemon has printed.
+    #[must_use]
+    pub fn printed(&self) -> String {
+        self.daemon.as_ref().map(Background::printed).unwrap_or_default()
+    }
+
+    /// Waits until something is so; what cannot be asked is not so yet.
+    ///
+    /// # Errors
+    /// When it does not become so in time.
+    pub fn wait_for(&self, what: &str, wanted: impl Fn(&Self) -> Result<bool>) -> Result<()> {
+        let start = Instant::now();
+        while !wanted(self).unwrap_or(false) {
+            ensure!(start.elapsed() < PATIENCE, "not in time: {what}\n{}", self.printed());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Asks the management API: the status and the body of its answer.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub fn api(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
+        management::ask(&self.folder.path().join("run/api.sock"), method, path, body)
+    }
+
+    /// Makes a VM with a placement.
+    ///
+    /// # Errors
+    /// When it is not made.
+    pub fn put(&self, vm: &str, placement: &Value) -> Result<Value> {
+        self.put_with(vm, json!({ "placement": placement }))
+    }
+
+    /// Makes a VM.
+    ///
+    /// # Errors
+    /// When it is not made.
+    pub fn put_with(&self, vm: &str, mut wanted: Value) -> Result<Value> {
+        wanted["direct"] = true.into();
+        let (status, vm) = self.api("PUT", &format!("/v1/vms/{vm}"), Some(&wanted))?;
+        ensure!(status == 201, "{vm}\n{}", self.printed());
+        Ok(vm)
+    }
+
+    /// Asks for something that is to be done, and is.
+    ///
+    /// # Errors
+    /// When it is not done.
+    pub fn done(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let (status, answer) = self.api(method, path, body)?;
+        ensure!((200..300).contains(&status), "{method} {path}: {status} {answer}\n{}", self.printed());
+        Ok(answer)
+    }
+
+    /// Asks for something that is refused.
+    ///
+    /// # Errors
+    /// When it is not refused with that code.
+    pub fn refused(&self, method: &str, path: &str, body: Option<&Value>, code: &str) -> Result<Value> {
+        let (_, answer) = self.api(method, path, body)?;
+        ensure!(answer["code"] == code, "{method} {path}: {answer}\n{}", self.printed());
+        Ok(answer)
+    }
+
+    /// Has a GPU emptied, and waits until it is.
+    ///
+    /// # Errors
+    /// When it does not become empty in time.
+    pub fn empty(&self, gpu: u32) -> Result<()> {
+        self.done("POST", &format!("/v1/gpus/{gpu}/drain"), None)?;
+        self.wait_for("it is empty", |host| {
+            let units = host.units()?;
+            Ok(units.iter().all(|unit| unit["gpu"] != gpu || (unit["kind"] != "mig" && unit["vms"] == 0)))
+        })
+    }
+
+    /// Switches a GPU to MIG mode, or out of it.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn switch(&self, gpu: u32, on: bool) -> Result<Value> {
+        self.done("PUT", &format!("/v1/gpus/{gpu}/mig"), Some(&json!({ "enabled": on })))
+    }
+
+    /// How many instances of each kind could still be made.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub fn capacity(&self) -> Result<Value> {
+        let (_, capacity) = self.api("GET", "/v1/capacity", None)?;
+        Ok(capacity["instances"].clone())
+    }
+
+    /// How many instances of one slice could still be made.
+    ///
+    /// # Errors
+    /// When nobody says.
+    pub fn slices(&self) -> Result<u64> {
+        let capacity = self.capacity()?;
+        let one = capacity.as_array().and_then(|all| all.iter().find(|one| one["name"] == "1g.10gb"));
+        one.and_then(|one| one["count"].as_u64()).with_context(|| capacity.to_string())
+    }
+
+    /// Has calls of a device's management library fail or hang, or none.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn fault(&self, gpu: u32, lines: &str) -> Result<()> {
+        std::fs::write(self.device.path().join(format!("gpu{gpu}/faults")), lines).context("faults")
+    }
+
+    /// Units.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub fn units(&self) -> Result<Vec<Value>> {
+        let (_, units) = self.api("GET", "/v1/units", None)?;
+        Ok(units["units"].as_array().context("units")?.clone())
+    }
+
+    /// A program in a VM that has taken all memory it could have.
+    ///
+    /// # Errors
+    /// When it cannot be started, or does not say what it sees.
+    pub fn holder(&self, program: &Path, vm: &Value, pattern: u32) -> Result<Holder> {
+        let mut command = Command::new(program);
+        command.arg(pattern.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env("LD_LIBRARY_PATH", self.folder.path().join("lib")).env("SLUICE_TRANSPORT", "direct");
+        command.env("SLUICE_SOCKET", vm["connect"]["socket"].as_str().context("a socket")?);
+        let mut child = command.spawn().context("starting a program")?;
+        let input = child.stdin.take().context("piped")?;
+        let output = BufReader::new(child.stdout.take().context("piped")?);
+        let mut holder = Holder { child, input, output, total: 0, multiprocessors: 0, held: 0 };
+        let seen = holder.line()?;
+        let numbers: Vec<u64> =
+            seen.split(' ').map(str::parse).collect::<Result<_, _>>().with_context(|| seen.clone())?;
+        let [1, total, multiprocessors] = numbers[..] else { anyhow::bail!("{seen}") };
+        let held = holder.line()?;
+        let held = held.strip_prefix("holding ").with_context(|| held.clone())?.parse()?;
+        (holder.total, holder.multiprocessors, holder.held) = (total, multiprocessors, held);
+        Ok(holder)
+    }
+}
+
+/// A program in a VM that has taken all memory it could have.
+#[derive(Debug)]
+pub struct Holder {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    /// Bytes that it is told there are.
+    pub total: u64,
+    /// Multiprocessors that it is told there are.
+    pub multiprocessors: u64,
+    /// Bytes that it has taken.
+    pub held: u64,
+}
+
+impl Holder {
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    /// Has it look at its memory.
+    ///
+    /// # Errors
+    /// When it does not find what it should.
+    pub fn look(&mut self) -> Result<()> {
+        self.input.write_all(b"\n")?;
+        let line = self.line()?;
+        ensure!(line == "as it should be", "{line}");
+        Ok(())
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,74 @@
+//! A daemon that follows another while programs compute, with all its real processes: a service manager keeps the sockets, and
+//! nobody notices.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use sluice_tests::managed::{Host, Options};
+use sluice_tests::programs;
+
+const MIB: u64 = 1 << 20;
+
+/// All that a daemon has to find again: who runs for a VM, and where.
+fn whole(host: &Host, vm: &str) -> Result<Value> {
+    let vm = host.done("GET", &format!("/v1/vms/{vm}"), None)?;
+    let unit = host.done("GET", &format!("/v1/units/{}", vm["placed"]["unit"]), None)?;
+    let daemon = host.done("GET", "/v1/host", None)?;
+    Ok(json!({
+        "device": vm["device_process"],
+        "sessions": vm["sessions"],
+        "fence": vm["fence"],
+        "placed": vm["placed"],
+        "arbiter": unit["arbiter_process"],
+        "instance": unit["uuid"],
+        "launcher": daemon["launcher_process"],
+    }))
+}
+
+/// A program computes with all the memory of its VM while the daemon is killed and another follows, and while it hands over to
+/// another binary. Then a fence ends it, and the VM can be used again and deleted.
+fn goes_on(mig: bool, placement: &Value) -> Result<()> {
+    let program = programs::hostile("instance")?;
+    let mut host = Host::start(&Options { mig, kept: true, ..Options::default() })?;
+    let wanted = json!({ "memory_bytes": 64 * MIB, "placement": placement });
+    let (a, b) = (host.put_with("a", wanted.clone())?, host.put_with("b", wanted)?);
+    let mut running = host.holder(&program, &a, 5)?;
+    running.look()?;
+    let before = whole(&host, "a")?;
+    ensure!(before["sessions"].as_array().is_some_and(|all| all.len() == 1), "{before}");
+    let first = host.done("GET", "/v1/host", None)?["process"].clone();
+
+    host.restart().context("after a kill")?;
+    ensure!(whole(&host, "a")? == before, "{before} {}", whole(&host, "a")?);
+    running.look().context("after a kill")?;
+    host.upgrade_to_copy().context("after an upgrade")?;
+    ensure!(whole(&host, "a")? == before, "{before} {}", whole(&host, "a")?);
+    running.look().context("after an upgrade")?;
+    ensure!(host.done("GET", "/v1/host", None)?["process"] != first, "it is the same daemon");
+
+    // What is new goes on, too.
+    host.holder(&program, &b, 6)?.look()?;
+    host.done("POST", "/v1/vms/a/fence", Some(&json!({})))?;
+    ensure!(running.look().is_err(), "a program of a fenced VM goes on");
+    drop(running);
+    host.done("POST", "/v1/vms/a/readmit", None)?;
+    let again = whole(&host, "a")?;
+    ensure!(again["device"] == before["device"] && again["arbiter"] == before["arbiter"], "{before} {again}");
+    host.holder(&program, &a, 7)?.look()?;
+    for vm in ["a", "b"] {
+        host.done("DELETE", &format!("/v1/vms/{vm}"), None)?;
+    }
+    host.wait_for("nobody is on a unit", |host| Ok(host.units()?.iter().all(|unit| unit["vms"] == 0)))?;
+    host.stop()
+}
+
+// Promise: A11
+#[test]
+fn a_program_on_a_whole_gpu_notices_nothing_of_a_daemon_that_is_followed() -> Result<()> {
+    goes_on(false, &json!({ "policy": "time-slice" }))
+}
+
+// Promise: A11
+#[test]
+fn a_program_on_an_instance_notices_nothing_of_a_daemon_that_is_followed() -> Result<()> {
+    goes_on(true, &json!({ "policy": "mig" }))
+}
