@@ -95,6 +95,8 @@ enum Command {
     Move(place::Move),
     /// Switch a GPU that is drained and empty to MIG mode, or out of it
     Mig(place::Mig),
+    /// Show what load is expected, and which VMs had better be on other units
+    Suggestions(place::Suggestions),
     /// List GPUs
     Gpus(look::Asked),
     /// List placement units: what they are, and what of them is lent
@@ -193,6 +195,7 @@ fn ask(command: &Command) -> Result<()> {
         Command::Drain(arguments) => vms::drain(arguments),
         Command::Move(arguments) => place::relocate(arguments),
         Command::Mig(arguments) => place::mig(arguments),
+        Command::Suggestions(arguments) => place::suggestions(arguments),
         Command::Gpus(arguments) => look::gpus(arguments),
         Command::Units(arguments) => look::units(arguments),
         Command::Organisation(command) => tree::organisation(command),

@@ -1,11 +1,11 @@
-//! Where VMs are: `sluice move, mig`.
+//! Where VMs are: `sluice move, mig, suggestions`.
 
 use anyhow::Result;
 use serde_json::json;
 
 use crate::{
-    api::Api,
-    table::text,
+    api::{Api, plain},
+    table::{Table, items, text},
     vms::path,
 };
 
@@ -32,6 +32,12 @@ pub(crate) struct Mig {
     /// Whether it is to be divided
     #[arg(value_parser = ["on", "off"])]
     mode: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Suggestions {
+    #[command(flatten)]
+    api: Api,
 }
 
 /// Moves a VM that has no session.
@@ -62,5 +68,45 @@ pub(crate) fn mig(arguments: &Mig) -> Result<()> {
                 format!("GPU {number} is {}; it takes VMs when it is readmitted", divided(gpu["mig"] == true))
             }
         }
+    })
+}
+
+/// Says which VMs had better be on other units.
+pub(crate) fn suggestions(arguments: &Suggestions) -> Result<()> {
+    let answer = arguments.api.get("/v1/placement/suggestions")?;
+    arguments.api.print(&answer, |answer| {
+        if answer["policy"] == "off" {
+            return "load is not looked at: the setting `rebalance` is off".to_owned();
+        }
+        let percent = |value: &serde_json::Value| format!("{:.0} %", value.as_f64().unwrap_or(0.0) * 100.0);
+        let mut units = Table::new(&[">UNIT", ">GPU TIME", ">EXPECTED", ">MEMORY", ">EXPECTED"]);
+        for unit in items(&answer["units"]) {
+            let ratio = |field: &str| percent(&unit[field]);
+            units.row([
+                text(&unit["unit"]),
+                ratio("gpu_time_ratio"),
+                ratio("gpu_time_ratio_ahead"),
+                ratio("memory_ratio"),
+                ratio("memory_ratio_ahead"),
+            ]);
+        }
+        let mut moves = Table::new(&["VM", ">FROM", ">TO GPU", "KIND", ">UNIT", "NOW", ">GAIN", "WHY"]);
+        for one in items(&answer["suggestions"]) {
+            let to = &one["to"];
+            moves.row([
+                text(&one["vm"]),
+                text(&one["from"]),
+                text(&to["gpu"]),
+                text(&to["kind"]),
+                text(&to["unit"]),
+                if one["idle"] == true { "yes" } else { "when idle" }.to_owned(),
+                percent(&one["gain_ratio"]),
+                one["why"].as_str().map(plain).unwrap_or_default(),
+            ]);
+        }
+        if items(&answer["suggestions"]).is_empty() {
+            return format!("{units}\nnothing would be better elsewhere\n");
+        }
+        format!("{units}\n{moves}")
     })
 }

@@ -152,6 +152,7 @@ fn the_tree_sizes_and_usage_are_shown() {
     assert!(service.said(&["usage"]).contains("host"));
     assert!(service.said(&["units"]).contains("lending"));
     assert!(service.said(&["gpus"]).starts_with("GPU"));
+    assert!(service.said(&["suggestions"]).contains("`rebalance` is off"));
     assert!(service.said(&["drain", "--gpu", "0"]).contains("GPU 0 is draining"));
     assert!(service.said(&["gpus"]).contains("draining"));
     assert!(service.said(&["readmit", "--unit", "0"]).contains("unit 0 is lending"));

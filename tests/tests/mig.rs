@@ -216,3 +216,30 @@ fn an_idle_vm_moves_between_mig_and_time_slice() -> Result<()> {
     host.refused("POST", "/v1/vms/a/move?gpu=9", None, "contradiction")?;
     host.wait_for("its instances are unmade", |host| Ok(host.units()?.len() == 1))
 }
+
+/// Where the configuration says so, moves are suggested that leave more room for others; followed, they are not suggested any more.
+// Promise: P26
+#[test]
+fn moves_are_suggested_that_leave_more_room() -> Result<()> {
+    let host = Host::start(&Options { gpus: 2, file: "rebalance = \"suggest\"\n", ..Options::default() })?;
+    host.put("a", &json!({ "policy": "mig", "profile": "1g.10gb" }))?;
+    host.put("b", &json!({ "policy": "mig", "profile": "1g.10gb", "gpu": 1 }))?;
+    let suggested = || host.done("GET", "/v1/placement/suggestions", None);
+    let answer = suggested()?;
+    let [one] = answer["suggestions"].as_array().map_or(&[][..], Vec::as_slice) else {
+        anyhow::bail!("{answer}");
+    };
+    ensure!(
+        answer["policy"] == "suggest" && answer["units"].as_array().is_some_and(|all| all.len() == 2),
+        "{answer}"
+    );
+    ensure!(one["vm"] == "a" && one["reason"] == "fragmentation" && one["idle"] == true, "{one}");
+    ensure!(one["to"]["gpu"] == 1 && one["gain_ratio"].as_f64() > Some(0.05), "{one}");
+    // Nothing moves by itself.
+    ensure!(host.done("GET", "/v1/vms/a", None)?["placed"]["gpu"] == 0);
+    let moved = host.done("POST", "/v1/vms/a/move?gpu=1", None)?;
+    ensure!(moved["placed"]["gpu"] == 1, "{moved}");
+    host.wait_for("it is not suggested any more", |_| {
+        Ok(suggested()?["suggestions"].as_array().is_some_and(Vec::is_empty))
+    })
+}

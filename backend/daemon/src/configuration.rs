@@ -102,6 +102,19 @@ pub struct Arguments {
     pub scratch: Vec<PathBuf>,
 }
 
+/// What is done about units that are, or will soon be, overloaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rebalance {
+    /// Nothing, and load is not looked at.
+    #[default]
+    Off,
+    /// The management API says which VMs had better move.
+    Suggest,
+    /// And those of them that have no session are moved.
+    Apply,
+}
+
 /// The configuration file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -115,6 +128,7 @@ struct File {
     memory: Option<Size>,
     reserve: Option<Size>,
     overcommit_permille: Option<u32>,
+    rebalance: Rebalance,
     vm_gpus: Option<Vec<u32>>,
     vm: Vec<VmSpec>,
     organisation: Vec<Ancestor>,
@@ -240,6 +254,8 @@ pub struct Configuration {
     pub nvml: Option<PathBuf>,
     /// What all VMs of a unit may have together, in thousandths of its memory.
     pub overcommit_permille: u32,
+    /// What is done about units that are overloaded.
+    pub rebalance: Rebalance,
     /// Devices whose memory is lent, if that was said.
     pub units: Option<u32>,
     /// Bytes of a unit left to its driver beside what contexts take.
@@ -362,6 +378,7 @@ impl Configuration {
             nvml,
             units,
             overcommit_permille: file.overcommit_permille.unwrap_or(1000),
+            rebalance: file.rebalance,
             vm_gpus: file.vm_gpus,
             reserve: file.reserve.unwrap_or(RESERVE).0,
             vms,

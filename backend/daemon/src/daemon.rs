@@ -25,6 +25,7 @@ use tokio::{
 use crate::{
     api::{self, Api, bridge::bridge, peer::Directory},
     audit,
+    balancing::Balance,
     configuration::Configuration,
     custodian::Custodian,
     inventory::Inventory,
@@ -188,6 +189,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         ready: Cell::new(false),
         configured: registry::configured(&configuration),
         counted: RefCell::default(),
+        balance: Balance::default(),
         emptying: Mutex::default(),
         locks: RefCell::default(),
     });

@@ -20,6 +20,7 @@ pub mod rate;
 pub mod vm;
 
 mod audit;
+mod balancing;
 mod cgroup;
 mod conduct;
 mod custodian;

@@ -42,6 +42,7 @@ pub(crate) async fn serve(registry: Rc<Registry>) {
         turn.tick().await;
         registry.empty_drained().await;
         registry.placer.finish_switches().await;
+        registry.balance().await;
         if look.is_multiple_of(AUDIT) {
             registry.placer.audit();
         }

@@ -19,6 +19,7 @@ use crate::{
         error::{Code, Error},
         peer::Caller,
     },
+    balancing::Balance,
     configuration::{Configuration, PriorityWord, VmSpec},
     custodian::Custodian,
     fault,
@@ -74,6 +75,8 @@ pub(crate) struct Registry {
     pub(crate) configured: Objects,
     /// What of each VM is in its usage already.
     pub(crate) counted: RefCell<BTreeMap<u32, Counted>>,
+    /// The load of units.
+    pub(crate) balance: Balance,
     /// One after the other moves VMs away from what is being emptied.
     pub(crate) emptying: Mutex<()>,
     /// VMs something is being done to.

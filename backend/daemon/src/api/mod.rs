@@ -77,6 +77,7 @@ fn parts() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(v1::units::switch_mig))
         .routes(routes!(v1::capacity::capacity))
         .routes(routes!(v1::capacity::would_fit))
+        .routes(routes!(v1::suggestions::suggestions))
         .routes(routes!(v1::units::list))
         .routes(routes!(v1::units::get))
         .routes(routes!(v1::units::drain))

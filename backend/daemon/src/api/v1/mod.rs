@@ -7,6 +7,7 @@ pub(crate) mod events;
 pub(crate) mod health;
 pub(crate) mod host;
 pub(crate) mod sizes;
+pub(crate) mod suggestions;
 pub(crate) mod tree;
 pub(crate) mod units;
 pub(crate) mod usage;

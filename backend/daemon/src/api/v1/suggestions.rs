@@ -1,0 +1,231 @@
+//! `/v1/placement/suggestions`: which VMs had better be on other units, and what load is expected.
+
+use std::rc::Rc;
+
+use axum::{Json, extract::State};
+use serde::Serialize;
+use sluice_placement::{
+    Decision, Move, Resource, Spot, Suggestion as Suggested, Unit as Planned, UnitId, VmId,
+};
+use utoipa::ToSchema;
+
+use super::units::UnitKind;
+use crate::{
+    api::{
+        Api,
+        error::{Error, Errors},
+        peer::Caller,
+    },
+    balancing::{HORIZON, LOOK, policy},
+    configuration::Rebalance,
+    registry::Registry,
+};
+
+/// Moves against fragmentation that are suggested at once.
+const TIDIED: usize = 8;
+/// What each of them wins at least, in thousandths of the remaining configurations.
+const TIDIED_GAIN: u32 = 50;
+
+/// What load suggests.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Suggestions {
+    /// What the configuration says is done about it.
+    policy: RebalanceWord,
+    /// How far is looked ahead.
+    horizon_seconds: u32,
+    /// Load of the units that VMs are on; nothing where the policy is `off`.
+    units: Vec<UnitLoad>,
+    /// Moves that would help; nothing where the policy is `off`.
+    suggestions: Vec<Suggestion>,
+}
+
+/// What is done about overloaded units.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RebalanceWord {
+    /// Nothing, and load is not looked at.
+    Off,
+    /// Moves are suggested.
+    Suggest,
+    /// Those for load are made, too, of VMs without a session.
+    Apply,
+}
+
+/// Load of a unit. 1 is all that it has.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub(crate) struct UnitLoad {
+    /// The unit.
+    unit: u32,
+    /// The part of its time that its VMs use, smoothed.
+    gpu_time_ratio: f64,
+    /// The same, as it is expected at the horizon.
+    gpu_time_ratio_ahead: f64,
+    /// The part of its memory that is lent, smoothed.
+    memory_ratio: f64,
+    /// The same, as it is expected at the horizon.
+    memory_ratio_ahead: f64,
+}
+
+/// A move that would help.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Suggestion {
+    /// The VM.
+    vm: String,
+    /// The unit it is on.
+    from: u32,
+    /// Where it would be better.
+    to: Place,
+    /// What it is about.
+    reason: Reason,
+    /// The same for people.
+    why: String,
+    /// Whether the VM has no session and can move at once.
+    idle: bool,
+    /// What is won: the part of a unit by which the worse of both is relieved, or by which remaining configurations grow.
+    gain_ratio: f64,
+}
+
+/// A place for a VM.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Place {
+    /// The GPU.
+    gpu: u32,
+    /// What its unit is.
+    kind: UnitKind,
+    /// The unit, where it is there already.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unit: Option<u32>,
+    /// The kind of instance, by the driver's name or number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<String>,
+    /// The first memory slice of the instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    start: Option<u8>,
+}
+
+/// What a suggestion is about.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Reason {
+    /// Its unit has not enough time for its VMs.
+    GpuTime,
+    /// Its unit has not enough memory for its VMs.
+    Memory,
+    /// Its instance lies where larger ones could be.
+    Fragmentation,
+}
+
+impl Registry {
+    fn suggestions(&self) -> Suggestions {
+        let word = match self.configuration.rebalance {
+            Rebalance::Off => RebalanceWord::Off,
+            Rebalance::Suggest => RebalanceWord::Suggest,
+            Rebalance::Apply => RebalanceWord::Apply,
+        };
+        let horizon_seconds = HORIZON * u32::try_from(LOOK.as_secs()).unwrap_or(1);
+        let (mut units, mut suggestions) = (Vec::new(), Vec::new());
+        if self.configuration.rebalance != Rebalance::Off {
+            self.placer.look_around();
+            self.look_who_is_idle();
+            let fleet = self.placer.fleet();
+            let used = fleet.units().filter(|unit| !unit.members().is_empty());
+            units.extend(used.filter_map(|unit| self.show_load(unit)));
+            for resource in [Resource::Time, Resource::Memory] {
+                let standing = self.balance.standing(resource);
+                suggestions.extend(standing.iter().filter_map(|one| self.show_suggested(resource, one)));
+            }
+            let tidied = fleet.tidy_gains(TIDIED, TIDIED_GAIN);
+            suggestions.extend(tidied.iter().filter_map(|(one, gain)| self.show_tidied(one, *gain)));
+        }
+        Suggestions { policy: word, horizon_seconds, units, suggestions }
+    }
+
+    fn show_load(&self, unit: &Planned) -> Option<UnitLoad> {
+        let time = self.balance.load(Resource::Time, unit);
+        let memory = self.balance.load(Resource::Memory, unit);
+        Some(UnitLoad {
+            unit: self.placer.spotted(unit.id)?.unit,
+            gpu_time_ratio: time.now,
+            gpu_time_ratio_ahead: time.ahead,
+            memory_ratio: memory.now,
+            memory_ratio_ahead: memory.ahead,
+        })
+    }
+
+    fn show_suggested(&self, resource: Resource, one: &Suggested) -> Option<Suggestion> {
+        let (reason, what) = match resource {
+            Resource::Time => (Reason::GpuTime, "GPU time"),
+            Resource::Memory => (Reason::Memory, "memory"),
+        };
+        let (from, to) = (self.placer.spotted(one.from)?.unit, self.show_place(one.to)?);
+        let percent = |ratio: f64| format!("{:.0} %", ratio * 100.0);
+        let why = format!(
+            "unit {from} is expected to need {} of its {what} in {HORIZON} s, and more than {} is too much; \
+             with this move the worse of both units needs {}",
+            percent(one.before),
+            percent(policy(resource).high),
+            percent(one.after),
+        );
+        let gain_ratio = one.before - one.after;
+        let idle = self.is_idle(one.vm);
+        Some(Suggestion { vm: self.placer.name(one.vm)?, from, to, reason, why, idle, gain_ratio })
+    }
+
+    fn show_tidied(&self, one: &Move, gain: f64) -> Option<Suggestion> {
+        let Move { vm, from, to } = *one;
+        let decision =
+            to.unit.map_or(Decision::Open { gpu: to.gpu, spot: to.spot, shared: to.shared }, Decision::Join);
+        let why = format!(
+            "there are {:.0} % more ways to place further instances when its instance lies there",
+            gain * 100.0
+        );
+        Some(Suggestion {
+            vm: self.placer.name(vm)?,
+            from: self.placer.spotted(from)?.unit,
+            to: self.show_place(decision)?,
+            reason: Reason::Fragmentation,
+            why,
+            idle: self.is_idle(vm),
+            gain_ratio: gain,
+        })
+    }
+
+    fn is_idle(&self, vm: VmId) -> bool {
+        self.room(vm).is_some_and(|(_, room)| room.is_idle())
+    }
+
+    fn show_place(&self, decision: Decision) -> Option<Place> {
+        let fleet = self.placer.fleet();
+        let (gpu, spot, unit) = match decision {
+            Decision::Open { gpu, spot, .. } => (gpu, spot, None),
+            Decision::Join(unit) => {
+                let planned = fleet.unit(unit)?;
+                (planned.gpu, planned.spot, self.number_of(unit))
+            }
+        };
+        let found = self.placer.device(gpu)?;
+        let (profile, start) = match spot {
+            Spot::Whole => (None, None),
+            Spot::Instance { profile, placement } => {
+                let name = found.kinds.get(&profile).cloned();
+                (Some(name.unwrap_or_else(|| profile.to_string())), Some(placement.start))
+            }
+        };
+        Some(Place { gpu: found.ordinal, kind: UnitKind::of(spot != Spot::Whole), unit, profile, start })
+    }
+
+    fn number_of(&self, unit: UnitId) -> Option<u32> {
+        self.placer.spotted(unit).map(|spotted| spotted.unit)
+    }
+}
+
+/// Says which VMs had better be on other units, and what load is expected.
+///
+/// From the last minutes of each VM's GPU time and memory, and from how instances lie. Nothing is moved by asking; `POST /v1/vms/{id}/move`
+/// moves a VM. The setting `rebalance` says whether load is looked at, and whether what it suggests is done.
+#[utoipa::path(get, path = "/v1/placement/suggestions", tag = "units", operation_id = "get_suggestions",
+    responses((status = 200, body = Suggestions), Errors))]
+pub(crate) async fn suggestions(State(api): State<Api>, caller: Caller) -> Result<Json<Suggestions>, Error> {
+    caller.may_read()?;
+    api.bridge.call(|registry: Rc<Registry>| async move { Ok(registry.suggestions()) }).await.map(Json)
+}
