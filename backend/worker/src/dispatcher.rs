@@ -413,7 +413,7 @@ impl Dispatcher {
     }
 
     /// Whether everything that was posted has been submitted, so that nothing is overtaken by what is done now.
-    fn nothing_waits(&mut self) -> bool {
+    pub(crate) fn nothing_waits(&mut self) -> bool {
         self.regain();
         self.submitter.is_some() && self.shared.gate.is_open()
     }

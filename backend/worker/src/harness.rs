@@ -173,6 +173,12 @@ impl Harness {
         self.dispatcher.ring_is_empty()
     }
 
+    /// Whether the dispatcher submits what comes next itself.
+    #[cfg(test)]
+    pub(crate) fn nothing_waits(&mut self) -> bool {
+        self.dispatcher.nothing_waits()
+    }
+
     /// Puts the image back that lay at the start of the arena.
     pub fn restore(&self) {
         self.arena_words.write(0, IMAGE);
