@@ -78,12 +78,11 @@ pub(crate) fn wait(handle: u64, target: &Target) -> Result {
 /// `cuEventQuery`.
 pub(crate) fn query(handle: u64) -> Result {
     let event = EVENTS.get(handle)?;
-    event.core.health.check()?;
     let recorded = lock(&event.recorded).clone();
-    match recorded {
-        Some(recorded) if recorded.stamp.nanoseconds().is_none() => Err(Error::NOT_READY),
-        _ => Ok(()),
-    }
+    let passed = recorded.is_none_or(|recorded| recorded.stamp.nanoseconds().is_some());
+    // After the stamp, which comes after the fault of what stands before it.
+    event.core.health.check()?;
+    if passed { Ok(()) } else { Err(Error::NOT_READY) }
 }
 
 /// `cuEventSynchronize`.
@@ -104,12 +103,11 @@ pub(crate) fn elapsed(start: u64, end: u64) -> Result<f32> {
     if start.core.id != end.core.id || (start.flags | end.flags) & DISABLE_TIMING != 0 {
         return Err(Error::INVALID_HANDLE);
     }
-    start.core.health.check()?;
     let times = [&start, &end].map(|event| lock(&event.recorded).clone());
-    let [Some(start), Some(end)] = times else { return Err(Error::INVALID_HANDLE) };
-    let (Some(start), Some(end)) = (start.stamp.nanoseconds(), end.stamp.nanoseconds()) else {
-        return Err(Error::NOT_READY);
-    };
+    let stamps = times.each_ref().map(|time| time.as_ref().and_then(|time| time.stamp.nanoseconds()));
+    start.core.health.check()?;
+    let [Some(_), Some(_)] = times else { return Err(Error::INVALID_HANDLE) };
+    let [Some(start), Some(end)] = stamps else { return Err(Error::NOT_READY) };
     let span = i128::from(end) - i128::from(start);
     #[expect(
         clippy::cast_precision_loss,

@@ -91,6 +91,20 @@ fn ok_or(code: u32, other: u32) {
 }
 
 #[test]
+fn nothing_behind_a_fault_ever_appears_done() {
+    for _ in 0..1000 {
+        let _context = Context::new();
+        let store = function(module(KERNELS), "store");
+        let after = event();
+        assert_eq!(launch(store, 1, 1, 0, &mut [0x40, 1]), 0);
+        ok_or(cu!(cuEventRecord(after, 0)), ILLEGAL_ADDRESS);
+        // Whoever asks again and again asks at the moment at which the kernel ends, too.
+        let state = (0..).map(|_: u64| cu!(cuEventQuery(after))).find(|state| *state != NOT_READY);
+        assert_eq!(state, Some(ILLEGAL_ADDRESS));
+    }
+}
+
+#[test]
 fn each_fault_has_its_code() {
     for (kernel, parameters, expected) in [
         ("store", &mut [0x41u64, 0][..], 716),
