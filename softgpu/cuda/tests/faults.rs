@@ -90,6 +90,7 @@ fn ok_or(code: u32, other: u32) {
     assert!(code == 0 || code == other, "{code}");
 }
 
+// Promise: C7
 #[test]
 fn nothing_behind_a_fault_ever_appears_done() {
     for _ in 0..1000 {
