@@ -108,8 +108,9 @@ struct Collected {
 }
 
 impl Collected {
-    /// A grandchild that was left behind holds the pipe open for ever; nobody waits for it longer than this.
-    const GRACE: Duration = Duration::from_secs(1);
+    /// A grandchild that was left behind holds the pipe open for ever; nobody waits for it longer than this after the last
+    /// byte.
+    const GRACE: Duration = Duration::from_secs(5);
 
     fn from(mut pipe: impl Read + Send + 'static) -> Self {
         let bytes = Arc::new(Mutex::new(Vec::new()));
@@ -129,8 +130,16 @@ impl Collected {
 
     /// Once the process has ended: all it wrote.
     fn text(&self) -> String {
-        self.ended.recv_timeout(Self::GRACE).ok();
-        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+        let bytes = || self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut length = bytes().len();
+        while let Err(mpsc::RecvTimeoutError::Timeout) = self.ended.recv_timeout(Self::GRACE) {
+            let now = bytes().len();
+            if now == length {
+                break;
+            }
+            length = now;
+        }
+        String::from_utf8_lossy(&bytes()).into_owned()
     }
 }
 
@@ -191,18 +200,29 @@ impl Background {
     /// # Errors
     /// When the process ends or the limit is reached first.
     pub fn wait_for_line(&mut self, prefix: &str, limit: Duration) -> Result<String> {
+        let line = self.wait_for_any(&[prefix], limit)?;
+        Ok(line[prefix.len()..].trim().to_owned())
+    }
+
+    /// Waits for a printed line that starts with one of these and returns it.
+    ///
+    /// # Errors
+    /// When the process ends or the limit is reached first.
+    pub fn wait_for_any(&mut self, prefixes: &[&str], limit: Duration) -> Result<String> {
         let deadline = Instant::now() + limit;
         let (lock, changed) = &*self.output;
         let mut output = lock.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(rest) = output.lines.iter().find_map(|line| line.strip_prefix(prefix)) {
-                return Ok(rest.trim().to_owned());
+            let wanted = |line: &&String| prefixes.iter().any(|prefix| line.starts_with(prefix));
+            if let Some(line) = output.lines.iter().find(wanted) {
+                return Ok(line.clone());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if output.open_pipes == 0 || left.is_zero() {
                 let why = if left.is_zero() { "did not say" } else { "ended without saying" };
                 let said = tail(&output.lines.join("\n"), 30);
-                bail!("{} {why} \"{prefix}…\" (log: {}). It said:\n{said}", self.name, self.log.display());
+                let wanted = prefixes.join("…\" or \"");
+                bail!("{} {why} \"{wanted}…\" (log: {}). It said:\n{said}", self.name, self.log.display());
             }
             output = changed.wait_timeout(output, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -329,12 +349,16 @@ mod tests {
 
     #[test]
     fn a_command_that_hangs_is_ended_and_one_left_behind_is_not_waited_for() {
-        let error = run(&mut shell("echo before; exec sleep 1000"), Duration::from_millis(300)).unwrap_err();
-        assert!(format!("{error:#}").contains("before"));
+        // Ended before it has said anything, on a machine that is busy: then it has to be given more time.
+        let said = [300, 3_000, 30_000].into_iter().any(|limit| {
+            let hangs = run(&mut shell("echo before; exec sleep 1000"), Duration::from_millis(limit));
+            format!("{:#}", hangs.unwrap_err()).contains("said:\nbefore\n")
+        });
+        assert!(said);
         let started = Instant::now();
-        let finished = run(&mut shell("echo parent; sleep 3 & exit 0"), Duration::from_secs(60)).unwrap();
+        let finished = run(&mut shell("echo parent; sleep 60 & exit 0"), Duration::from_secs(60)).unwrap();
         assert_eq!(finished.stdout, "parent\n");
-        assert!(started.elapsed() < Duration::from_millis(2900));
+        assert!(started.elapsed() < Duration::from_secs(40));
     }
 
     #[test]

@@ -5,9 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use sluice_tests::direct::PATIENCE;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, Finished, kill};
@@ -127,26 +126,14 @@ impl Matrix {
     fn write(&self, kind: &str, end: End, cell: usize) -> Result<Option<Background>> {
         let arguments = [kind, end.argument(), &cell.to_string()];
         let mut writer = self.tenants.spawn(1, "writer", &self.write, &arguments)?;
-        let start = Instant::now();
-        loop {
-            // In this order: what a program printed before its end is read a moment after it.
-            let ended = !writer.is_running()?;
-            if ended {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            let printed = writer.printed();
-            if printed.lines().any(|line| line.starts_with("written ")) {
-                return Ok(Some(writer));
-            }
-            if let Some(line) = printed.lines().find(|line| line.starts_with("refused ")) {
-                ensure!(line.ends_with(" 801"), "{kind}: {line}");
-                return Ok(None);
-            }
-            if ended || start.elapsed() > PATIENCE {
-                bail!("{kind}: no pattern was written: {printed}\n{}", self.tenants.printed());
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        let line = writer
+            .wait_for_any(&["written ", "refused "], PATIENCE)
+            .with_context(|| format!("{kind}: no pattern was written\n{}", self.tenants.printed()))?;
+        if line.starts_with("written ") {
+            return Ok(Some(writer));
         }
+        ensure!(line.ends_with(" 801"), "{kind}: {line}");
+        Ok(None)
     }
 
     /// Searches everything the second VM can get.

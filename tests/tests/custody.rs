@@ -112,8 +112,8 @@ impl Stage {
     fn said(&self, what: &str) -> Option<String> {
         let report = self.report();
         report
-            .lines()
-            .filter_map(|line| line.split_once(' '))
+            .split_inclusive('\n')
+            .filter_map(|line| line.strip_suffix('\n')?.split_once(' '))
             .find(|(said, _)| *said == what)
             .map(|(_, how)| how.to_owned())
     }
@@ -342,10 +342,7 @@ fn a_worker_that_keeps_a_grant_is_ended_and_others_wait_no_longer() -> Result<()
     let status = guard.wait(PATIENCE)?.context("the guard ends")?;
     ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
     println!("the neighbour started {:?} beside a grant that was kept", start.elapsed());
-    ensure!(
-        start.elapsed() < Duration::from_millis(limits::GROW_MILLISECONDS) + Duration::from_secs(10),
-        "too long"
-    );
+    ensure!(start.elapsed() < Duration::from_millis(limits::GROW_MILLISECONDS) + PATIENCE, "too long");
     stage.clear()
 }
 

@@ -99,7 +99,7 @@ fn a_killed_program_takes_its_worker_with_it() -> Result<()> {
 // Promise: F1
 #[test]
 fn a_killed_program_with_a_sleeping_child_takes_its_worker_with_it() -> Result<()> {
-    killed_program(&["30", "fork"])
+    killed_program(&["120", "fork"])
 }
 
 fn killed_program(arguments: &[&str]) -> Result<()> {

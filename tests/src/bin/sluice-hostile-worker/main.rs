@@ -117,8 +117,8 @@ impl Hostile {
     }
 
     fn tell(&mut self, what: &str, how: impl std::fmt::Display) {
-        // If nobody can be told, the test misses the line.
-        writeln!(self.report, "{what} {how}").ok();
+        // In one piece, for it is read meanwhile. If nobody can be told, the test misses the line.
+        self.report.write_all(format!("{what} {how}\n").as_bytes()).ok();
     }
 
     fn say(&self, request: Request) -> Result<(), Errno> {
