@@ -109,6 +109,17 @@ impl Place {
         self.api("POST", &format!("/v1/vms/{vm}/{verb}"), Some(body))
     }
 
+    /// Makes a VM with next to no memory, one of many. Where a device does not start in time, on a machine that is busy, that is
+    /// said, and asked for again.
+    pub(crate) fn make_one_of_many(&self, number: usize) {
+        let wanted = serde_json::json!({ "memory_bytes": 2 << 20 });
+        let made = until(
+            || self.api("PUT", &format!("/v1/vms/vm-{number}"), Some(&wanted)),
+            |reply| reply.status != 503,
+        );
+        assert_eq!(made.status, 201, "{made:?}");
+    }
+
     /// Leaves a checkpoint, as a daemon before would have.
     pub(crate) fn checkpoint(&self, content: &serde_json::Value) {
         use sha2::Digest as _;
