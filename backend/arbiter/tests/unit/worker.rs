@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, reason = "says which of its mappings the driver may touch")]
 
-use crate::host::{PATIENCE, speaks_within};
+use crate::host::{PATIENCE, eventually, speaks_within};
 use rustix::fd::{AsFd, OwnedFd};
 use sluice_driver::{Device, Driver, Handle, Host, Rows};
 use sluice_protocol::{
@@ -93,6 +93,16 @@ impl Worker {
     /// Takes everything there is; returns the bytes.
     pub(crate) fn take_all(&self) -> u64 {
         self.numbers("take-all")[0]
+    }
+
+    /// Takes everything there is until that was so much: who asks waits for memory to become clean, but not for ever.
+    pub(crate) fn take_in_all(&self, bytes: u64) -> u64 {
+        let mut taken = 0;
+        eventually("all of it", || {
+            taken += self.take_all();
+            taken >= bytes
+        });
+        taken
     }
 
     /// Free and total bytes as its guest would see them.
