@@ -11,7 +11,9 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use common::{Place, children, descriptors, is_alive, pid_of, signal, until, wait_gone, watch};
+use common::{
+    Place, children, descriptors, has_users, is_alive, make_program, pid_of, signal, until, wait_gone, watch,
+};
 use rustix::{io::Errno, process::Signal};
 use sluice_protocol::{
     control::{self, FromLauncher, ToLauncher, WorkerSetup, codec},
@@ -361,24 +363,6 @@ fn under_a_supervisor_children_die_with_a_killed_launcher() {
     launcher.process.wait().expect("ended");
     wait_gone(&device.pidfd);
     wait_gone(&worker.pidfd);
-}
-
-/// Puts a copy of a program where there was another. A process of its own writes it: what this one has open for writing,
-/// a child that another test is just starting has too, and nobody can execute it meanwhile.
-fn make_program(from: &Path, to: &Path) {
-    let copied = Command::new("cp").arg("--remove-destination").args([from, to]).status().expect("cp");
-    assert!(copied.success(), "{copied}");
-}
-
-/// Whether the users are there that a test runs workers as: not for anybody but root, nor for a root of few users, as there
-/// is in a container.
-fn has_users(first: u64, count: u64) -> bool {
-    let map = std::fs::read_to_string("/proc/self/uid_map").expect("a map");
-    let covers = |line: &str| {
-        let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-        matches!(*numbers, [inside, _, many] if inside <= first && first + count <= inside + many)
-    };
-    rustix::process::geteuid().is_root() && map.lines().any(covers)
 }
 
 // Promise: F7

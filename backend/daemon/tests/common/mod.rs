@@ -233,6 +233,25 @@ pub(crate) fn pid_of(value: &serde_json::Value) -> u32 {
     value["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid")
 }
 
+/// Puts a copy of a program in a place. A process of its own writes it: what this one has open for writing,
+/// a child that another test is just starting has too, and nobody can execute it meanwhile.
+pub(crate) fn make_program(from: &Path, to: &Path) {
+    let copied =
+        std::process::Command::new("cp").arg("--remove-destination").args([from, to]).status().expect("cp");
+    assert!(copied.success(), "{copied}");
+}
+
+/// Whether the users are there that a test runs workers as: not for anybody but root, nor for a root of few users, as there
+/// is in a container.
+pub(crate) fn has_users(first: u64, count: u64) -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").expect("a map");
+    let covers = |line: &str| {
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        matches!(*numbers, [inside, _, many] if inside <= first && first + count <= inside + many)
+    };
+    rustix::process::geteuid().is_root() && map.lines().any(covers)
+}
+
 /// Open descriptors of a process.
 pub(crate) fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a process").count()
