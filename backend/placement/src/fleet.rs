@@ -554,12 +554,25 @@ impl Fleet {
         if decision == Decision::Join(from) {
             return Err(PlanError::Taken);
         }
-        let unit = self.unit_mut(from)?;
+        let unit = self.unit(from).ok_or(PlanError::UnknownUnit)?;
         let at =
             unit.members.iter().position(|member| member.request.vm == vm).ok_or(PlanError::UnknownVm)?;
         if !unit.members[at].idle {
             return Err(PlanError::Busy);
         }
+        // Others may have come, or the place been closed, since the decision was made.
+        let (gpu, open) = match decision {
+            Decision::Open { gpu, .. } => (gpu, true),
+            Decision::Join(id) => {
+                let unit = self.unit(id).ok_or(PlanError::UnknownUnit)?;
+                (unit.gpu, unit.standing == Standing::Open)
+            }
+        };
+        let request = &unit.members[at].request;
+        if !open || gpu >= self.gpus.len() || self.wishes(request, gpu).is_none() {
+            return Err(PlanError::Taken);
+        }
+        let unit = self.unit_mut(from)?;
         let member = unit.members.remove(at);
         self.homes.remove(&vm);
         match self.reserve(&member.request, decision) {

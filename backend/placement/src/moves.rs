@@ -74,12 +74,10 @@ impl Fleet {
     /// Carries out one move of a plan, if it is still possible.
     pub fn follow(&mut self, one: &Move) -> Result<Relocation, PlanError> {
         let Destination { gpu, spot, shared, .. } = one.to;
-        // Others may have come since the plan was made.
-        let unit = self.unit(one.from).ok_or(PlanError::UnknownUnit)?;
-        let member = unit.members().iter().find(|member| member.request.vm == one.vm);
-        let request = &member.ok_or(PlanError::UnknownVm)?.request;
-        if gpu >= self.gpus().len() || self.wishes(request, gpu).is_none() {
-            return Err(PlanError::Taken);
+        // It may have moved since the plan was made.
+        let from = self.unit(one.from).ok_or(PlanError::UnknownUnit)?;
+        if !from.members().iter().any(|member| member.request.vm == one.vm) {
+            return Err(PlanError::UnknownVm);
         }
         let there = self.units().find(|unit| unit.gpu == gpu && unit.spot == spot).map(|unit| unit.id);
         self.relocate(one.vm, there.map_or(Decision::Open { gpu, spot, shared }, Decision::Join))

@@ -52,6 +52,10 @@ fn a_gpu_is_drained_of_its_idle_vms_and_the_others_are_named() {
     let unit = fleet.home(VmId(2)).expect("a unit");
     let plan = fleet.drain(Target::Gpu(0));
     assert_eq!((plan.busy.as_slice(), plan.stuck.len(), plan.moves.len()), (&[VmId(3)][..], 0, 2));
+    // What was planned before the place was closed is not done after.
+    fleet.set_gpu_standing(1, Standing::Draining).expect("a GPU");
+    assert_eq!(fleet.follow(&plan.moves[0]), Err(PlanError::Taken));
+    fleet.set_gpu_standing(1, Standing::Open).expect("a GPU");
     for one in &plan.moves {
         let moved = fleet.follow(one).expect("as planned");
         assert!(moved.emptied && one.to.gpu == 1);
