@@ -133,7 +133,7 @@ fn processes_of_other_users_may_do_what_their_role_says() {
         assert_eq!(place.api("PUT", path, Some(wanted)).status, 201, "{path}");
     }
     let nothing = json!({});
-    let looks = ["/v1/vms/a", "/v1/vms/w", "/v1/vms/o", "/v1/units", "/metrics"];
+    let looks = ["/v1/vms/a", "/v1/vms/w", "/v1/vms/o", "/v1/units", "/v1/placement/suggestions", "/metrics"];
     let changes: [(&str, &str, Option<&Value>); 6] = [
         ("PUT", "/v1/vms/a", Some(&in_acme)),
         ("PUT", "/v1/vms/w", Some(&in_web)),
@@ -142,19 +142,27 @@ fn processes_of_other_users_may_do_what_their_role_says() {
         ("POST", "/v1/vms/w/readmit", None),
         ("PUT", "/v1/organisations/acme", Some(&acme)),
     ];
+    let divided = json!({ "enabled": true });
+    let moves: [(&str, &str, Option<&Value>); 5] = [
+        ("PUT", "/v1/gpus/0/mig", Some(&divided)),
+        ("POST", "/v1/gpus/0/drain", None),
+        ("POST", "/v1/units/0/drain", None),
+        ("POST", "/v1/units/0/readmit", None),
+        ("POST", "/v1/vms/o/move", Some(&nothing)),
+    ];
     let (yes, no) = (true, false);
     for (user, sees, may_look, may_change) in [
-        (User { gid: ADMINS, ..User::new(NOBODY) }, &["a", "o", "w"][..], [yes; 5], [yes; 6]),
-        (User { groups: &[7, ADMINS], ..User::new(NOBODY) }, &["a", "o", "w"], [yes; 5], [yes; 6]),
-        (User::new(OPERATOR), &["a", "o", "w"], [yes; 5], [yes, yes, yes, yes, yes, no]),
-        (User::new(TENANT), &["a", "w"], [yes, yes, no, no, no], [yes, yes, no, yes, no, no]),
+        (User { gid: ADMINS, ..User::new(NOBODY) }, &["a", "o", "w"][..], [yes; 6], [yes; 6]),
+        (User { groups: &[7, ADMINS], ..User::new(NOBODY) }, &["a", "o", "w"], [yes; 6], [yes; 6]),
+        (User::new(OPERATOR), &["a", "o", "w"], [yes; 6], [yes, yes, yes, yes, yes, no]),
+        (User::new(TENANT), &["a", "w"], [yes, yes, no, no, no, no], [yes, yes, no, yes, no, no]),
         (
             User { groups: &[PROJECT], ..User::new(NOBODY) },
             &["w"],
-            [no, yes, no, no, no],
+            [no, yes, no, no, no, no],
             [no, yes, no, yes, no, no],
         ),
-        (User::new(READER), &["a", "o", "w"], [yes; 5], [no; 6]),
+        (User::new(READER), &["a", "o", "w"], [yes; 6], [no; 6]),
     ] {
         for socket in ["api.sock", "api-read.sock"] {
             let list = user.ask(&place, socket, "GET", "/v1/vms", None);
@@ -163,6 +171,11 @@ fn processes_of_other_users_may_do_what_their_role_says() {
             for (path, may) in looks.into_iter().zip(may_look) {
                 let reply = user.ask(&place, socket, "GET", path, None);
                 assert_eq!(reply.status, if may { 200 } else { 403 }, "{user:?}: {socket} {path} {reply:?}");
+            }
+            // Who may not drain a VM of somebody else may not change where VMs are.
+            for (method, path, body) in moves.into_iter().filter(|_| !may_change[2]) {
+                let reply = user.ask(&place, socket, method, path, body);
+                assert_eq!(reply.status, 403, "{user:?}: {socket} {method} {path} {reply:?}");
             }
             for ((method, path, body), may) in changes.into_iter().zip(may_change) {
                 let reply = user.ask(&place, socket, method, path, body);
