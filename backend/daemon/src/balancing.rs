@@ -85,24 +85,32 @@ impl Registry {
             return;
         }
         self.look_who_is_idle();
-        let suggested = self.measure();
+        self.measure();
         if rebalance != Rebalance::Apply {
             return;
         }
-        for one in suggested.into_iter().filter(|one| one.now) {
+        // Also what was suggested before: whoever makes a load has a session while it does.
+        let standing = [Resource::Time, Resource::Memory].map(|resource| self.balance.standing(resource));
+        for one in standing.into_iter().flatten() {
             let Some(name) = self.placer.name(one.vm) else { continue };
+            let is_idle = self.room(one.vm).is_some_and(|(_, room)| room.is_idle());
+            if !is_idle || self.placer.fleet().home(one.vm) != Some(one.from) {
+                continue;
+            }
             let lock = self.lock(&name);
-            // Something is being done to it: it is suggested again if it is still good then.
+            // Something is being done to it: it stands, and is looked at again.
             let Ok(_guard) = lock.try_lock() else { continue };
+            self.placer.look_around();
             let moved = self.relocate(one.vm, |fleet| fleet.relocate(one.vm, one.to)).await;
             if let Err(error) = moved {
-                tracing::warn!("VM {name} is not moved as suggested: {} {:?}", error.message, error.cause);
+                // It stands, and is tried again.
+                tracing::debug!("VM {name} is not moved as suggested: {} {:?}", error.message, error.cause);
             }
         }
     }
 
-    /// Takes one sample of the load. Returns what it suggests that was not suggested before.
-    fn measure(&self) -> Vec<Suggestion> {
+    /// Takes one sample of the load, from which suggestions follow.
+    fn measure(&self) {
         let now = Instant::now();
         let elapsed =
             self.balance.looked.replace(Some(now)).map(|before| now.saturating_duration_since(before));
@@ -126,17 +134,9 @@ impl Registry {
             }
         }
         self.balance.before.replace(had);
-        let observe = |resource, demands| {
-            self.balance.of(resource).borrow_mut().observe(&policy(resource), &fleet, demands)
-        };
-        let mut suggested = observe(Resource::Time, &time);
-        for one in observe(Resource::Memory, &memory) {
-            // Of two reasons to move one VM, one is enough.
-            if suggested.iter().all(|known| known.vm != one.vm) {
-                suggested.push(one);
-            }
+        for (resource, demands) in [(Resource::Time, &time), (Resource::Memory, &memory)] {
+            self.balance.of(resource).borrow_mut().observe(&policy(resource), &fleet, demands);
         }
-        suggested
     }
 }
 

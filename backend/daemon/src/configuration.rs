@@ -406,6 +406,12 @@ impl Configuration {
         !self.vms.is_empty() && self.vm_gpus.as_ref().is_none_or(|gpus| gpus.contains(&device))
     }
 
+    /// Bytes that VMs of the file are promised of a device that is not divided.
+    pub(crate) fn promised_on(&self, device: u32) -> u64 {
+        let here = if self.has_vms_on(device) { &self.vms[..] } else { &[] };
+        here.iter().map(|vm| vm.guaranteed.0).fold(0, u64::saturating_add)
+    }
+
     /// Where the device of VM `id` listens.
     #[must_use]
     pub fn device_socket(&self, id: u32) -> PathBuf {

@@ -10,6 +10,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::OwnedFd,
+    pin::pin,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -305,6 +306,7 @@ impl Inventory {
         request: impl FnOnce(u64) -> ToInventory,
     ) -> Result<FromInventory, AskError> {
         let until = Instant::now() + limit;
+        let asked = self.process.get();
         self.busy.borrow_mut().push(until);
         let answer = self.understand(limit, request).await;
         {
@@ -314,7 +316,8 @@ impl Inventory {
                 busy.swap_remove(at);
             }
         }
-        if answer == Err(AskError::Silent) {
+        // A process that is gone is silent, too; the one that follows it is not to be ended for that.
+        if answer == Err(AskError::Silent) && self.process.get() == asked {
             self.silent.notify_one();
         }
         answer
@@ -383,6 +386,8 @@ impl Inventory {
         let started = self.launching.start(ToLauncher::StartInventory {}).await.map_err(io::Error::other)?;
         let process = Ended(watch(started.pidfd)?);
         let channel = Channel::new(started.socket)?;
+        // Two changes may have found the one before silent, at once.
+        pin!(self.silent.notified()).enable();
         let (outbox, mut letters) = outbox();
         *self.running.borrow_mut() = Some(outbox);
         self.process.set(Some(started.process));

@@ -279,13 +279,10 @@ impl Drop for Kept<'_> {
 
 impl Placer {
     pub(crate) fn new(parts: Parts, found: Vec<Found>) -> Rc<Self> {
-        let promised: u64 = parts.configuration.vms.iter().map(|vm| vm.guaranteed.0).sum();
         let gpu = |found: &Found| {
             let division = match &found.division {
                 Division::Whole { memory_bytes, multiprocessors } => Division::Whole {
-                    memory_bytes: memory_bytes.saturating_sub(
-                        if parts.configuration.has_vms_on(found.ordinal) { promised } else { 0 },
-                    ),
+                    memory_bytes: memory_bytes.saturating_sub(parts.configuration.promised_on(found.ordinal)),
                     multiprocessors: *multiprocessors,
                 },
                 divided => divided.clone(),
@@ -475,6 +472,17 @@ impl Placer {
         self.beside_configured(&fleet, request, |fleet| fleet.decide_move(request))
     }
 
+    /// Where a VM would go that is to leave its place by a plan, if it must not be beside VMs of the configuration file, which
+    /// plans do not know.
+    pub(crate) fn decide_again(&self, vm: VmId) -> Option<Result<Decision, Refusal>> {
+        let request = {
+            let fleet = self.fleet.borrow();
+            let members = fleet.unit(fleet.home(vm)?)?.members();
+            members.iter().find(|member| member.request.vm == vm)?.request.clone()
+        };
+        (request.strictness != Strictness::Shared).then(|| self.decide_move(&request))
+    }
+
     /// Decides where devices that VMs of the configuration file are on do not count, if they must not be shared: the plan does not
     /// know those VMs.
     fn beside_configured(
@@ -537,9 +545,12 @@ impl Placer {
             // Arbiters lend only what they have swept.
             _ = fleet.proven_clean(*unit);
             if fleet.unit(*unit).is_some_and(|unit| unit.shared) {
-                // Nor what they leave to the driver; nobody is promised that.
-                let headroom = room.last().map_or(0, |report| report.headroom);
-                _ = fleet.set_unit_memory(*unit, lendable.saturating_sub(headroom));
+                // Nor what they leave to the driver, nor what could not be proven clean; nobody is promised that.
+                let kept = room.last().map_or(0, |report| report.headroom.saturating_add(report.suspect));
+                let of_file = |device| self.parts.configuration.promised_on(device);
+                let promised = if room.place().is_whole() { of_file(room.place().device) } else { 0 };
+                let left = lendable.saturating_sub(kept).saturating_sub(promised);
+                _ = fleet.set_unit_memory(*unit, left);
             }
         }
     }
@@ -755,8 +766,8 @@ impl Placer {
         let made = match inventory.create(found.ordinal, profile, place).await {
             Ok(made) => made,
             Err(error) => {
-                if error == AskError::Silent && inventory.is_back(generation).await {
-                    self.undo(gpu, &found, profile, placement).await;
+                if error == AskError::Silent {
+                    self.undo(gpu, &found, profile, placement, generation).await;
                 }
                 let kind = found.kinds.get(&profile).map_or("instance", String::as_str);
                 let message = format!(
@@ -778,12 +789,16 @@ impl Placer {
         Ok(self.begin(number, found.ordinal, &made))
     }
 
-    /// Nobody said whether an instance was made. If it was it is unmade, for nobody else was given its place; where that
-    /// cannot be, nobody plans on its GPU any more before it has been looked at anew.
-    async fn undo(&self, gpu: usize, found: &Found, profile: u32, placement: Position) {
+    /// Nobody said whether an instance was made, and the inventory of `generation` is no more. If it was it is unmade, for
+    /// nobody else was given its place; where that cannot be, nobody plans on its GPU any more before it has been looked at
+    /// anew.
+    async fn undo(&self, gpu: usize, found: &Found, profile: u32, placement: Position, generation: u64) {
         let Some(inventory) = &self.parts.inventory else { return };
         let here = (profile, placement.start.into(), placement.size.into());
         let undone = async {
+            if !inventory.is_back(generation).await {
+                return Err(AskError::Silent);
+            }
             let listed = inventory.instances(found.ordinal).await?;
             let made = listed.iter().find(|known| (known.profile, known.start, known.size) == here);
             match made {
@@ -1081,7 +1096,8 @@ impl Placer {
         let waiting: Vec<usize> = self.switching.borrow().iter().copied().collect();
         for gpu in waiting {
             let (Some(found), Some(inventory)) = (self.device(gpu), &self.parts.inventory) else { continue };
-            let _turn = self.turn(gpu).await;
+            // Where somebody is at it, it is looked at again.
+            let Some(Ok(_turn)) = self.turns.get(gpu).map(|turn| turn.try_lock()) else { continue };
             let health = inventory.health(found.ordinal).await;
             let over = health.is_ok_and(|health| {
                 health.mig.0 == health.mig.1 || (health.mig.0 == Switch::On) == found.is_whole()
@@ -1140,7 +1156,10 @@ impl Placer {
             *self.numbers.borrow_mut() = known.filter(|(unit, _)| fleet.unit(*unit).is_some()).collect();
         }
         *self.draining.borrow_mut() = plan.draining;
-        *self.draining_units.borrow_mut() = plan.draining_units;
+        // What was drained and is gone may have left its number to another.
+        let numbers: BTreeSet<u32> = self.numbers.borrow().values().copied().collect();
+        *self.draining_units.borrow_mut() =
+            plan.draining_units.into_iter().filter(|number| numbers.contains(number)).collect();
         for (name, Home { unit, request }) in plan.homes {
             let still = self.parts.checkpoint.objects().vms.contains_key(&name);
             if still && self.fleet.borrow_mut().rejoin(unit, request.clone(), true).is_ok() {

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_placement::{Fleet, Pin, PlanError, Policy, VmId, fleet::Relocation};
+use sluice_placement::{Fleet, Pin, PlanError, Policy, Refusal, VmId, fleet::Relocation};
 use sluice_protocol::inventory::Switch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
@@ -47,6 +47,11 @@ pub(crate) async fn serve(registry: Rc<Registry>) {
             registry.placer.audit();
         }
     }
+}
+
+fn no_other_place(id: &str, refusal: Refusal) -> Error {
+    let message = format!("there is no other place for VM {id}");
+    Error::new(Code::PlacementUnavailable, message).because(refusal)
 }
 
 impl Registry {
@@ -149,6 +154,10 @@ impl Registry {
         if will == on {
             return Ok(());
         }
+        if self.checkpoint.quarantine(gpu).is_some() {
+            let message = format!("GPU {gpu} is quarantined; sluice readmit --unit {gpu} ends that");
+            return Err(Error::new(Code::InUse, message));
+        }
         if self.configuration.has_vms_on(gpu) {
             let message = format!(
                 "VMs of the configuration file are on GPU {gpu} while it is not divided; see vm-gpus"
@@ -221,7 +230,15 @@ impl Registry {
                 let lock = self.lock(&name);
                 // Something is being done to it: it is looked at again.
                 let Ok(_guard) = lock.try_lock() else { continue };
-                let moved = self.relocate(one.vm, |fleet| fleet.follow(&one)).await;
+                // The moves before may have taken their time.
+                self.placer.look_around();
+                let moved = match self.placer.decide_again(one.vm) {
+                    None => self.relocate(one.vm, |fleet| fleet.follow(&one)).await,
+                    Some(Ok(decision)) => {
+                        self.relocate(one.vm, |fleet| fleet.relocate(one.vm, decision)).await
+                    }
+                    Some(Err(refusal)) => Err(no_other_place(&name, refusal)),
+                };
                 if let Err(error) = moved {
                     tracing::warn!(
                         "a VM of a unit that is being emptied stays: {} {:?}",
@@ -287,10 +304,7 @@ impl Registry {
             request.pin = request.pin.or(Some(Pin { gpu: at, start: None }));
         }
         let decided = self.placer.decide_move(&request);
-        let decision = decided.map_err(|refusal| {
-            let message = format!("there is no other place for VM {id}");
-            Error::new(Code::PlacementUnavailable, message).because(refusal)
-        })?;
+        let decision = decided.map_err(|refusal| no_other_place(id, refusal))?;
         self.trail.note(caller, "vm.move", &format!("vms/{id}"), None::<()>, None).map_err(Error::storage)?;
         let moved = self.relocate(vm_id(id), |fleet| fleet.relocate(vm_id(id), decision)).await;
         moved.inspect_err(|error| {

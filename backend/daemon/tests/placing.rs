@@ -199,6 +199,10 @@ fn a_strict_vm_has_a_gpu_that_vms_of_the_file_are_not_on() {
     assert_eq!((made.status, &made.body["placed"]["unit"]), (201, &1.into()), "{made:?}");
     // Nobody comes to it.
     assert_eq!(put(&place, "other", &json!({ "memory_bytes": 64 << 20 })).body["placed"]["unit"], 0);
+    // Nor does it come to them when its GPU is emptied, though of VMs of the API nobody is there.
+    assert!(place.api("DELETE", "/v1/vms/other", None).status < 300);
+    assert!(place.api("POST", "/v1/gpus/1/drain", None).status < 300);
+    assert_eq!(place.api("GET", "/v1/vms/alone", None).body["placed"]["unit"], 1);
     daemon.end();
 }
 
