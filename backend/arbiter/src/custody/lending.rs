@@ -1,6 +1,6 @@
 //! Takes, gives, shares, and takers that wait.
 
-use super::{Custody, Effect, Life, Millis, Worker, class_of};
+use super::{Custody, Effect, Life, Millis, Task, Worker, class_of};
 use crate::{
     chunks::State,
     ids::{ChunkId, Class, VmKey, WorkerId},
@@ -207,7 +207,7 @@ impl Custody {
         let overdue = self.waiters.iter().any(|waiter| waiter.until <= now);
         if core::mem::take(&mut self.stirred) || overdue {
             let mut stuck: HashSet<(VmKey, Class)> = HashSet::new();
-            for waiter in core::mem::take(&mut self.waiters) {
+            for mut waiter in core::mem::take(&mut self.waiters) {
                 // One that cannot be served means that none behind it of the same kind can.
                 let attempt = if stuck.contains(&(waiter.vm, waiter.class)) {
                     Attempt::Wait
@@ -215,6 +215,10 @@ impl Custody {
                     self.attempt(waiter.worker, waiter.serial, waiter.class, now)
                 };
                 let attempt = match attempt {
+                    Attempt::Wait if waiter.until <= now && self.is_held_up(&waiter) => {
+                        waiter.until = now.saturating_add(limits::TAKE_MILLISECONDS);
+                        Attempt::Wait
+                    }
                     Attempt::Wait if waiter.until <= now => Attempt::No(code::OUT_OF_MEMORY),
                     other => other,
                 };
@@ -231,6 +235,13 @@ impl Custody {
             }
         }
         self.waiters.iter().map(|waiter| waiter.until).min()
+    }
+
+    /// Whether there is memory for a taker that only has to be split, merged or moved, for which a grant must end that somebody
+    /// keeps. Nobody is refused for that.
+    fn is_held_up(&self, waiter: &Waiter) -> bool {
+        let help = || self.help(waiter.vm, waiter.class, &[]);
+        !self.growth.unlocked() && matches!(help(), Some(Task::Remake { .. } | Task::Move { .. }))
     }
 
     pub(super) fn give(&mut self, id: WorkerId, lease: u64) {

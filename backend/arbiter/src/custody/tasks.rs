@@ -262,7 +262,7 @@ impl Custody {
     }
 
     /// What would let a taker go on, if it is not among what is to be scrubbed already.
-    fn help(&self, vm: VmKey, class: Class, dirty: &[ChunkId]) -> Option<Task> {
+    pub(super) fn help(&self, vm: VmKey, class: Class, dirty: &[ChunkId]) -> Option<Task> {
         if self.ledger.admit(vm, class.bytes()).is_err() || self.chunks.clean_for(vm, class).is_some() {
             return None;
         }

@@ -913,6 +913,32 @@ fn growth_waits_for_memory_of_whoever_is_about_to_die() {
     assert_eq!(answers(&mut world.custody, grows), [Answer::Granted { serial: 2, value: 0 }]);
 }
 
+// Promise: Q31
+#[test]
+fn nobody_is_refused_memory_for_a_grant_that_another_vm_keeps() {
+    let mut growing = Growing::new();
+    let (greedy, honest) = (growing.worker(1), growing.worker(2));
+    growing.wish(greedy);
+    growing.pass(1);
+    assert!(growing.has(greedy));
+    let custody = &mut growing.world.custody;
+    let mut serial = 1000;
+    while custody.waiters.is_empty() {
+        serial += 1;
+        custody.request(honest, Request::Take { serial, bytes: UNIT }, 1);
+        assert_eq!(answers(custody, honest), [], "there is more, in larger chunks");
+    }
+    // Splitting one has to wait for the grant's end, and so does who needs it.
+    for now in (1..limits::GROW_MILLISECONDS).step_by(100) {
+        custody.serve_waiters(now);
+        assert_eq!(answers(custody, honest), [], "refused after {now} ms");
+    }
+    growing.now = limits::GROW_MILLISECONDS;
+    growing.pass(limits::GROW_MILLISECONDS + 10);
+    growing.world.custody.serve_waiters(growing.now);
+    assert!(growing.refused.is_empty() && growing.world.custody.waiters.is_empty(), "it has got it");
+}
+
 // Promise: Q30
 #[test]
 fn a_chunk_that_somebody_wanted_is_made_of_smaller_ones() {
