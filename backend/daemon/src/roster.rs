@@ -115,9 +115,10 @@ impl Roster {
     pub(crate) async fn remove(&self, id: u32) {
         let member = self.members.borrow_mut().remove(&id);
         if let Some(member) = member {
+            let epoch = member.vm.terms().epoch;
             member.end().await;
             for unit in self.house.units.iter() {
-                unit.forget(id);
+                unit.forget(id, epoch);
             }
         }
     }

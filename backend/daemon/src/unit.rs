@@ -280,11 +280,17 @@ impl Unit {
         self.tell_terms(vm, &terms);
     }
 
-    /// Says that a VM is gone, to this arbiter and to every one that follows.
-    pub(crate) fn forget(&self, vm: u32) {
-        if let Some(Terms { epoch, .. }) = self.terms.borrow_mut().remove(&vm) {
+    /// Says that a VM is gone, to this arbiter and to every one that follows. One that has its number since, and with it a
+    /// later epoch, stays.
+    pub(crate) fn forget(&self, vm: u32, epoch: u64) {
+        let mut terms = self.terms.borrow_mut();
+        if terms.get(&vm).is_some_and(|terms| terms.epoch > epoch) {
+            return;
+        }
+        if let Some(Terms { epoch, .. }) = terms.remove(&vm) {
             self.tell(ToArbiter::Forget { vm, epoch });
         }
+        drop(terms);
         let mut heard = self.heard.borrow_mut();
         heard.pinned.remove(&vm);
         heard.vms.remove(&vm);

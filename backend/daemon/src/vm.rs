@@ -339,7 +339,7 @@ impl Vm {
             unit.admit(self.id(), self.terms());
         }
         for unit in before.iter().filter(|unit| !self.is_on(unit.number())) {
-            unit.forget(self.id());
+            unit.forget(self.id(), self.terms().epoch);
         }
     }
 
