@@ -356,9 +356,13 @@ mod tests {
         });
         assert!(said);
         let started = Instant::now();
-        let finished = run(&mut shell("echo parent; sleep 60 & exit 0"), Duration::from_secs(60)).unwrap();
-        assert_eq!(finished.stdout, "parent\n");
-        assert!(started.elapsed() < Duration::from_secs(40));
+        let finished =
+            run(&mut shell("echo parent; sleep 60 & echo $!; exit 0"), Duration::from_secs(60)).unwrap();
+        let elapsed = started.elapsed();
+        let (parent, left) = finished.stdout.trim_end().split_once('\n').unwrap();
+        kill(left.parse().unwrap());
+        assert_eq!(parent, "parent");
+        assert!(elapsed < Duration::from_secs(40));
     }
 
     #[test]
