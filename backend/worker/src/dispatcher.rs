@@ -35,7 +35,13 @@ use sluice_protocol::{
     record::{Header, NO_REPLY},
     ring::{Consumer, RingError},
 };
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+/// How long the feeder may take to let go of the submitter once its work is done, which is no more than being scheduled.
+const LETTING_GO: Duration = Duration::from_millis(100);
 
 /// Why the session ends by the guest's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -458,7 +464,6 @@ impl Dispatcher {
 
     /// Whether everything posted to the streams of a context is complete.
     fn is_idle(&mut self, context: ContextRef) -> bool {
-        self.regain();
         let session = &self.shared.session;
         let idle = self.slots.iter().all(|slot| match slot.binding {
             Binding::Stream(target) if target.context == context => {
@@ -466,6 +471,9 @@ impl Dispatcher {
             }
             _ => true,
         });
+        if idle && self.submitter.is_none() {
+            self.submitter = self.shared.gate.take_back_soon(LETTING_GO);
+        }
         // A stream that was destroyed may have work under way, too.
         idle && self.submitter.as_ref().is_some_and(|submitter| !submitter.uses(context))
     }

@@ -126,6 +126,19 @@ impl Gate {
         if done { waiting.submitter.take() } else { None }
     }
 
+    /// The same, when the feeder may just be done: its last work can be seen to end a moment before it lets go. Waits no longer
+    /// than `limit`, and not at all for what is queued.
+    pub(crate) fn take_back_soon(&self, limit: Duration) -> Option<Box<Submitter>> {
+        let waiting = self.lock();
+        let just_feeding = |waiting: &mut Waiting| waiting.feeding && waiting.items.is_empty();
+        let (mut waiting, _) = self
+            .changed
+            .wait_timeout_while(waiting, limit, just_feeding)
+            .unwrap_or_else(PoisonError::into_inner);
+        let done = waiting.items.is_empty() && !waiting.feeding;
+        if done { waiting.submitter.take() } else { None }
+    }
+
     /// The feeder thread.
     pub(crate) fn feed(&self, driver: &Driver, session: &Session, helper: &Helper, provision: &Provision) {
         let mut current = Current::default();
