@@ -471,8 +471,8 @@ impl Custody {
     }
 
     fn describe_pinned(&self, vm: u32) -> FromArbiter {
-        let newest = self.ledger.accounts().filter(|(key, _)| key.vm == vm).max_by_key(|(key, _)| key.epoch);
-        let (epoch, bytes) = newest.map_or((0, 0), |(key, account)| (key.epoch, account.pinned));
+        let newest = self.current(vm).and_then(|key| Some((key.epoch, self.ledger.account(key)?.pinned)));
+        let (epoch, bytes) = newest.unwrap_or_default();
         FromArbiter::Pinned { vm, epoch, bytes }
     }
 
