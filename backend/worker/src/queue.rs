@@ -70,6 +70,14 @@ struct Waiting {
     feeding: bool,
 }
 
+impl Waiting {
+    /// The submitter, if nothing waits for it and the feeder does not hold it.
+    fn hand_back(&mut self) -> Option<Box<Submitter>> {
+        let done = self.items.is_empty() && !self.feeding;
+        if done { self.submitter.take() } else { None }
+    }
+}
+
 /// The gate between dispatcher and driver.
 #[derive(Debug)]
 pub(crate) struct Gate {
@@ -121,9 +129,7 @@ impl Gate {
     /// The submitter, if the feeder is done with it.
     #[cold]
     pub(crate) fn take_back(&self) -> Option<Box<Submitter>> {
-        let mut waiting = self.lock();
-        let done = waiting.items.is_empty() && !waiting.feeding;
-        if done { waiting.submitter.take() } else { None }
+        self.lock().hand_back()
     }
 
     /// The same, when the feeder may just be done: its last work can be seen to end a moment before it lets go. Waits no longer
@@ -135,8 +141,7 @@ impl Gate {
             .changed
             .wait_timeout_while(waiting, limit, just_feeding)
             .unwrap_or_else(PoisonError::into_inner);
-        let done = waiting.items.is_empty() && !waiting.feeding;
-        if done { waiting.submitter.take() } else { None }
+        waiting.hand_back()
     }
 
     /// The feeder thread.
