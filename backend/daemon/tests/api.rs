@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{PATIENCE, Place, Reply, is_alive, pid_of, request, signal, until, wait_gone, watch};
+use common::{PATIENCE, Place, Reply, is_alive, pid_of, request, signal, until, watch};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -598,13 +598,5 @@ fn a_vm_that_failed_is_tried_again_when_it_is_put_again() {
     std::fs::rename(&aside, &program).expect("renamed");
     assert_eq!(place.api("PUT", "/v1/vms/a", Some(&json!({}))).status, 201);
     daemon.end();
-    wait_gone_all(&place);
-}
-
-fn wait_gone_all(place: &Place) {
-    for pid in place.processes() {
-        if let Some(process) = watch(pid) {
-            wait_gone(&process);
-        }
-    }
+    place.wait_empty();
 }

@@ -94,6 +94,18 @@ fn ready(place: &Place, daemon: &mut Child) -> bool {
     !ready.0
 }
 
+/// Ends it in good order, and then all that it has left running.
+fn end(place: &Place, mut daemon: Child) {
+    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
+    assert!(daemon.wait().expect("sluiced").success());
+    for pid in place.processes() {
+        if let Some(process) = watch(pid) {
+            signal(&process, Signal::KILL);
+            wait_gone(&process);
+        }
+    }
+}
+
 fn found(place: &Place) -> Model {
     let body = place.api("GET", "/v1/vms", None).body;
     let made = body["vms"].as_array().expect("VMs").iter().filter(|vm| vm["configured"] == false);
@@ -138,14 +150,7 @@ fn live(fault: &str) -> bool {
     assert!(found == before || found == after, "{fault}: found {found:?}, not {before:?} nor {after:?}");
     // And it can go on from there.
     assert_eq!(place.api("PUT", "/v1/vms/c", Some(&json!({}))).status, 201, "{fault}");
-    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
-    assert!(daemon.wait().expect("sluiced").success());
-    for pid in place.processes() {
-        if let Some(process) = watch(pid) {
-            signal(&process, Signal::KILL);
-            wait_gone(&process);
-        }
-    }
+    end(&place, daemon);
     killed
 }
 
@@ -301,14 +306,7 @@ fn live_under_load(fault: Option<&str>, after: Option<Duration>) -> bool {
         let made = u64::try_from(all.iter().filter(made).count()).expect("small");
         client.check(&found, made, &what);
     }
-    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
-    assert!(daemon.wait().expect("sluiced").success());
-    for pid in place.processes() {
-        if let Some(process) = watch(pid) {
-            signal(&process, Signal::KILL);
-            wait_gone(&process);
-        }
-    }
+    end(&place, daemon);
     killed
 }
 
