@@ -93,8 +93,7 @@ impl Registry {
         let standing = [Resource::Time, Resource::Memory].map(|resource| self.balance.standing(resource));
         for one in standing.into_iter().flatten() {
             let Some(name) = self.placer.name(one.vm) else { continue };
-            let is_idle = self.room(one.vm).is_some_and(|(_, room)| room.is_idle());
-            if !is_idle || self.placer.fleet().home(one.vm) != Some(one.from) {
+            if !self.is_idle(one.vm) || self.placer.fleet().home(one.vm) != Some(one.from) {
                 continue;
             }
             let lock = self.lock(&name);

@@ -336,10 +336,7 @@ impl Registry {
             report.time.overlapped = report.time.overlapped.saturating_add(has.time.overlapped);
             report.time.waited = report.time.waited.saturating_add(has.time.waited);
             report.time.turns = report.time.turns.saturating_add(has.time.turns);
-            report.work.launches = report.work.launches.saturating_add(has.work.launches);
-            report.work.copies = report.work.copies.saturating_add(has.work.copies);
-            report.work.copied = report.work.copied.saturating_add(has.work.copied);
-            report.work.calls = report.work.calls.saturating_add(has.work.calls);
+            report.work = report.work.combine(has.work, u64::saturating_add);
         }
         let units = u64::try_from(vm.units().len()).unwrap_or(u64::MAX);
         let limit = match vm.spec().memory.0 {

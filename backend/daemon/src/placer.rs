@@ -327,6 +327,11 @@ impl Placer {
         self.found.borrow().get(gpu).cloned()
     }
 
+    /// The index in the plan of a device.
+    pub(crate) fn index_of(&self, ordinal: u32) -> Option<usize> {
+        self.found.borrow().iter().position(|found| found.ordinal == ordinal)
+    }
+
     /// A unit for every device that is not divided.
     pub(crate) fn whole_units(&self) -> Vec<Rc<Unit>> {
         let switching = self.switching.borrow();
@@ -1028,11 +1033,8 @@ impl Placer {
                     }
                     _ => (Code::DeviceFailed, format!("the driver does not switch GPU {ordinal}")),
                 };
-                let error = Error::new(code, message);
-                let error = match (switched.err(), now.err()) {
-                    (Some(why), _) | (None, Some(why)) => error.because(why),
-                    (None, None) => error,
-                };
+                let why = switched.err().or(now.err());
+                let error = caused(Error::new(code, message), why);
                 as_it_was.map_err(|worse| tracing::error!("{}", worse.message)).ok();
                 Err(error)
             }
@@ -1052,10 +1054,7 @@ impl Placer {
                 _ = self.fleet.borrow_mut().set_gpu_standing(gpu, Standing::Quarantined);
                 let error =
                     Error::new(Code::DeviceFailed, format!("how GPU {ordinal} is divided is not known"));
-                return Err(match (looked.err(), listed.err()) {
-                    (Some(why), _) | (None, Some(why)) => error.because(why),
-                    (None, None) => error,
-                });
+                return Err(caused(error, looked.err().or(listed.err())));
             }
         };
         {
@@ -1230,6 +1229,14 @@ impl Placer {
 
 fn internal(error: &PlanError) -> Error {
     Error::new(Code::Internal, format!("the plan of units: {error}"))
+}
+
+/// An error, with what the driver said, if it did.
+fn caused(error: Error, why: Option<AskError>) -> Error {
+    match why {
+        Some(why) => error.because(why),
+        None => error,
+    }
 }
 
 /// An instance, as the plan takes it.

@@ -100,21 +100,20 @@ impl Registry {
     /// Has a GPU emptied, or has it take VMs again. VMs leave it when they have no session.
     pub(crate) async fn drain_gpu(&self, caller: &Caller, gpu: u32, draining: bool) -> Result<(), Error> {
         caller.may_operate()?;
-        let at = self.placer.found().iter().position(|found| found.ordinal == gpu);
-        let at = at.ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))?;
+        let at = self.placer.index_of(gpu).ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))?;
         if !draining && self.placer.will_divide(at).is_some() {
             let message = format!("GPU {gpu} waits for a reset; reset it, or switch it back first");
             return Err(Error::new(Code::InUse, message));
         }
         if self.placer.is_draining(gpu) != draining {
-            let (object, action) =
-                (format!("gpus/{gpu}"), if draining { "gpu.drain" } else { "gpu.readmit" });
+            let (action, kind) = match draining {
+                true => ("gpu.drain", "gpu-draining"),
+                false => ("gpu.readmit", "gpu-readmitted"),
+            };
+            let object = format!("gpus/{gpu}");
             self.trail.note(caller, action, &object, None::<()>, None).map_err(Error::storage)?;
-            self.placer.set_draining(gpu, draining).map_err(|error| {
-                self.trail.note_failure(caller, action, &object, &error.to_string());
-                Error::storage(error)
-            })?;
-            let kind = if draining { "gpu-draining" } else { "gpu-readmitted" };
+            let set = self.placer.set_draining(gpu, draining);
+            set.map_err(|error| self.unmade(caller, action, &object, error))?;
             self.journal.note(kind, None, format!("GPU {gpu}"));
         }
         self.empty_drained().await;
@@ -130,14 +129,14 @@ impl Registry {
             return self.drain_gpu(caller, room.place().device, draining).await;
         }
         if self.placer.is_alone_draining(unit) != draining {
-            let (object, action) =
-                (format!("units/{unit}"), if draining { "unit.drain" } else { "unit.readmit" });
+            let (action, kind) = match draining {
+                true => ("unit.drain", "unit-draining"),
+                false => ("unit.readmit", "unit-readmitted"),
+            };
+            let object = format!("units/{unit}");
             self.trail.note(caller, action, &object, None::<()>, None).map_err(Error::storage)?;
-            self.placer.set_unit_draining(unit, draining).map_err(|error| {
-                self.trail.note_failure(caller, action, &object, &error.to_string());
-                Error::storage(error)
-            })?;
-            let kind = if draining { "unit-draining" } else { "unit-readmitted" };
+            let set = self.placer.set_unit_draining(unit, draining);
+            set.map_err(|error| self.unmade(caller, action, &object, error))?;
             self.journal.note(kind, None, format!("unit {unit}"));
         }
         self.empty_drained().await;
@@ -147,11 +146,9 @@ impl Registry {
     /// Switches the division of a GPU into instances on or off. It has to be empty, and drained, so that it stays so.
     pub(crate) async fn switch_mig(&self, caller: &Caller, gpu: u32, on: bool) -> Result<(), Error> {
         caller.may_operate()?;
-        let found = self.placer.found();
-        let at = found.iter().position(|found| found.ordinal == gpu);
-        let at = at.ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))?;
-        let will = self.placer.will_divide(at).unwrap_or(!found[at].is_whole());
-        if will == on {
+        let at = self.placer.index_of(gpu).ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))?;
+        let divided = || self.placer.device(at).is_some_and(|found| !found.is_whole());
+        if self.placer.will_divide(at).unwrap_or_else(divided) == on {
             return Ok(());
         }
         if self.checkpoint.quarantine(gpu).is_some() {
@@ -257,9 +254,8 @@ impl Registry {
             fleet.units().flat_map(|unit| unit.members()).map(|member| member.request.vm).collect()
         };
         for vm in members {
-            let idle = self.room(vm).is_some_and(|(_, room)| room.is_idle());
             // It is a member: it was found there.
-            _ = self.placer.fleet_mut().set_idle(vm, idle);
+            _ = self.placer.fleet_mut().set_idle(vm, self.is_idle(vm));
         }
     }
 
@@ -268,6 +264,11 @@ impl Registry {
         let name = self.placer.name(vm)?;
         let known = self.find(&name)?;
         Some((name, self.roster.get(known.object.number)?))
+    }
+
+    /// Whether a VM of the plan has no session, and can be moved.
+    pub(crate) fn is_idle(&self, vm: VmId) -> bool {
+        self.room(vm).is_some_and(|(_, room)| room.is_idle())
     }
 
     /// Moves a VM to the best other place there is for it, or the best of a kind or on a GPU.
@@ -295,7 +296,7 @@ impl Registry {
             request.policy = kind;
         }
         if let Some(gpu) = gpu {
-            let at = self.placer.found().iter().position(|found| found.ordinal == gpu);
+            let at = self.placer.index_of(gpu);
             let at = at.ok_or_else(|| Error::contradiction(format!("there is no GPU {gpu}")))?;
             if request.pin.is_some_and(|pin| pin.gpu != at) {
                 let message = format!("VM {id} was made to be on another GPU than {gpu}");
@@ -305,11 +306,10 @@ impl Registry {
         }
         let decided = self.placer.decide_move(&request);
         let decision = decided.map_err(|refusal| no_other_place(id, refusal))?;
-        self.trail.note(caller, "vm.move", &format!("vms/{id}"), None::<()>, None).map_err(Error::storage)?;
+        let object = format!("vms/{id}");
+        self.trail.note(caller, "vm.move", &object, None::<()>, None).map_err(Error::storage)?;
         let moved = self.relocate(vm_id(id), |fleet| fleet.relocate(vm_id(id), decision)).await;
-        moved.inspect_err(|error| {
-            self.trail.note_failure(caller, "vm.move", &format!("vms/{id}"), &error.message);
-        })
+        moved.inspect_err(|error| self.trail.note_failure(caller, "vm.move", &object, &error.message))
     }
 
     /// Moves a VM that has no session. Whoever asks for it keeps others from changing the VM.

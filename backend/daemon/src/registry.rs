@@ -791,7 +791,7 @@ impl Registry {
     }
 
     /// A change that was noted was not made.
-    fn unmade(&self, caller: &Caller, action: &str, object: &str, error: io::Error) -> Error {
+    pub(crate) fn unmade(&self, caller: &Caller, action: &str, object: &str, error: io::Error) -> Error {
         self.trail.note_failure(caller, action, object, &error.to_string());
         Error::storage(error)
     }

@@ -42,28 +42,15 @@ impl Done {
 
     /// What has come to it: all of it where the unit has begun to count anew.
     fn since(self, before: Self) -> Self {
-        let count = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
-        Self {
-            time: count(self.time, before.time),
-            work: WorkReport {
-                launches: count(self.work.launches, before.work.launches),
-                copies: count(self.work.copies, before.work.copies),
-                copied: count(self.work.copied, before.work.copied),
-                calls: count(self.work.calls, before.work.calls),
-            },
-        }
+        self.combine(before, |now, before| now.checked_sub(before).unwrap_or(now))
     }
 
     fn and(self, other: Self) -> Self {
-        Self {
-            time: self.time.saturating_add(other.time),
-            work: WorkReport {
-                launches: self.work.launches.saturating_add(other.work.launches),
-                copies: self.work.copies.saturating_add(other.work.copies),
-                copied: self.work.copied.saturating_add(other.work.copied),
-                calls: self.work.calls.saturating_add(other.work.calls),
-            },
-        }
+        self.combine(other, u64::saturating_add)
+    }
+
+    fn combine(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
+        Self { time: with(self.time, other.time), work: self.work.combine(other.work, &with) }
     }
 }
 

@@ -192,6 +192,18 @@ pub(crate) struct WorkReport {
     pub(crate) calls: u64,
 }
 
+impl WorkReport {
+    /// Each figure with the other's.
+    pub(crate) fn combine(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            launches: with(self.launches, other.launches),
+            copies: with(self.copies, other.copies),
+            copied: with(self.copied, other.copied),
+            calls: with(self.calls, other.calls),
+        }
+    }
+}
+
 /// What it took to keep a unit's memory since its arbiter was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UpkeepReport {
@@ -299,6 +311,11 @@ impl Unit {
     /// What a VM had of the unit when its arbiter was last asked.
     pub(crate) fn last_of_vm(&self, vm: u32) -> Option<VmReport> {
         self.heard.borrow().vms.get(&vm).map(|(_, report)| *report)
+    }
+
+    /// Whether a VM is known here, and in this epoch.
+    fn is_current(&self, vm: u32, epoch: u64) -> bool {
+        self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch)
     }
 
     /// Asks what a VM has, without waiting for the answer.
@@ -622,7 +639,7 @@ impl Unit {
             }
             FromArbiter::Vm { vm, epoch, lent, headroom, dirty, holders } => {
                 // Only of VMs that it was told of, and only of what they are now.
-                if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
+                if self.is_current(vm, epoch) {
                     self.note(|heard, count| {
                         let time = heard.times.get(&vm).copied().unwrap_or_default();
                         let work = heard.work.get(&vm).copied().unwrap_or_default();
@@ -634,13 +651,13 @@ impl Unit {
                 }
             }
             FromArbiter::Time { vm, epoch, used, overlapped, waited, turns } => {
-                if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
+                if self.is_current(vm, epoch) {
                     let report = TimeReport { used, overlapped, waited, turns };
                     self.heard.borrow_mut().times.insert(vm, report);
                 }
             }
             FromArbiter::Work { vm, epoch, launches, copies, copied, calls } => {
-                if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
+                if self.is_current(vm, epoch) {
                     let report = WorkReport { launches, copies, copied, calls };
                     self.heard.borrow_mut().work.insert(vm, report);
                 }
@@ -650,7 +667,7 @@ impl Unit {
                 self.note(|heard, count| heard.unit = Some((count, report)));
             }
             FromArbiter::Pinned { vm, epoch, bytes } => {
-                if self.terms.borrow().get(&vm).is_some_and(|terms| terms.epoch == epoch) {
+                if self.is_current(vm, epoch) {
                     self.heard.borrow_mut().pinned.insert(vm, bytes);
                 }
             }

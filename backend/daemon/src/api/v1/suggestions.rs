@@ -4,9 +4,7 @@ use std::rc::Rc;
 
 use axum::{Json, extract::State};
 use serde::Serialize;
-use sluice_placement::{
-    Decision, Move, Resource, Spot, Suggestion as Suggested, Unit as Planned, UnitId, VmId,
-};
+use sluice_placement::{Decision, Move, Resource, Spot, Suggestion as Suggested, Unit as Planned, UnitId};
 use utoipa::ToSchema;
 
 use super::units::UnitKind;
@@ -188,10 +186,6 @@ impl Registry {
             idle: self.is_idle(vm),
             gain_ratio: gain,
         })
-    }
-
-    fn is_idle(&self, vm: VmId) -> bool {
-        self.room(vm).is_some_and(|(_, room)| room.is_idle())
     }
 
     fn show_place(&self, decision: Decision) -> Option<Place> {
