@@ -45,7 +45,12 @@ const LOW_BYTES: u64 = 0x80_0000;
 const HIGH: u64 = 1 << 32;
 const HIGH_BYTES: u64 = 0x40_0000;
 
-/// Guest memory, the same for all inputs: only a page's magic word is ever read from it.
+/// What the control resource and an arena carry in their first pages, for drivers without contexts.
+const NONCE: [u8; 16] = *b"sixteen of bytes";
+/// Where that arena lies.
+const ARENA: u64 = PAGES + 0x20_0000;
+
+/// Guest memory, the same for all inputs: only a page's magic word and its nonce are ever read from it.
 static MEMORY: LazyLock<Memory> = LazyLock::new(|| {
     let file = memfd_create(c"ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
     ftruncate(&file, LOW_BYTES + HIGH_BYTES).expect("truncate");
@@ -95,6 +100,14 @@ struct Guest {
     open: HashSet<u16>,
 }
 
+/// Puts the nonces in their places, from where the device takes them.
+fn mark() {
+    for page in [PAGES, ARENA] {
+        let at = GuestAddress(page + session::NONCE_AT as u64);
+        MEMORY.memory().write_slice(&NONCE, at).expect("inside");
+    }
+}
+
 fn signal(eventfd: &OwnedFd) {
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
@@ -105,6 +118,7 @@ impl Guest {
         let mut device = Device::new(Policy::Sealed, link).expect("epoll");
         device.set_memory(MEMORY.clone()).expect("sealed memory");
         MEMORY.memory().write_obj(session::MAGIC, GuestAddress(PAGES)).expect("inside");
+        mark();
         Guest { device, buffer: Buffer::default(), workers: Vec::new(), heads: 0, open: HashSet::new() }
     }
 
@@ -265,6 +279,10 @@ fuzz_target!(|bytes: &[u8]| {
                 let _ = guest.device.set_memory(MEMORY.clone());
                 guest.answers();
             }
+            // A driver without contexts, and one with.
+            238 => guest.device.set_driver_features(0),
+            239 => guest.device.set_driver_features(1),
+            240 => mark(),
             _ => guest.events(),
         }
         assert!(guest.device.resource_count() <= limits::RESOURCES);

@@ -1,12 +1,17 @@
-//! What the shim says to the device: the payload of an EXECBUFFER (SUBMIT_3D), four 64-bit words.
+//! What the shim says to the device: the payload of an EXECBUFFER (SUBMIT_3D), four 64-bit words; where a driver has no
+//! contexts, the five numbers of a TRANSFER_TO_HOST_2D.
 //!
 //! The session is the virtio-gpu context in the command's header, which the guest kernel fills in; resource ids in the
-//! payload prove nothing and are accepted only if they are attached to that context.
+//! payload prove nothing and are accepted only if they are attached to that context. Without contexts the session is the
+//! control resource that is transferred, whose id the guest kernel fills in, and other ids are accepted only if their
+//! first page carries the session's [`crate::session::Nonce`].
 
 use crate::field::{Field, FieldError, Reader, Writer};
 
 /// Bytes of a payload.
 pub const BYTES: usize = 32;
+/// Numbers of a transfer: x, y, width and height of its box, and its offset.
+pub const NUMBERS: usize = 5;
 
 /// A request to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +37,8 @@ pub enum Doorbell {
     },
     /// The ring has something for a sleeping dispatcher.
     Ring,
-    /// Answer this (fenced) command when the worker wakes the session, or after a bounded time.
+    /// Answer this (fenced) command when the worker wakes the session, or after a bounded time. Transfers are never
+    /// fenced: without contexts it is a token resource ([`crate::gpu::Purpose::Token`]) that waits.
     Wait,
     /// End the session.
     Close,
@@ -74,6 +80,40 @@ impl Doorbell {
             3 => Doorbell::Detach { slot: narrow(next()?)? },
             4 => Doorbell::Ring,
             5 => Doorbell::Wait,
+            6 => Doorbell::Close,
+            _ => return Err(FieldError::Range),
+        })
+    }
+}
+
+impl Doorbell {
+    /// The numbers of a transfer of the control resource; `None` for what a transfer cannot say.
+    #[must_use]
+    pub const fn numbers(self) -> Option<[u32; NUMBERS]> {
+        #[expect(clippy::cast_possible_truncation, reason = "halves of an address")]
+        Some(match self {
+            Doorbell::Open { resource } => [1, resource, 0, 0, 0],
+            Doorbell::Attach { resource, slot, address } => {
+                [2, resource, slot, address as u32, (address >> 32) as u32]
+            }
+            Doorbell::Detach { slot } => [3, 0, slot, 0, 0],
+            Doorbell::Ring => [4, 0, 0, 0, 0],
+            Doorbell::Wait => return None,
+            Doorbell::Close => [6, 0, 0, 0, 0],
+        })
+    }
+
+    /// Decodes the numbers of a transfer.
+    ///
+    /// # Errors
+    /// [`FieldError::Range`] when they are no doorbell.
+    pub const fn from_numbers(numbers: [u32; NUMBERS]) -> Result<Doorbell, FieldError> {
+        let [operation, resource, slot, low, high] = numbers;
+        Ok(match operation {
+            1 => Doorbell::Open { resource },
+            2 => Doorbell::Attach { resource, slot, address: (high as u64) << 32 | low as u64 },
+            3 => Doorbell::Detach { slot },
+            4 => Doorbell::Ring,
             6 => Doorbell::Close,
             _ => return Err(FieldError::Range),
         })

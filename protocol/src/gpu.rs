@@ -4,7 +4,10 @@
 //! send. A command is decoded from a private copy. Answers echo the fence of the command, for the guest finds the fence
 //! by it.
 
-use crate::{doorbell::Capset, limits};
+use crate::{
+    doorbell::{self, Capset},
+    limits,
+};
 
 /// Device feature: 3D commands.
 pub const F_VIRGL: u64 = 0;
@@ -156,10 +159,17 @@ pub enum Command<'a> {
         /// The resource.
         resource: u32,
     },
-    /// A resource without memory yet (2D or 3D).
+    /// A 3D resource without memory yet.
     Create {
         /// The resource.
         resource: u32,
+    },
+    /// A 2D resource without memory yet.
+    Create2d {
+        /// The resource.
+        resource: u32,
+        /// What it is for.
+        purpose: Purpose,
     },
     /// A resource with guest memory (FULL mode).
     CreateBlob {
@@ -190,8 +200,59 @@ pub enum Command<'a> {
         /// The payload.
         payload: &'a [u8],
     },
-    /// A command that changes nothing here (scanouts, cursors, transfers).
+    /// A transfer of a 2D resource. Of a control resource it is [`crate::doorbell::Doorbell::from_numbers`].
+    Transfer {
+        /// The resource.
+        resource: u32,
+        /// Its box and its offset.
+        numbers: [u32; doorbell::NUMBERS],
+    },
+    /// A command that changes nothing here (scanouts, cursors).
     Ignored,
+}
+
+/// What a 2D resource is for. A driver without 3D passes on whatever format, width and height a process gives a resource,
+/// so these say it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// Somebody's picture: of no use here.
+    #[default]
+    Picture,
+    /// Memory to be shared with a worker: a control resource or an arena.
+    Memory,
+    /// The sleep of a session's process: the answer to the creation is withheld until its worker wakes it, or for a
+    /// bounded time.
+    Token {
+        /// Which session: [`crate::session::Nonce::key`].
+        key: u64,
+    },
+}
+
+impl Purpose {
+    /// Formats that no picture has.
+    const MEMORY: u32 = u32::from_le_bytes(*b"slcm");
+    const TOKEN: u32 = u32::from_le_bytes(*b"slct");
+
+    /// Format, width and height.
+    #[must_use]
+    pub const fn encode(self) -> [u32; 3] {
+        #[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+        match self {
+            Purpose::Picture => [1, 1, 1],
+            Purpose::Memory => [Self::MEMORY, 1, 1],
+            Purpose::Token { key } => [Self::TOKEN, key as u32, (key >> 32) as u32],
+        }
+    }
+
+    /// Decodes format, width and height.
+    #[must_use]
+    pub const fn decode([format, width, height]: [u32; 3]) -> Purpose {
+        match format {
+            Self::MEMORY => Purpose::Memory,
+            Self::TOKEN => Purpose::Token { key: (height as u64) << 32 | width as u64 },
+            _ => Purpose::Picture,
+        }
+    }
 }
 
 /// Why a command is refused.
@@ -258,7 +319,17 @@ pub fn decode<'a>(header: &Header, bytes: &'a [u8]) -> Result<Command<'a>, GpuEr
         command::CTX_DESTROY => Command::CtxDestroy,
         command::CTX_ATTACH_RESOURCE => Command::CtxAttach { resource: word(24)? },
         command::CTX_DETACH_RESOURCE => Command::CtxDetach { resource: word(24)? },
-        command::RESOURCE_CREATE_2D | command::RESOURCE_CREATE_3D => Command::Create { resource: word(24)? },
+        command::RESOURCE_CREATE_2D => Command::Create2d {
+            resource: word(24)?,
+            purpose: Purpose::decode([word(28)?, word(32)?, word(36)?]),
+        },
+        command::RESOURCE_CREATE_3D => Command::Create { resource: word(24)? },
+        command::TRANSFER_TO_HOST_2D => {
+            let numbers = [word(24)?, word(28)?, word(32)?, word(36)?, word(40)?];
+            let resource = word(48)?;
+            // The ioctl's offset has 32 bits: what has more is no doorbell.
+            if word(44)? == 0 { Command::Transfer { resource, numbers } } else { Command::Ignored }
+        }
         command::RESOURCE_CREATE_BLOB => {
             Command::CreateBlob { resource: word(24)?, entries: entries(36, 56)? }
         }

@@ -40,6 +40,10 @@ pub const RING_HEAD: usize = 0x180;
 /// Offset of the word that is 1 while there is text of kernels to fetch; worker to guest.
 pub const CONSOLE: usize = 0x1c0;
 
+/// Offset of a session's [`Nonce`], in the first page of each of its resources; written by the shim where a driver has no
+/// contexts, and cleared by the device when it has seen it.
+pub const NONCE_AT: usize = 0x200;
+
 /// Offset of the attach table.
 pub const ATTACHMENTS_AT: usize = 0x1000;
 /// Offset of the table of completed sequences.
@@ -66,6 +70,42 @@ pub const NEW: u32 = 0;
 pub const READY: u32 = 1;
 /// There is no worker, or no longer: [`LOST_ERROR`] says why.
 pub const LOST: u32 = 2;
+
+/// What makes resources those of one session where a driver has no contexts by which to tell: random, chosen by the shim,
+/// known to nobody else. The control resource carries it when the session is opened, every other when it is attached.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Nonce([u8; 16]);
+
+impl Nonce {
+    /// Bytes of it.
+    pub const BYTES: usize = 16;
+
+    /// Of these bytes; `None` for zeros, which every page carries that nobody has written to.
+    #[must_use]
+    pub fn new(bytes: [u8; Self::BYTES]) -> Option<Nonce> {
+        (bytes != [0; Self::BYTES]).then_some(Nonce(bytes))
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> &[u8; Self::BYTES] {
+        &self.0
+    }
+
+    /// The half of it by which a token names its session.
+    #[must_use]
+    pub const fn key(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+}
+
+// Not its value, which whoever reads a log could use.
+impl core::fmt::Debug for Nonce {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Nonce")
+    }
+}
 
 /// What became of a resource the shim asked to attach; 16 bytes in the attach table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use sluice_protocol::{
     custody::{Answer, Growth, Request},
     doorbell::{self, Capset, Doorbell},
     field::FieldError,
-    gpu::{self, Command, GpuError, answer, command},
+    gpu::{self, Command, GpuError, Purpose, answer, command},
     inventory::{Engines, Instance, Name, Place, Places, Profile, Recovery, Switch, Visible, WHOLE},
     limits,
 };
@@ -85,8 +85,22 @@ fn commands() -> Vec<(&'static str, Vec<u8>, usize, Meaning)> {
         (
             "2D resource",
             gpu_command(command::RESOURCE_CREATE_2D, &[8, 1, 64, 64]),
-            28,
-            Box::new(|c| c == Command::Create { resource: 8 }),
+            40,
+            Box::new(|c| c == Command::Create2d { resource: 8, purpose: Purpose::Picture }),
+        ),
+        (
+            "memory without contexts",
+            gpu_command(command::RESOURCE_CREATE_2D, &[8, u32::from_le_bytes(*b"slcm"), 3, 4]),
+            40,
+            Box::new(|c| c == Command::Create2d { resource: 8, purpose: Purpose::Memory }),
+        ),
+        (
+            "token",
+            gpu_command(command::RESOURCE_CREATE_2D, &[8, u32::from_le_bytes(*b"slct"), 3, 4]),
+            40,
+            Box::new(|c| {
+                c == Command::Create2d { resource: 8, purpose: Purpose::Token { key: 0x4_0000_0003 } }
+            }),
         ),
         (
             "3D resource",
@@ -130,8 +144,14 @@ fn commands() -> Vec<(&'static str, Vec<u8>, usize, Meaning)> {
         ("flush", gpu_command(command::RESOURCE_FLUSH, &[0; 6]), 24, Box::new(|c| c == Command::Ignored)),
         (
             "transfer",
-            gpu_command(command::TRANSFER_TO_HOST_2D, &[0; 8]),
-            24,
+            gpu_command(command::TRANSFER_TO_HOST_2D, &[1, 2, 3, 4, 5, 0, 8, 0]),
+            52,
+            Box::new(|c| c == Command::Transfer { resource: 8, numbers: [1, 2, 3, 4, 5] }),
+        ),
+        (
+            "transfer beyond 4 GiB",
+            gpu_command(command::TRANSFER_TO_HOST_2D, &[1, 2, 3, 4, 5, 1, 8, 0]),
+            52,
             Box::new(|c| c == Command::Ignored),
         ),
     ]
@@ -270,6 +290,29 @@ proptest! {
         };
         for cut in 0..needed {
             prop_assert_eq!(Doorbell::decode(&bytes[..cut]), Err(FieldError::Short));
+        }
+    }
+
+    #[test]
+    fn doorbells_round_trip_as_numbers(doorbell in doorbells()) {
+        match doorbell.numbers() {
+            Some(numbers) => prop_assert_eq!(Doorbell::from_numbers(numbers), Ok(doorbell)),
+            None => prop_assert_eq!(doorbell, Doorbell::Wait, "a token's part"),
+        }
+    }
+
+    #[test]
+    fn any_numbers_are_refused_or_mean_something(operation in 0..8u32, rest in any::<[u32; 4]>()) {
+        let [a, b, c, d] = rest;
+        if let Ok(doorbell) = Doorbell::from_numbers([operation, a, b, c, d]) {
+            prop_assert_eq!(doorbell.numbers().and_then(|numbers| Doorbell::from_numbers(numbers).ok()), Some(doorbell));
+        }
+    }
+
+    #[test]
+    fn purposes_round_trip(key in any::<u64>()) {
+        for purpose in [Purpose::Picture, Purpose::Memory, Purpose::Token { key }] {
+            prop_assert_eq!(Purpose::decode(purpose.encode()), purpose);
         }
     }
 

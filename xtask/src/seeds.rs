@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use sluice_protocol::calls::{WIRE, WireRow};
 use sluice_protocol::doorbell::{Capset, Doorbell};
-use sluice_protocol::gpu::{PAGE, command};
+use sluice_protocol::gpu::{PAGE, Purpose, command};
 use sluice_protocol::handle::{self, Id, Kind};
 use sluice_protocol::record::{HEADER_BYTES, Header, NO_REPLY};
 use sluice_protocol::{limits, session};
@@ -157,6 +157,40 @@ fn gpu_commands() -> Vec<Seed> {
         ("flush", gpu_command(RESOURCE_FLUSH, 0, &[0, 0, 64, 64, 3, 0])),
         ("transfer", gpu_command(TRANSFER_TO_HOST_2D, 0, &[0, 0, 64, 64, 0, 0, 3, 0])),
     ];
+    let mut seeds = lives("life", &[], &commands);
+    // As sixteen bytes in the target.
+    let key = u64::from_le_bytes(*b"sixteen ");
+    let create = |id: u32, purpose: Purpose| {
+        gpu_command(RESOURCE_CREATE_2D, 0, &[&[id], &purpose.encode()[..]].concat())
+    };
+    let transfer = |doorbell: Doorbell| {
+        let [x, y, width, height, offset] = doorbell.numbers().unwrap_or_default();
+        gpu_command(TRANSFER_TO_HOST_2D, 0, &[x, y, width, height, offset, 0, 1, 0])
+    };
+    let mut token = create(3, Purpose::Token { key });
+    token[4] = 1;
+    let flat = [
+        ("memory", create(1, Purpose::Memory)),
+        ("backing", gpu_command(ATTACH_BACKING, 0, &[1, 1, PAGES, 0, control, 0])),
+        ("open", transfer(Doorbell::Open { resource: 1 })),
+        ("memory_arena", create(2, Purpose::Memory)),
+        ("backing_arena", gpu_command(ATTACH_BACKING, 0, &[2, 1, arena, 0, page, 0])),
+        ("attach", transfer(Doorbell::Attach { resource: 2, slot: 1, address: limits::WINDOW_BOUNDS.start })),
+        ("ring", transfer(Doorbell::Ring)),
+        ("wait", token),
+        ("detach", transfer(Doorbell::Detach { slot: 1 })),
+        ("unref", gpu_command(RESOURCE_UNREF, 0, &[2, 0])),
+        ("unref_token", gpu_command(RESOURCE_UNREF, 0, &[3, 0])),
+        ("close", transfer(Doorbell::Close)),
+        ("unref_control", gpu_command(RESOURCE_UNREF, 0, &[1, 0])),
+    ];
+    // To a driver without contexts; the nonces have to be put back each time.
+    seeds.extend(lives("flat_life", &[238, 240], &flat));
+    seeds
+}
+
+/// Each command by itself, and all of them as the life of a session, after these operations.
+fn lives(life_name: &str, before: &[u8], commands: &[(&str, Vec<u8>)]) -> Vec<Seed> {
     /// Operations of the target: a command, a worker for session 1, a message of worker 0, and what happened meanwhile.
     fn put(into: &mut Vec<u8>, bytes: &[u8]) {
         into.push(0);
@@ -169,9 +203,9 @@ fn gpu_commands() -> Vec<Seed> {
         operation.extend(message.encode());
         operation
     };
-    let mut life = Vec::new();
+    let mut life = before.to_vec();
     let mut seeds = Vec::new();
-    for (name, bytes) in &commands {
+    for (name, bytes) in commands {
         put(&mut life, bytes);
         match *name {
             "open" => {
@@ -189,11 +223,12 @@ fn gpu_commands() -> Vec<Seed> {
             _ => {}
         }
         life.extend(events);
-        let mut one = Vec::new();
+        let mut one = before.to_vec();
         put(&mut one, bytes);
-        seeds.push(((*name).to_owned(), one));
+        let name = if before.is_empty() { (*name).to_owned() } else { format!("flat_{name}") };
+        seeds.push((name, one));
     }
-    seeds.push(("life".to_owned(), life));
+    seeds.push((life_name.to_owned(), life));
     seeds
 }
 

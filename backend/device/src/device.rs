@@ -6,13 +6,14 @@
 use crate::{
     chain::{ANSWER_BYTES, Copied, Place},
     contexts::Contexts,
+    controls::Controls,
     limiter::Limiter,
     link::{Arrival, Inbox, Link},
     memory::{Memory, MemoryError, Policy, Table},
-    page::ControlPages,
+    page::{self, ControlPages},
     poller::{Event, Poller},
-    resources::{ResourceError, Resources, User, Wanted, Withheld},
-    sessions::{CONTROL, INVALID, Order, Phase, Session, UNAVAILABLE},
+    resources::{Resource, ResourceError, Resources, User, Wanted, Withheld},
+    sessions::{CONTROL, INVALID, Order, Owner, Phase, Session, UNAVAILABLE},
     waiters::{Waiter, Waiters},
     workers::{self, Heard, Worker},
 };
@@ -21,7 +22,7 @@ use rustix::{fd::OwnedFd, io::Errno};
 use sluice_protocol::{
     control::FromWorker,
     doorbell::{Capset, Doorbell},
-    gpu::{self, Command, Header, answer},
+    gpu::{self, Command, Header, Purpose, answer},
     limits,
     session::{self, Attachment},
     shared::Shared,
@@ -106,14 +107,16 @@ enum Refused {
     Doorbell(#[from] sluice_protocol::field::FieldError),
     #[error("no context {0}")]
     NoContext(u32),
-    #[error("context {0} has no session")]
-    NoSession(u32),
-    #[error("context {context} may not use resource {resource}")]
-    Foreign { context: u32, resource: u32 },
-    #[error("context {0} has a session")]
-    Open(u32),
+    #[error("{0} has no session")]
+    NoSession(Owner),
+    #[error("{owner} may not use resource {resource}")]
+    Foreign { owner: Owner, resource: u32 },
+    #[error("{0} has a session")]
+    Open(Owner),
     #[error("resource {0} is no control resource")]
     Control(u32),
+    #[error("control resource {0} has no nonce, or that of another session")]
+    Nonce(u32),
     #[error("too many sessions, or no sluiced")]
     Unavailable,
     #[error("resource {0} is attached or has no memory")]
@@ -176,6 +179,9 @@ pub struct Device {
     table: Table,
     resources: Resources,
     contexts: Contexts,
+    /// Whether the driver has no contexts.
+    flat: bool,
+    controls: Controls,
     sessions: HashMap<u32, Session>,
     waiters: Waiters,
     /// Drivers that start, which wait until the workers of the one before are gone: until when at most.
@@ -208,6 +214,8 @@ impl Device {
             table: Table::default(),
             resources: Resources::default(),
             contexts: Contexts::default(),
+            flat: false,
+            controls: Controls::default(),
             sessions: HashMap::new(),
             waiters: Waiters::default(),
             probes: Vec::new(),
@@ -246,6 +254,12 @@ impl Device {
                 Ok(())
             }
         }
+    }
+
+    /// Learns what the guest's driver has of what was offered. One without 3D has no contexts, and sessions are known by
+    /// their nonces instead; to any other driver the commands for that mean nothing.
+    pub const fn set_driver_features(&mut self, features: u64) {
+        self.flat = features & 1 << gpu::F_VIRGL == 0;
     }
 
     /// The guest's memory, if it was accepted.
@@ -322,7 +336,11 @@ impl Device {
     pub fn panicked(&mut self, bytes: &[u8], place: Place) {
         self.counters.panics = self.counters.panics.wrapping_add(1);
         if let Some(header) = gpu::header(bytes) {
-            if let Some(session) = self.contexts.get(header.context).and_then(|context| context.session) {
+            let owner = match gpu::decode(&header, bytes) {
+                Ok(Command::Transfer { resource, .. }) if self.flat => Owner::Control(resource),
+                _ => Owner::Context(header.context),
+            };
+            if let Some(session) = self.session_of(owner) {
                 self.lose(session, UNAVAILABLE);
             }
             self.answer(place, &header, answer::ERR_UNSPEC, &Body::None);
@@ -390,13 +408,24 @@ impl Device {
                     let own = self
                         .sessions
                         .get(&user.session)
-                        .is_some_and(|session| session.context == Some(context));
+                        .is_some_and(|session| session.owner == Some(Owner::Context(context)));
                     if own {
                         self.detach(user);
                     }
                 }
             }
             Command::Create { resource } => self.resources.create(resource)?,
+            Command::Create2d { resource, purpose } => {
+                self.resources.create(resource)?;
+                match purpose {
+                    Purpose::Memory if self.flat => self.resources.get_mut(resource)?.purpose = purpose,
+                    Purpose::Token { key } if self.flat => {
+                        let number = self.controls.by_key(key);
+                        return Ok(self.wait(number, header, place));
+                    }
+                    _ => {}
+                }
+            }
             Command::CreateBlob { resource, entries } => {
                 self.resources.create_blob(resource, &mut self.table, entries.iter())?;
             }
@@ -406,12 +435,25 @@ impl Device {
             Command::DetachBacking { resource } => {
                 return self.leave(resource, withheld(Wanted::DetachBacking));
             }
-            Command::Unref { resource } => return self.leave(resource, withheld(Wanted::Unref)),
+            Command::Unref { resource } => {
+                if let Some(session) = self.controls.session(resource) {
+                    self.abandon(session, None);
+                }
+                return self.leave(resource, withheld(Wanted::Unref));
+            }
             Command::Submit { payload } => {
                 self.contexts.get(context).ok_or(Refused::NoContext(context))?;
                 let doorbell = Doorbell::decode(payload)?;
-                return self.doorbell(header, doorbell, place);
+                return self.doorbell(header, Owner::Context(context), doorbell, place);
             }
+            Command::Transfer { resource, numbers } if self.flat => {
+                // Of a picture it is nobody's doorbell.
+                if self.resources.get(resource)?.purpose == Purpose::Memory {
+                    let doorbell = Doorbell::from_numbers(numbers)?;
+                    return self.doorbell(header, Owner::Control(resource), doorbell, place);
+                }
+            }
+            Command::Transfer { .. } => {}
             Command::Ignored => {}
         }
         Ok(DONE)
@@ -429,19 +471,31 @@ impl Device {
         })
     }
 
-    fn doorbell(&mut self, header: &Header, doorbell: Doorbell, place: Place) -> Result<Outcome, Refused> {
-        let context = header.context;
-        let number = self.contexts.get(context).and_then(|context| context.session);
-        let session = number.ok_or(Refused::NoSession(context));
+    fn session_of(&self, owner: Owner) -> Option<u32> {
+        match owner {
+            Owner::Context(id) => self.contexts.get(id).and_then(|context| context.session),
+            Owner::Control(id) => self.controls.session(id),
+        }
+    }
+
+    fn doorbell(
+        &mut self,
+        header: &Header,
+        owner: Owner,
+        doorbell: Doorbell,
+        place: Place,
+    ) -> Result<Outcome, Refused> {
+        let number = self.session_of(owner);
+        let session = number.ok_or(Refused::NoSession(owner));
         match doorbell {
             Doorbell::Open { resource } => {
                 if number.is_some() {
-                    return Err(Refused::Open(context));
+                    return Err(Refused::Open(owner));
                 }
-                self.open(context, resource)?;
+                self.open(owner, resource)?;
             }
             Doorbell::Attach { resource, slot, address } => {
-                self.attach(session?, context, resource, slot, address)?;
+                self.attach(session?, owner, resource, slot, address)?;
             }
             Doorbell::Detach { slot } => {
                 let session = session?;
@@ -456,25 +510,23 @@ impl Device {
                 }
             }
             Doorbell::Wait => return Ok(self.wait(number, header, place)),
-            Doorbell::Close => {
-                let number = session?;
-                self.contexts.set_session(context, None);
-                self.abandon(number, Some(CLOSE_GRACE));
-            }
+            Doorbell::Close => self.abandon(session?, Some(CLOSE_GRACE)),
         }
         Ok(DONE)
     }
 
-    fn owned(&self, context: u32, resource: u32) -> Result<&crate::resources::Resource, Refused> {
-        let foreign = Refused::Foreign { context, resource };
-        match self.resources.get(resource) {
-            Ok(found) if found.belongs_to(context) => Ok(found),
-            _ => Err(foreign),
-        }
+    /// A resource that an owner wants to open a session with.
+    fn openable(&self, owner: Owner, resource: u32) -> Result<&Resource, Refused> {
+        let found = self.resources.get(resource).ok();
+        let own = |found: &&Resource| match owner {
+            Owner::Context(context) => found.belongs_to(context),
+            Owner::Control(control) => control == resource && found.adopted.is_none(),
+        };
+        found.filter(own).ok_or(Refused::Foreign { owner, resource })
     }
 
-    fn open(&mut self, context: u32, resource: u32) -> Result<(), Refused> {
-        let found = self.owned(context, resource)?;
+    fn open(&mut self, owner: Owner, resource: u32) -> Result<(), Refused> {
+        let found = self.openable(owner, resource)?;
         if found.user.is_some() || found.is_leaving() {
             return Err(Refused::Busy(resource));
         }
@@ -486,42 +538,86 @@ impl Device {
         if words.load_u64(session::MAGIC_AT, Ordering::Acquire) != session::MAGIC {
             return Err(Refused::Control(resource));
         }
+        let nonce = match owner {
+            Owner::Context(_) => None,
+            Owner::Control(_) => {
+                let nonce = page::nonce(found.runs(), &memory);
+                page::clear_nonce(found.runs(), &memory);
+                let unknown = nonce.filter(|nonce| !self.controls.is_known(*nonce));
+                if unknown.is_none() {
+                    tell_lost(&words, INVALID);
+                    return Err(Refused::Nonce(resource));
+                }
+                unknown
+            }
+        };
         let Some(number) = self.link.open() else {
             tell_lost(&words, UNAVAILABLE);
             return Err(Refused::Unavailable);
         };
         let until = Instant::now().checked_add(WORKER_PATIENCE).unwrap_or_else(Instant::now);
-        let mut session = Session::new(context, pages, until);
+        let mut session = Session::new(owner, pages, until);
         if let Err(refusal) = session.attach(CONTROL, resource, 0, bytes) {
             self.link.close();
             return Err(Refused::Attachment(refusal.0));
         }
         if let Ok(found) = self.resources.get_mut(resource) {
             found.user = Some(User { session: number, slot: CONTROL });
+            found.adopted = nonce.map(|_| number);
         }
         self.sessions.insert(number, session);
-        self.contexts.set_session(context, Some(number));
+        match (owner, nonce) {
+            (Owner::Context(context), _) => self.contexts.set_session(context, Some(number)),
+            (Owner::Control(_), Some(nonce)) => {
+                let entered = self.controls.insert(resource, number, nonce);
+                debug_assert!(entered, "neither resource nor nonce had a session");
+            }
+            (Owner::Control(_), None) => {}
+        }
         self.counters.sessions = self.counters.sessions.wrapping_add(1);
         self.poller.at_most(until);
         self.link.wanted(number, &self.inbox);
         Ok(())
     }
 
+    /// Whether a session may use a resource. Without contexts, one that carries its nonce becomes its own by that.
+    fn may_use(&mut self, number: u32, owner: Owner, resource: u32) -> Result<(), Refused> {
+        let foreign = Refused::Foreign { owner, resource };
+        let Ok(found) = self.resources.get_mut(resource) else { return Err(foreign) };
+        let own = match owner {
+            Owner::Context(context) => found.belongs_to(context),
+            Owner::Control(control) => match (found.adopted, &self.memory) {
+                (Some(session), _) => session == number,
+                (None, Some(memory)) if found.purpose == Purpose::Memory => {
+                    let memory = memory.memory();
+                    let nonce = page::nonce(found.runs(), &memory);
+                    let carries = nonce.is_some() && nonce == self.controls.nonce(control);
+                    if carries {
+                        page::clear_nonce(found.runs(), &memory);
+                        found.adopted = Some(number);
+                    }
+                    carries
+                }
+                (None, _) => false,
+            },
+        };
+        if own { Ok(()) } else { Err(foreign) }
+    }
+
     fn attach(
         &mut self,
         number: u32,
-        context: u32,
+        owner: Owner,
         resource: u32,
         slot: u32,
         address: u64,
     ) -> Result<(), Refused> {
-        let found = self.owned(context, resource);
-        let usable = |found: &crate::resources::Resource| {
-            found.user.is_none() && !found.is_leaving() && !found.runs().is_empty()
-        };
-        let bytes = found.as_ref().ok().filter(|found| usable(found)).map(|found| found.bytes());
-        let refused = found.err();
-        let session = self.sessions.get_mut(&number).ok_or(Refused::NoSession(context))?;
+        let usable =
+            |found: &&Resource| found.user.is_none() && !found.is_leaving() && !found.runs().is_empty();
+        let refused = self.may_use(number, owner, resource).err();
+        let found = self.resources.get(resource).ok().filter(|_| refused.is_none());
+        let bytes = found.filter(usable).map(Resource::bytes);
+        let session = self.sessions.get_mut(&number).ok_or(Refused::NoSession(owner))?;
         let entry_free = slot != CONTROL
             && slot < limits::ATTACHMENTS
             && !session.attachments.contains_key(&slot)
@@ -675,8 +771,10 @@ impl Device {
     /// The guest has no use for a session any more. Its worker is killed, after `grace` if it may say goodbye.
     fn abandon(&mut self, number: u32, grace: Option<Duration>) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
-        if let Some(context) = session.context.take() {
-            self.contexts.set_session(context, None);
+        match session.owner.take() {
+            Some(Owner::Context(id)) => self.contexts.set_session(id, None),
+            Some(Owner::Control(id)) => drop(self.controls.remove(id)),
+            None => {}
         }
         session.pages = None;
         self.end(number, grace);
@@ -751,7 +849,7 @@ impl Device {
     /// wait in it is answered at once.
     fn remove_if_over(&mut self, number: u32) {
         let over = self.sessions.get(&number).is_some_and(|session| {
-            session.context.is_none() && !session.owed && matches!(session.phase, Phase::Lost)
+            session.owner.is_none() && !session.owed && matches!(session.phase, Phase::Lost)
         });
         if over {
             self.sessions.remove(&number);
@@ -813,6 +911,7 @@ impl Device {
             }
         }
         self.contexts.clear();
+        self.controls.clear();
         self.resources.clear(&mut self.table);
     }
 
@@ -882,6 +981,7 @@ impl Device {
         }
         self.waiters = Waiters::default();
         self.contexts.clear();
+        self.controls.clear();
         self.resources.clear(&mut self.table);
         self.memory = None;
     }

@@ -47,6 +47,9 @@ pub enum Mode {
     Full,
     /// What stock QEMU leaves of it.
     Legacy,
+    /// Nothing of 3D, which is what stock Cloud Hypervisor leaves.
+    #[value(name = "2d")]
+    Flat,
 }
 
 /// Feature bits that QEMU's device lets a guest acknowledge whether offered or not; the connection would end over one
@@ -61,6 +64,7 @@ impl Mode {
         let gpu = match self {
             Mode::Full => 1 << gpu::F_VIRGL | 1 << gpu::F_RESOURCE_BLOB | 1 << gpu::F_CONTEXT_INIT,
             Mode::Legacy => 1 << gpu::F_VIRGL,
+            Mode::Flat => 0,
         };
         ring | gpu | UNMASKED | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }
@@ -296,6 +300,7 @@ impl VhostUserBackend for Endpoint {
 
     fn acked_features(&self, features: u64) {
         tracing::debug!(features = format_args!("{features:#x}"), "features acknowledged");
+        self.state().device.set_driver_features(features);
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
@@ -521,6 +526,7 @@ mod tests {
             assert_eq!(full & 1 << bit, 0, "bit {bit}");
         }
         assert_eq!(full & !Mode::Legacy.features(), 1 << 3 | 1 << 4);
+        assert_eq!(full & !Mode::Flat.features(), 1 | 1 << 3 | 1 << 4);
         let (endpoint, _) = endpoint();
         let protocol = endpoint.protocol_features();
         assert!(!protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));

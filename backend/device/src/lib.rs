@@ -9,7 +9,7 @@
 //! a worker sends is a value and not a panic, and a panic that happens all the same ends one session.
 //!
 //! A command travels [`endpoint`] (vhost-user) → [`chain`] (one private copy) → [`device`] (what it means, with
-//! [`resources`], [`contexts`] and [`sessions`]) and its answer back, at once or through [`waiters`] when there is
+//! [`resources`], [`contexts`] or [`controls`], and [`sessions`]) and its answer back, at once or through [`waiters`] when there is
 //! something to wait for. [`workers`] speaks to workers, [`link`] to `sluiced`, [`poller`] is the one place where
 //! anything is waited for.
 
@@ -23,6 +23,7 @@
 
 pub mod chain;
 pub mod contexts;
+pub mod controls;
 pub mod device;
 pub mod endpoint;
 pub mod limiter;

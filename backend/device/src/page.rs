@@ -1,10 +1,36 @@
 //! The device's few words in a control resource: the state that tells a guest its worker is lost, and attach-table
-//! entries that the device refuses itself.
+//! entries that the device refuses itself. And the nonce in the first page of any.
 
 use crate::memory::Run;
 use core::sync::atomic::Ordering;
-use sluice_protocol::{gpu::PAGE, session, shared::Shared};
+use sluice_protocol::{
+    gpu::PAGE,
+    session::{self, Nonce},
+    shared::Shared,
+};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+/// Where the nonce of a resource lies.
+fn nonce_at(runs: &[Run]) -> Option<GuestAddress> {
+    let page = runs.first()?.page().wrapping_mul(PAGE);
+    Some(GuestAddress(page.wrapping_add(session::NONCE_AT as u64)))
+}
+
+/// The nonce in the first page of a resource, if there is one.
+#[must_use]
+pub fn nonce(runs: &[Run], memory: &GuestMemoryMmap<()>) -> Option<Nonce> {
+    let mut bytes = [0; Nonce::BYTES];
+    memory.read_slice(&mut bytes, nonce_at(runs)?).ok()?;
+    Nonce::new(bytes)
+}
+
+/// Clears the nonce in the first page of a resource, which has served.
+pub fn clear_nonce(runs: &[Run], memory: &GuestMemoryMmap<()>) {
+    if let Some(at) = nonce_at(runs) {
+        // An error means that the front-end took the page out of the memory table: there is nothing left to clear.
+        let _ = memory.write_slice(&[0; Nonce::BYTES], at);
+    }
+}
 
 /// Guest-physical addresses of the first two pages of a control resource: its header and its attach table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

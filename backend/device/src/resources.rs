@@ -6,7 +6,7 @@ use crate::{
     memory::{MemoryError, Run, Table},
 };
 use sluice_protocol::{
-    gpu::{self, PAGE},
+    gpu::{self, PAGE, Purpose},
     limits,
 };
 use std::collections::HashMap;
@@ -50,6 +50,11 @@ pub struct Withheld {
 pub struct Resource {
     runs: Vec<Run>,
     contexts: Vec<u32>,
+    /// What it is for, where the driver has no contexts.
+    pub purpose: Purpose,
+    /// The session it was found to be of, where the driver has no contexts. For good: what its pages carry from then on may
+    /// be anybody's bytes.
+    pub adopted: Option<u32>,
     /// The worker that has its pages.
     pub user: Option<User>,
     withheld: Vec<Withheld>,

@@ -20,6 +20,24 @@ pub const EXHAUSTED: u32 = 2;
 /// Entry of the attach table that is the control resource.
 pub const CONTROL: u32 = 0;
 
+/// Who a session belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// A context.
+    Context(u32),
+    /// Whoever has the control resource, where the driver has no contexts.
+    Control(u32),
+}
+
+impl core::fmt::Display for Owner {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Owner::Context(id) => write!(f, "context {id}"),
+            Owner::Control(id) => write!(f, "control resource {id}"),
+        }
+    }
+}
+
 /// Where a session is in its life.
 #[derive(Debug)]
 pub enum Phase {
@@ -66,8 +84,8 @@ pub enum Order {
 /// One session.
 #[derive(Debug)]
 pub struct Session {
-    /// Its context, until that is destroyed.
-    pub context: Option<u32>,
+    /// Who has it, until that is gone.
+    pub owner: Option<Owner>,
     /// The device's words in its control resource, while the resource exists.
     pub pages: Option<ControlPages>,
     /// Where it is.
@@ -91,9 +109,9 @@ pub struct Refusal(pub u32);
 impl Session {
     /// A session that waits for a worker.
     #[must_use]
-    pub fn new(context: u32, pages: ControlPages, until: Instant) -> Session {
+    pub fn new(owner: Owner, pages: ControlPages, until: Instant) -> Session {
         Session {
-            context: Some(context),
+            owner: Some(owner),
             pages: Some(pages),
             phase: Phase::Waiting(until),
             attachments: HashMap::new(),
@@ -190,7 +208,7 @@ mod tests {
 
     fn session() -> Session {
         Session {
-            context: Some(1),
+            owner: Some(Owner::Context(1)),
             pages: None,
             phase: Phase::Lost,
             attachments: HashMap::new(),

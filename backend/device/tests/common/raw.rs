@@ -8,8 +8,8 @@ use rustix::{
 use sluice_protocol::{
     control::Run,
     doorbell::{Capset, Doorbell},
-    gpu::command::*,
-    session,
+    gpu::{Purpose, command::*},
+    session::{self, Nonce},
     shared::Shared,
 };
 use sluice_shared_memory::{Mapping, mapping::Words};
@@ -69,7 +69,20 @@ impl Raw {
         Raw::with_frontend(Frontend::connect(path, 2)?, file)
     }
 
-    pub fn with_frontend(mut frontend: Frontend, file: OwnedFd) -> Result<Raw, vhost::Error> {
+    pub fn with_frontend(frontend: Frontend, file: OwnedFd) -> Result<Raw, vhost::Error> {
+        Raw::with_features(frontend, file, 1 | 1 << 3 | 1 << 4)
+    }
+
+    /// Connects as a driver without 3D, and so without contexts.
+    pub fn flat(path: &Path) -> Raw {
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let frontend = Frontend::connect(path, 2).expect("a device");
+        let mut raw = Raw::with_features(frontend, memory(seals), 0).expect("a device");
+        assert_eq!(raw.ask(&command(GET_CAPSET_INFO, 0, &[0, 0])), 0x1102);
+        raw
+    }
+
+    fn with_features(mut frontend: Frontend, file: OwnedFd, gpu: u64) -> Result<Raw, vhost::Error> {
         let mapping =
             Mapping::scattered(0, MEMORY, [(file.as_fd(), Run { offset: 0, bytes: MEMORY })]).unwrap();
         frontend.set_owner()?;
@@ -78,9 +91,7 @@ impl Raw {
         let protocol = frontend.get_protocol_features()?;
         frontend.set_protocol_features(protocol & wanted)?;
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        frontend.set_features(
-            1 << 32 | 1 | 1 << 3 | 1 << 4 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits(),
-        )?;
+        frontend.set_features(1 << 32 | gpu | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits())?;
         let region = VhostUserMemoryRegionInfo {
             guest_phys_addr: 0,
             memory_size: MEMORY,
@@ -247,6 +258,28 @@ impl Raw {
         assert_eq!(self.doorbell(context, Doorbell::Open { resource: id }), 0x1100);
     }
 
+    /// Makes memory of these pages without contexts; its first page carries this.
+    pub fn flat_memory(&mut self, id: u32, entries: &[(u64, u32)], nonce: [u8; Nonce::BYTES]) {
+        assert_eq!(self.ask(&create_2d(id, Purpose::Memory, 0)), 0x1100);
+        assert_eq!(self.ask(&backing(id, entries)), 0x1100);
+        self.words.write(entries[0].0 as usize + session::NONCE_AT, &nonce);
+    }
+
+    /// Makes a control resource at `at` and opens a session with it, without contexts.
+    pub fn flat_open(&mut self, id: u32, at: u64, nonce: [u8; Nonce::BYTES]) {
+        self.flat_memory(id, &[(at, session::BYTES as u32)], nonce);
+        self.words.store_u64(at as usize + session::MAGIC_AT, session::MAGIC, Ordering::SeqCst);
+        assert_eq!(self.ask(&transfer(id, Doorbell::Open { resource: id })), 0x1100);
+    }
+
+    /// Makes a token, which is the sleep of a session.
+    pub fn token(&mut self, id: u32, nonce: [u8; Nonce::BYTES]) -> u16 {
+        self.fence += 1;
+        let key = Nonce::new(nonce).unwrap().key();
+        let command = create_2d(id, Purpose::Token { key }, self.fence);
+        self.send(&command)
+    }
+
     pub fn state(&self, at: u64) -> u32 {
         self.words.load_u32(at as usize + session::STATE, Ordering::Acquire)
     }
@@ -264,6 +297,31 @@ pub fn blob(id: u32, entries: &[(u64, u32)]) -> Vec<u8> {
         words.extend([*address as u32, (*address >> 32) as u32, *bytes, 0]);
     }
     command(RESOURCE_CREATE_BLOB, 0, &words)
+}
+
+/// A 2D resource, fenced unless `fence` is 0.
+pub fn create_2d(id: u32, purpose: Purpose, fence: u64) -> Vec<u8> {
+    let [format, width, height] = purpose.encode();
+    let mut bytes = command(RESOURCE_CREATE_2D, 0, &[id, format, width, height]);
+    if fence != 0 {
+        bytes[4..8].copy_from_slice(&1u32.to_le_bytes());
+        bytes[8..16].copy_from_slice(&fence.to_le_bytes());
+    }
+    bytes
+}
+
+pub fn backing(id: u32, entries: &[(u64, u32)]) -> Vec<u8> {
+    let mut words = vec![id, entries.len() as u32];
+    for (address, bytes) in entries {
+        words.extend([*address as u32, (*address >> 32) as u32, *bytes, 0]);
+    }
+    command(ATTACH_BACKING, 0, &words)
+}
+
+/// A doorbell without contexts.
+pub fn transfer(control: u32, doorbell: Doorbell) -> Vec<u8> {
+    let [x, y, width, height, offset] = doorbell.numbers().expect("something a transfer can say");
+    command(TRANSFER_TO_HOST_2D, 0, &[x, y, width, height, offset, 0, control, 0])
 }
 
 /// A doorbell, fenced unless `fence` is 0.
