@@ -61,6 +61,16 @@ pub enum TransportError {
         /// What it may be.
         expected: &'static str,
     },
+    /// The device of this system cannot be used in the mode that was asked for.
+    #[error(
+        "SLUICE_TRANSPORT={wanted} is not possible: the virtual machine's device has no more than {best}"
+    )]
+    Mode {
+        /// What was asked for.
+        wanted: drm::Mode,
+        /// The best that it can.
+        best: drm::Mode,
+    },
     /// The device is gone, or the program closed a descriptor of this library.
     #[error("the device is gone, or its descriptor was closed by the program")]
     Lost,
@@ -128,8 +138,9 @@ pub trait Transport: Send + Sync {
     fn wait(&self, timeout: Duration) -> Result<(), TransportError>;
 }
 
-/// Opens the way that `SLUICE_TRANSPORT` names: `direct` (to the socket `SLUICE_SOCKET`), `drm`, or `auto`, which is
-/// `direct` if there is such a socket's name and `drm` otherwise.
+/// Opens the way that `SLUICE_TRANSPORT` names: `direct` (to the socket `SLUICE_SOCKET`); `drm`, a render node, in the best
+/// mode that it can, or in one of them, `full`, `legacy` or `2d`; or `auto`, which is `direct` if there is such a socket's
+/// name and `drm` otherwise.
 ///
 /// # Errors
 /// [`TransportError::NoDevice`] when the system has none; others when there is one that cannot be used.
@@ -143,11 +154,14 @@ pub fn open() -> Result<Box<dyn Transport>, TransportError> {
             value: String::new(),
             expected: "the path of a device's socket",
         }),
-        ("" | "auto", None) | ("drm", _) => Ok(Box::new(drm::Drm::open()?)),
+        ("" | "auto", None) | ("drm", _) => Ok(Box::new(drm::Drm::open(None)?)),
+        ("full", _) => Ok(Box::new(drm::Drm::open(Some(drm::Mode::Full))?)),
+        ("legacy", _) => Ok(Box::new(drm::Drm::open(Some(drm::Mode::Legacy))?)),
+        ("2d", _) => Ok(Box::new(drm::Drm::open(Some(drm::Mode::Flat))?)),
         _ => Err(TransportError::Setting {
             name: "SLUICE_TRANSPORT",
             value: kind,
-            expected: "direct, drm or auto",
+            expected: "direct, drm, full, legacy, 2d or auto",
         }),
     }
 }

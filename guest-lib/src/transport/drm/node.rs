@@ -1,0 +1,479 @@
+//! The ioctls of the `virtio_gpu` driver, each as a function that cannot be called wrongly.
+
+#![expect(unsafe_code, reason = "ioctls of the virtio_gpu driver")]
+#![expect(clippy::cast_possible_truncation, reason = "lengths of small structures")]
+
+use super::super::{TransportError, held::Held};
+use rustix::{
+    fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+    io::Errno,
+    ioctl::{self, Opcode, Updater},
+};
+use sluice_protocol::{
+    calls,
+    doorbell::{self, Capset},
+};
+use sluice_shared_memory::Reservation;
+
+/// The structures of the driver, as `drm.h` and `virtgpu_drm.h` define them. Written out because the headers of older
+/// distributions lack the newer ones.
+mod abi {
+    /// DRM_IOCTL_VERSION. A C program passes buffers for three strings; this one only the name's.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct Version {
+        pub(super) numbers: [i32; 3],
+        pub(super) name_length: u64,
+        pub(super) name: u64,
+        pub(super) date_length: u64,
+        pub(super) date: u64,
+        pub(super) description_length: u64,
+        pub(super) description: u64,
+    }
+
+    /// DRM_IOCTL_GEM_CLOSE.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct GemClose {
+        pub(super) handle: u32,
+        pub(super) pad: u32,
+    }
+
+    /// DRM_IOCTL_VIRTGPU_MAP.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct Map {
+        pub(super) offset: u64,
+        pub(super) handle: u32,
+        pub(super) pad: u32,
+    }
+
+    /// DRM_IOCTL_VIRTGPU_EXECBUFFER, as of 5.16: older kernels ignore its last words, newer ones take what is missing
+    /// for zero.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct Execbuffer {
+        pub(super) flags: u32,
+        pub(super) size: u32,
+        pub(super) command: u64,
+        pub(super) handles: u64,
+        pub(super) handle_count: u32,
+        pub(super) fence: i32,
+        pub(super) ring: u32,
+        pub(super) pad: u32,
+    }
+
+    pub(super) const FENCE_OUT: u32 = 2;
+    pub(super) const RING_INDEX: u32 = 4;
+
+    /// DRM_IOCTL_VIRTGPU_GETPARAM. `value` is the address of an `int`.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct Parameter {
+        pub(super) parameter: u64,
+        pub(super) value: u64,
+    }
+
+    pub(super) const HAS_3D: u64 = 1;
+    pub(super) const HAS_BLOBS: u64 = 3;
+    pub(super) const HAS_CONTEXTS: u64 = 6;
+
+    /// DRM_IOCTL_VIRTGPU_RESOURCE_CREATE.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct Create {
+        pub(super) target: u32,
+        pub(super) format: u32,
+        pub(super) bind: u32,
+        pub(super) width: u32,
+        pub(super) height: u32,
+        pub(super) depth: u32,
+        pub(super) array_size: u32,
+        pub(super) last_level: u32,
+        pub(super) samples: u32,
+        pub(super) flags: u32,
+        pub(super) handle: u32,
+        pub(super) resource: u32,
+        pub(super) size: u32,
+        pub(super) stride: u32,
+    }
+
+    /// DRM_IOCTL_VIRTGPU_TRANSFER_TO_HOST.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct Transfer {
+        pub(super) handle: u32,
+        pub(super) x: u32,
+        pub(super) y: u32,
+        pub(super) z: u32,
+        pub(super) width: u32,
+        pub(super) height: u32,
+        pub(super) depth: u32,
+        pub(super) level: u32,
+        pub(super) offset: u32,
+        pub(super) stride: u32,
+        pub(super) layer_stride: u32,
+    }
+
+    /// DRM_IOCTL_PRIME_HANDLE_TO_FD.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct Prime {
+        pub(super) handle: u32,
+        pub(super) flags: u32,
+        pub(super) fd: i32,
+    }
+
+    /// DRM_IOCTL_VIRTGPU_GET_CAPS.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct GetCaps {
+        pub(super) id: u32,
+        pub(super) version: u32,
+        pub(super) address: u64,
+        pub(super) size: u32,
+        pub(super) pad: u32,
+    }
+
+    /// DRM_IOCTL_VIRTGPU_RESOURCE_CREATE_BLOB.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct CreateBlob {
+        pub(super) memory: u32,
+        pub(super) flags: u32,
+        pub(super) handle: u32,
+        pub(super) resource: u32,
+        pub(super) size: u64,
+        pub(super) pad: u32,
+        pub(super) command_size: u32,
+        pub(super) command: u64,
+        pub(super) blob: u64,
+    }
+
+    pub(super) const GUEST_MEMORY: u32 = 1;
+    pub(super) const MAPPABLE: u32 = 1;
+
+    /// DRM_IOCTL_VIRTGPU_CONTEXT_INIT.
+    #[derive(Default)]
+    #[repr(C)]
+    pub(super) struct ContextInit {
+        pub(super) count: u32,
+        pub(super) pad: u32,
+        pub(super) parameters: u64,
+    }
+
+    /// A parameter of it.
+    #[repr(C)]
+    pub(super) struct ContextParameter {
+        pub(super) parameter: u64,
+        pub(super) value: u64,
+    }
+
+    pub(super) const CAPSET: u64 = 1;
+    pub(super) const RINGS: u64 = 2;
+    /// DRM_CLOEXEC.
+    pub(super) const CLOSE_ON_EXEC: u32 = 0o2_000_000;
+}
+
+const fn drm<T>(number: u8) -> Opcode {
+    ioctl::opcode::read_write::<T>(b'd', number)
+}
+
+const fn virtgpu<T>(number: u8) -> Opcode {
+    drm::<T>(0x40 + number)
+}
+
+const VERSION: Opcode = drm::<abi::Version>(0x00);
+const GEM_CLOSE: Opcode = ioctl::opcode::write::<abi::GemClose>(b'd', 0x09);
+const PRIME_HANDLE_TO_FD: Opcode = drm::<abi::Prime>(0x2d);
+const MAP: Opcode = virtgpu::<abi::Map>(0x01);
+const EXECBUFFER: Opcode = virtgpu::<abi::Execbuffer>(0x02);
+const GETPARAM: Opcode = virtgpu::<abi::Parameter>(0x03);
+const RESOURCE_CREATE: Opcode = virtgpu::<abi::Create>(0x04);
+const TRANSFER_TO_HOST: Opcode = virtgpu::<abi::Transfer>(0x07);
+const GET_CAPS: Opcode = virtgpu::<abi::GetCaps>(0x09);
+const RESOURCE_CREATE_BLOB: Opcode = virtgpu::<abi::CreateBlob>(0x0a);
+const CONTEXT_INIT: Opcode = virtgpu::<abi::ContextInit>(0x0b);
+
+/// PIPE_BUFFER of one-byte texels, as a constant buffer: the plainest 3D resource there is.
+const BUFFER_FORMAT: u32 = 64;
+const BUFFER_BIND: u32 = 1 << 17;
+/// PIPE_TEXTURE_2D, the only target of a driver without 3D.
+const TEXTURE_2D: u32 = 2;
+
+/// A resource as the driver knows it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Made {
+    /// The handle of this open file.
+    pub(super) handle: u32,
+    /// The id that the device knows.
+    pub(super) id: u32,
+}
+
+/// What a driver can do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Abilities {
+    pub(super) three_d: bool,
+    pub(super) blobs: bool,
+    pub(super) contexts: bool,
+}
+
+/// Calls the driver until it is not interrupted.
+///
+/// # Safety
+/// `T` is the structure of ioctl `OPCODE`, and every address in it is valid for what the driver does with it.
+unsafe fn call<const OPCODE: Opcode, T>(node: &Held, value: &mut T) -> Result<(), TransportError> {
+    let fd = node.get()?;
+    // SAFETY: as for this function.
+    unsafe { call_fd::<OPCODE, T>(fd.as_fd(), value) }.map_err(|error| match error {
+        // The device was unplugged, or the kernel gave it up.
+        Errno::NODEV | Errno::IO => TransportError::Lost,
+        error => TransportError::System { what: "the virtio_gpu driver", error },
+    })
+}
+
+/// As [`call`], with the kernel's own answer.
+///
+/// # Safety
+/// As for [`call`].
+unsafe fn call_fd<const OPCODE: Opcode, T>(fd: BorrowedFd<'_>, value: &mut T) -> Result<(), Errno> {
+    loop {
+        // SAFETY: the caller says that this is the structure of the ioctl.
+        let request = unsafe { Updater::<OPCODE, T>::new(value) };
+        // SAFETY: the caller says that the addresses in it are valid.
+        match unsafe { ioctl::ioctl(fd, request) } {
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            result => return result,
+        }
+    }
+}
+
+/// The number at which an address is passed to the kernel.
+fn address<T>(value: *const T) -> u64 {
+    value.expose_provenance() as u64
+}
+
+/// An open render node of a Sluice device.
+#[derive(Debug)]
+pub(super) struct Node(Held);
+
+impl Node {
+    /// Takes over a render node and says what its driver can do; `None` if it is not of a Sluice device of this version.
+    pub(super) fn recognise(node: OwnedFd) -> Result<Option<(Node, Abilities)>, TransportError> {
+        if !is_sluice(node.as_fd()) {
+            return Ok(None);
+        }
+        let has = |parameter: u64| {
+            let mut value = 0i32;
+            let mut get = abi::Parameter { parameter, value: address(&raw mut value) };
+            // SAFETY: the structure of this ioctl; its address names an int that may be written.
+            let answered = unsafe { call_fd::<GETPARAM, _>(node.as_fd(), &mut get) };
+            answered.is_ok() && value == 1
+        };
+        let abilities = Abilities {
+            three_d: has(abi::HAS_3D),
+            blobs: has(abi::HAS_BLOBS),
+            contexts: has(abi::HAS_CONTEXTS),
+        };
+        let held =
+            Held::new(node).map_err(|error| TransportError::System { what: "the render node", error })?;
+        Ok(Some((Node(held), abilities)))
+    }
+
+    /// Makes this open file a context of our capset with so many rings. Before anything else that needs a context.
+    pub(super) fn start_context(&self, rings: u32) -> Result<(), TransportError> {
+        let parameters = [
+            abi::ContextParameter { parameter: abi::CAPSET, value: u64::from(Capset::ID) },
+            abi::ContextParameter { parameter: abi::RINGS, value: u64::from(rings) },
+        ];
+        let mut init = abi::ContextInit {
+            count: parameters.len() as u32,
+            pad: 0,
+            parameters: address(parameters.as_ptr()),
+        };
+        // SAFETY: the structure of this ioctl; its address names an array of `count` parameters that is only read.
+        unsafe { call::<CONTEXT_INIT, _>(&self.0, &mut init) }
+    }
+
+    /// Guest memory as a blob.
+    pub(super) fn create_blob(&self, bytes: u64) -> Result<Made, TransportError> {
+        let mut create = abi::CreateBlob {
+            memory: abi::GUEST_MEMORY,
+            flags: abi::MAPPABLE,
+            size: bytes,
+            ..abi::CreateBlob::default()
+        };
+        // SAFETY: the structure of this ioctl, without addresses.
+        unsafe { call::<RESOURCE_CREATE_BLOB, _>(&self.0, &mut create) }?;
+        Ok(Made { handle: create.handle, id: create.resource })
+    }
+
+    /// Guest memory as a 3D resource.
+    pub(super) fn create_3d(&self, bytes: u64) -> Result<Made, TransportError> {
+        let size = u32::try_from(bytes).map_err(|_| TransportError::Size(bytes))?;
+        self.create(abi::Create {
+            format: BUFFER_FORMAT,
+            bind: BUFFER_BIND,
+            width: size,
+            height: 1,
+            size,
+            ..abi::Create::default()
+        })
+    }
+
+    /// Guest memory as a 2D resource of this format, width and height, which the driver does not look at.
+    pub(super) fn create_2d(&self, numbers: [u32; 3], bytes: u64) -> Result<Made, TransportError> {
+        let [format, width, height] = numbers;
+        let size = u32::try_from(bytes).map_err(|_| TransportError::Size(bytes))?;
+        self.create(abi::Create { target: TEXTURE_2D, format, width, height, size, ..abi::Create::default() })
+    }
+
+    fn create(&self, of: abi::Create) -> Result<Made, TransportError> {
+        let mut create = abi::Create { depth: 1, array_size: 1, ..of };
+        // SAFETY: the structure of this ioctl, without addresses.
+        unsafe { call::<RESOURCE_CREATE, _>(&self.0, &mut create) }?;
+        Ok(Made { handle: create.handle, id: create.resource })
+    }
+
+    /// Maps a resource into a reservation.
+    pub(super) fn map(
+        &self,
+        handle: u32,
+        reservation: &Reservation,
+        at: u64,
+        bytes: u64,
+    ) -> Result<(), TransportError> {
+        let mut map = abi::Map { handle, ..abi::Map::default() };
+        // SAFETY: the structure of this ioctl, without addresses.
+        unsafe { call::<MAP, _>(&self.0, &mut map) }?;
+        Ok(reservation.map(at, self.0.get()?, map.offset, bytes)?)
+    }
+
+    /// Gives up a handle.
+    pub(super) fn close(&self, handle: u32) -> Result<(), TransportError> {
+        let mut close = abi::GemClose { handle, pad: 0 };
+        // SAFETY: the structure of this ioctl, without addresses.
+        unsafe { call::<GEM_CLOSE, _>(&self.0, &mut close) }
+    }
+
+    /// Sends a payload, in a ring of the context if it has any; with `fence`, answers what is readable when the device has
+    /// answered.
+    pub(super) fn execute(
+        &self,
+        payload: &[u8],
+        ring: Option<u32>,
+        fence: bool,
+    ) -> Result<Option<OwnedFd>, TransportError> {
+        let mut execbuffer = abi::Execbuffer {
+            size: payload.len() as u32,
+            command: address(payload.as_ptr()),
+            fence: -1,
+            ..abi::Execbuffer::default()
+        };
+        if fence {
+            execbuffer.flags |= abi::FENCE_OUT;
+        }
+        if let Some(ring) = ring {
+            execbuffer.flags |= abi::RING_INDEX;
+            execbuffer.ring = ring;
+        }
+        // SAFETY: the structure of this ioctl; its address names `size` bytes that are only read.
+        unsafe { call::<EXECBUFFER, _>(&self.0, &mut execbuffer) }?;
+        if !fence || execbuffer.fence < 0 {
+            return Ok(None);
+        }
+        // SAFETY: the driver made this descriptor for us just now.
+        Ok(Some(unsafe { OwnedFd::from_raw_fd(execbuffer.fence) }))
+    }
+
+    /// Has a 2D resource transferred: these numbers, which the driver does not look at.
+    pub(super) fn transfer(
+        &self,
+        handle: u32,
+        numbers: [u32; doorbell::NUMBERS],
+    ) -> Result<(), TransportError> {
+        let [x, y, width, height, offset] = numbers;
+        let mut transfer =
+            abi::Transfer { handle, x, y, width, height, depth: 1, offset, ..abi::Transfer::default() };
+        // SAFETY: the structure of this ioctl, without addresses.
+        unsafe { call::<TRANSFER_TO_HOST, _>(&self.0, &mut transfer) }
+    }
+
+    /// A descriptor for a resource, readable when what the device was last told about it has been answered.
+    pub(super) fn export(&self, handle: u32) -> Result<OwnedFd, TransportError> {
+        let mut prime = abi::Prime { handle, flags: abi::CLOSE_ON_EXEC, fd: -1 };
+        // SAFETY: the structure of this ioctl, without addresses.
+        unsafe { call::<PRIME_HANDLE_TO_FD, _>(&self.0, &mut prime) }?;
+        if prime.fd < 0 {
+            return Err(TransportError::System { what: "exporting a resource", error: Errno::BADF });
+        }
+        // SAFETY: the driver made this descriptor for us just now.
+        Ok(unsafe { OwnedFd::from_raw_fd(prime.fd) })
+    }
+}
+
+/// Whether a node is that of a Sluice device of this version.
+fn is_sluice(node: BorrowedFd<'_>) -> bool {
+    let mut name = [0u8; 16];
+    let mut version = abi::Version {
+        name_length: name.len() as u64,
+        name: address(name.as_mut_ptr()),
+        ..abi::Version::default()
+    };
+    // SAFETY: the structure of this ioctl; its one address names `name_length` bytes that may be written.
+    let answered = unsafe { call_fd::<VERSION, _>(node, &mut version) };
+    if answered.is_err() || !name.starts_with(b"virtio_gpu") {
+        return false;
+    }
+    let mut body = [0u8; Capset::BYTES];
+    let mut caps = abi::GetCaps {
+        id: Capset::ID,
+        address: address(body.as_mut_ptr()),
+        size: body.len() as u32,
+        ..abi::GetCaps::default()
+    };
+    // SAFETY: the structure of this ioctl; its address names `size` bytes that may be written.
+    let answered = unsafe { call_fd::<GET_CAPS, _>(node, &mut caps) };
+    answered.is_ok() && Capset::decode(&body) == Some(Capset { version: calls::VERSION })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_sizes_of_the_headers() {
+        let sizes = [
+            (size_of::<abi::Version>(), 64),
+            (size_of::<abi::GemClose>(), 8),
+            (size_of::<abi::Prime>(), 12),
+            (size_of::<abi::Map>(), 16),
+            (size_of::<abi::Execbuffer>(), 40),
+            (size_of::<abi::Parameter>(), 16),
+            (size_of::<abi::Create>(), 56),
+            (size_of::<abi::Transfer>(), 44),
+            (size_of::<abi::GetCaps>(), 24),
+            (size_of::<abi::CreateBlob>(), 48),
+            (size_of::<abi::ContextInit>(), 16),
+            (size_of::<abi::ContextParameter>(), 16),
+        ];
+        for (ours, theirs) in sizes {
+            assert_eq!(ours, theirs);
+        }
+    }
+
+    #[test]
+    fn requests_have_the_numbers_of_the_headers() {
+        // As the macros of drm.h make them.
+        assert_eq!(VERSION, 0xc040_6400);
+        assert_eq!(GEM_CLOSE, 0x4008_6409);
+        assert_eq!(PRIME_HANDLE_TO_FD, 0xc00c_642d);
+        assert_eq!(MAP, 0xc010_6441);
+        assert_eq!(GETPARAM, 0xc010_6443);
+        assert_eq!(RESOURCE_CREATE, 0xc038_6444);
+        assert_eq!(TRANSFER_TO_HOST, 0xc02c_6447);
+        assert_eq!(GET_CAPS, 0xc018_6449);
+        assert_eq!(RESOURCE_CREATE_BLOB, 0xc030_644a);
+        assert_eq!(CONTEXT_INIT, 0xc010_644b);
+    }
+}
