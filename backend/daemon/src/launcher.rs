@@ -64,7 +64,8 @@ const ARBITER_CAPABILITIES: CapabilitySet = CapabilitySet::KILL.union(Capability
 /// Ends of children that are told of at once, and per second in the long run: a guest can end its workers at will.
 const ENDS: (u32, f64) = (10, 0.2);
 /// Variables of the launcher's environment that its children get: names, or beginnings of names ending in `_`.
-const ENVIRONMENT: [&str; 5] = ["SLUICE_LOG", "SLUICE_SECCOMP", "SLUICE_SOFTGPU_", "CUDA_", "RUST_BACKTRACE"];
+const ENVIRONMENT: [&str; 6] =
+    ["SLUICE_LOG", "SLUICE_SECCOMP", "SLUICE_DEVICE_MODE", "SLUICE_SOFTGPU_", "CUDA_", "RUST_BACKTRACE"];
 /// Events taken from the kernel at once.
 const EVENTS: usize = 1024;
 

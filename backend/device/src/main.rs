@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "adopting inherited descriptors")]
 
 use anyhow::{Context, bail};
-use clap::{ArgGroup, Parser};
+use clap::{ArgGroup, Parser, ValueEnum as _};
 use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use sluice_device::{
     endpoint::Mode,
@@ -39,9 +39,10 @@ struct Arguments {
     /// Serve processes instead of a VMM: any number of connections, memory sealed by each.
     #[arg(long)]
     direct: bool,
-    /// What to offer.
-    #[arg(long, value_enum, default_value = "full")]
-    mode: Mode,
+    /// What to offer, if not all there is or what SLUICE_DEVICE_MODE says. With less, a VMM that passes everything serves
+    /// like one that does not.
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
     /// Accept guest memory that the VMM could shrink, and with that crash this process. For VMMs that cannot seal.
     #[arg(long, conflicts_with = "direct")]
     trust_memory: bool,
@@ -54,6 +55,7 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     start_log()?;
+    let mode = arguments.mode.map_or_else(mode_of_environment, Ok)?;
     let control = arguments.control_fd.map(inherited).transpose().context("--control-fd")?;
     let listener = match (&arguments.socket_path, arguments.fd) {
         (Some(path), _) => {
@@ -69,7 +71,7 @@ fn main() -> anyhow::Result<()> {
     };
     let options = Options {
         direct: arguments.direct,
-        mode: arguments.mode,
+        mode,
         scanouts: arguments.scanouts,
         policy: match (arguments.direct, arguments.trust_memory) {
             (true, _) => Policy::Sealed,
@@ -86,6 +88,17 @@ fn main() -> anyhow::Result<()> {
     tracing::info!("ready");
     serve::serve(listener, options, &link)?;
     Ok(())
+}
+
+/// What `SLUICE_DEVICE_MODE` says, for whoever does not write this program's command line.
+fn mode_of_environment() -> anyhow::Result<Mode> {
+    match std::env::var("SLUICE_DEVICE_MODE").as_deref() {
+        Err(std::env::VarError::NotPresent) => Ok(Mode::Full),
+        Ok(value) => {
+            Mode::from_str(value, false).map_err(|error| anyhow::anyhow!("SLUICE_DEVICE_MODE: {error}"))
+        }
+        Err(error) => bail!("SLUICE_DEVICE_MODE: {error}"),
+    }
 }
 
 /// Takes over a descriptor that the parent passed on by number.

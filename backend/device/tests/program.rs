@@ -70,6 +70,25 @@ fn it_fails_early() {
 }
 
 #[test]
+fn it_offers_what_it_is_told_to() {
+    let run = |mode: &str| {
+        Command::new(env!("CARGO_BIN_EXE_sluice-device"))
+            .args(["--fd", "99"])
+            .env("SLUICE_DEVICE_MODE", mode)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let output = run("3d");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("SLUICE_DEVICE_MODE"), "{said}");
+    for mode in ["full", "legacy", "2d"] {
+        let said = String::from_utf8(run(mode).stderr).unwrap();
+        assert!(said.contains("--fd") && !said.contains("SLUICE_DEVICE_MODE"), "{mode}: {said}");
+    }
+}
+
+#[test]
 fn it_ends_quickly_on_sigterm() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
