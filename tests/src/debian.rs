@@ -176,8 +176,13 @@ fn qemu_problem() -> Option<String> {
     }
 }
 
+/// What a QEMU says that its version is.
+pub(crate) fn qemu_version(text: &str) -> Option<&str> {
+    text.split("version ").nth(1)?.split_whitespace().next()
+}
+
 fn qemu_major(version: &str) -> Option<u32> {
-    version.split("version ").nth(1)?.split('.').next()?.parse().ok()
+    qemu_version(version)?.split('.').next()?.parse().ok()
 }
 
 fn index_targets() -> String {
@@ -326,6 +331,31 @@ pub fn promtool_if_there() -> Result<Option<PathBuf>> {
     Ok(path.exists().then_some(path))
 }
 
+/// The suites that have a QEMU which passes every feature of a device on, and the libraries that it wants.
+const NEWER_QEMU: [&str; 2] = ["trixie", "trixie-backports"];
+
+/// A QEMU of Debian 13's backports with all that it depends on, unpacked beside the system: 11 or newer.
+///
+/// # Errors
+/// When it is neither in the cache nor can be downloaded.
+pub(crate) fn newer_qemu() -> Result<PathBuf> {
+    let _lock = paths::cache_lock("qemu-newer")?;
+    let folder = paths::cache()?.join("qemu-newer");
+    if !folder.exists() {
+        progress::step("downloading a newer QEMU (Debian 13 backports)");
+        let new = folder.with_extension("new");
+        if new.exists() {
+            fs::remove_dir_all(&new).with_context(|| format!("removing the incomplete {}", new.display()))?;
+        }
+        let apt = PrivateApt::of("apt-newer", &NEWER_QEMU)?;
+        let packages = apt.with_dependencies("qemu-system-x86", NEWER_QEMU[1])?;
+        let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+        apt.unpack(&packages, &new)?;
+        fs::rename(&new, &folder).with_context(|| format!("putting {} in its place", folder.display()))?;
+    }
+    Ok(folder)
+}
+
 /// Unpacks packages into a folder, without what they depend on and without installing anything.
 ///
 /// # Errors
@@ -342,9 +372,21 @@ struct PrivateApt {
 }
 
 impl PrivateApt {
+    /// With the suites from which guests are made.
     fn new() -> Result<Self> {
-        let lock = paths::cache_lock("apt")?;
-        let folder = paths::cache()?.join("apt");
+        let release = Release::of_this_host()?;
+        let suites: &[&str] = if release.version == "12" {
+            &["bookworm", "bookworm-backports"]
+        } else {
+            &["bookworm", "trixie"]
+        };
+        Self::of("apt", suites)
+    }
+
+    /// With these suites, in a folder of the cache of its own.
+    fn of(name: &str, suites: &[&str]) -> Result<Self> {
+        let lock = paths::cache_lock(name)?;
+        let folder = paths::cache()?.join(name);
         for sub in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(folder.join(sub)).with_context(|| format!("creating {}", folder.display()))?;
         }
@@ -355,11 +397,6 @@ impl PrivateApt {
             release.id
         );
         let mirror = mirror();
-        let suites: &[&str] = if release.version == "12" {
-            &["bookworm", "bookworm-backports"]
-        } else {
-            &["bookworm", "trixie"]
-        };
         let sources: String =
             suites.iter().map(|suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n")).collect();
         fs::write(folder.join("sources.list"), sources).context("writing the list of sources")?;
@@ -403,6 +440,20 @@ impl PrivateApt {
         Ok(())
     }
 
+    /// What would be installed for a package of a suite on a system that has nothing yet, each with its version.
+    fn with_dependencies(&self, package: &str, suite: &str) -> Result<Vec<String>> {
+        let mut simulate = self.command("apt-get");
+        simulate.args([
+            "--simulate",
+            "--no-install-recommends",
+            "--target-release",
+            suite,
+            "install",
+            package,
+        ]);
+        Ok(simulated(&output_of(&mut simulate, QUICK)?))
+    }
+
     fn unpack_kernel(&self, series: Series, into: &Path) -> Result<()> {
         let known = output_of(self.command("apt-cache").args(["show", "linux-image-amd64"]), QUICK)?;
         let package = kernel_package(&known, series)
@@ -434,6 +485,17 @@ impl PrivateApt {
         }
         fs::rename(&ready, into).with_context(|| format!("moving the kernel to {}", into.display()))
     }
+}
+
+/// The packages of a simulated installation, each with its version.
+fn simulated(output: &str) -> Vec<String> {
+    let installed = output.lines().filter_map(|line| line.strip_prefix("Inst "));
+    installed
+        .filter_map(|line| {
+            let (name, rest) = line.split_once(" (")?;
+            Some(format!("{name}={}", rest.split(' ').next()?))
+        })
+        .collect()
 }
 
 /// The kernel of `series` among the dependencies of all versions of the metapackage that apt knows, newest first.
@@ -546,6 +608,14 @@ mod tests {
         assert_eq!(kernel_package(known, Series::V6_1).unwrap(), "linux-image-6.1.0-50-amd64");
         assert_eq!(kernel_package(known, Series::V6_12).unwrap(), "linux-image-6.12.95+deb12-amd64");
         assert_eq!(kernel_package("Depends: linux-image-6.16.3-amd64\n", Series::V6_1), None);
+    }
+
+    #[test]
+    fn a_simulation_names_packages_with_their_versions() {
+        let output = "NOTE: This is only a simulation!\nInst gcc-14-base (14.2.0-19 Debian:13.1/stable [amd64])\n\
+                      Inst qemu-system-x86 (1:11.1.3+ds-1~bpo13+1 Debian Backports:13/stable-backports [amd64])\n\
+                      Conf gcc-14-base (14.2.0-19 Debian:13.1/stable [amd64])\n";
+        assert_eq!(simulated(output), ["gcc-14-base=14.2.0-19", "qemu-system-x86=1:11.1.3+ds-1~bpo13+1"]);
     }
 
     #[test]

@@ -10,7 +10,6 @@ use std::fs::{self, OpenOptions};
 use std::io::BufReader;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -27,6 +26,7 @@ use crate::debian::{Kernel, Series};
 use crate::image::{Image, USER};
 use crate::paths::{self, Binaries};
 use crate::process::{self, Background};
+use crate::qemu::Qemu;
 
 /// Software emulation on a busy machine of two cores is slow; a limit that is too short only makes tests lie.
 const BOOT: Duration = Duration::from_secs(240);
@@ -117,6 +117,8 @@ pub enum Gpu {
     Plain,
     /// `vhost-user-gpu-pci` on the socket of a running `sluice-device`.
     VhostUser(PathBuf),
+    /// Any virtio device over vhost-user, here a graphics device, on such a socket: it passes on every feature.
+    Generic(PathBuf),
     /// What the management API says that QEMU has to be told: guest memory, which goes before that of the machine, and device.
     Arguments(Vec<String>),
 }
@@ -134,6 +136,8 @@ pub struct Machine {
     pub cpus: u32,
     /// Graphics device.
     pub gpu: Gpu,
+    /// What runs it.
+    pub qemu: Qemu,
     /// `None`: as [`Accelerator::choose`] says.
     pub accelerator: Option<Accelerator>,
     /// Until the agent answers.
@@ -152,6 +156,7 @@ impl Machine {
             huge_pages: false,
             cpus: 1,
             gpu: Gpu::None,
+            qemu: Qemu::Installed,
             accelerator: None,
             boot_limit: BOOT,
             logs: None,
@@ -206,6 +211,14 @@ impl Machine {
                 format!("socket,id=gpu,path={}", escape(socket)),
                 "-device".to_owned(),
                 format!("vhost-user-gpu-pci,chardev=gpu,max_outputs={outputs}"),
+            ]),
+            Gpu::Generic(socket) => arguments.extend([
+                "-chardev".to_owned(),
+                format!("socket,id=gpu,path={}", escape(socket)),
+                "-device".to_owned(),
+                // Type 16 is a graphics device, which has two queues and twenty bytes of configuration.
+                "vhost-user-test-device-pci,chardev=gpu,virtio-id=16,num_vqs=2,vq_size=1024,config_size=20"
+                    .to_owned(),
             ]),
         }
         let memory = self.memory_mib;
@@ -489,12 +502,12 @@ impl Guest {
         };
         let files = Files::new(machine)?;
         image.write(&files.initramfs)?;
-        if let Gpu::VhostUser(socket) = &machine.gpu {
+        if let Gpu::VhostUser(socket) | Gpu::Generic(socket) = &machine.gpu {
             wait_for_socket(socket)?;
         }
         // QEMU connects to us, so that the agent's first word cannot be lost.
         let listener = UnixListener::bind(&files.agent).context("listening for the guest's agent")?;
-        let mut command = Command::new("qemu-system-x86_64");
+        let mut command = machine.qemu.command();
         command.args(machine.arguments(kernel, accelerator, &files));
         let mut qemu = Background::start("QEMU", &mut command, &files.qemu_log)?;
         let stream = accept(&listener, &mut qemu)?;

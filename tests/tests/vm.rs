@@ -19,7 +19,8 @@ use sluice_tests::image::Image;
 use sluice_tests::paths::{self, Binaries};
 use sluice_tests::process::{self, signal};
 use sluice_tests::programs::{self, Program};
-use sluice_tests::vm::{Completed, Gpu, Guest, GuestCommand, GuestProcess, Machine};
+use sluice_tests::vm::{Completed, Guest, GuestCommand, GuestProcess, Machine};
+use sluice_tests::way::{Mode, Way};
 
 /// For anything that takes seconds at most on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -32,12 +33,12 @@ struct Stage {
     host: Host,
     binaries: Binaries,
     programs: Vec<Program>,
+    kernel: Kernel,
     started: Instant,
 }
 
 impl Stage {
     fn boot(name: &str, series: Series, cpus: u32) -> Result<Self> {
-        // One of the programs pins 2.2 GiB in all, and what was pinned once stays shared.
         Self::boot_machine(Machine { cpus, memory_mib: 4096, ..Machine::new(name) }, series)
     }
 
@@ -47,6 +48,17 @@ impl Stage {
 
     /// With options and variables of the host's side, and with what is not in every image.
     fn boot_with(
+        machine: Machine,
+        series: Series,
+        host: (&[&str], &[(&str, &str)]),
+        add: impl FnOnce(&mut Image) -> Result<()>,
+    ) -> Result<Self> {
+        Self::boot_way(&Way::stock(Mode::Legacy), machine, series, host, add)
+    }
+
+    /// On whichever way.
+    fn boot_way(
+        way: &Way,
         machine: Machine,
         series: Series,
         (options, environment): (&[&str], &[(&str, &str)]),
@@ -60,14 +72,14 @@ impl Stage {
             .program(Path::new(env!("CARGO_BIN_EXE_sluice-hostile-guest")), &format!("usr/bin/{HOSTILE}"))?;
         add(&mut image)?;
         let started = Instant::now();
-        let host = Host::start_with(&binaries, series, options, environment)?;
-        let gpu = Gpu::VhostUser(host.socket().to_path_buf());
-        let machine = Machine { gpu, ..machine };
+        let environment: Vec<_> = environment.iter().copied().chain(way.environment()).collect();
+        let host = Host::start_with(&binaries, series, options, &environment)?;
+        let machine = way.machine(machine, host.socket());
         let guest = Guest::boot(&machine, &kernel, &image)
             .with_context(|| format!("the host's side said:\n{}", process::tail(&host.printed(), 30)))?;
         println!("booted {} in {:?} ({})", kernel.version, started.elapsed(), guest.accelerator().name());
         ensure!(guest.hello()?.render_node, "no render node:\n{}", process::tail(&guest.console(), 30));
-        Ok(Self { guest, host, binaries, programs, started })
+        Ok(Self { guest, host, binaries, programs, kernel, started })
     }
 
     /// One thing to see; its name is part of every error.
@@ -191,26 +203,110 @@ fn passed(completed: &Completed) -> Result<()> {
     Ok(())
 }
 
-fn programs_print_the_same(series: Series, cpus: u32) -> Result<()> {
-    let stage = Stage::boot(&format!("programs-{series}"), series, cpus)?;
+/// Takes half of a minute and says nothing of the way on which it is done.
+const LONG: &str = "lifetimes";
+
+fn programs_print_the_same(way: &Way, series: Series, cpus: u32, all: bool) -> Result<()> {
+    let name = format!("programs-{}-{series}", way.mode);
+    // One of the programs pins 2.2 GiB in all, and what was pinned once stays shared.
+    let machine = Machine { cpus, memory_mib: 4096, ..Machine::new(&name) };
+    let stage = Stage::boot_way(way, machine, series, (&[], &[]), |_| Ok(()))?;
     ensure!(stage.guest.run("nproc")?.stdout.trim() == cpus.to_string());
-    for program in &stage.programs {
+    stage.part("the mode, and no other", |stage| the_mode(stage, way.mode))?;
+    for program in stage.programs.iter().filter(|program| all || program.name != LONG) {
         stage.part(&program.name, |stage| stage.same_as_natively(&program.name, &[]))?;
     }
     stage.workers(0)?;
+    way.ran(&stage.kernel)?;
     stage.power_off()
+}
+
+/// The library uses a mode if it is told to and the device can, and says so if the device cannot.
+fn the_mode(stage: &Stage, mode: Mode) -> Result<()> {
+    for wanted in Mode::ALL {
+        let command = GuestCommand::program(&["vector_add"]).limit(PATIENCE);
+        let ended = stage.guest.start(&command.env("SLUICE_TRANSPORT", wanted.name()))?.wait()?;
+        if mode.serves(wanted) {
+            passed(&ended).with_context(|| format!("forced to {wanted}"))?;
+        } else {
+            let said = format!(
+                "SLUICE_TRANSPORT={wanted} is not possible: the virtual machine's device has no more than {mode}"
+            );
+            // cudaErrorNoDevice.
+            ensure!(
+                ended.code == Some(1) && ended.stdout.contains(": 100 "),
+                "forced to {wanted}: {ended:?}"
+            );
+            ensure!(ended.stderr.contains(&said), "forced to {wanted}: {ended:?}");
+        }
+    }
+    Ok(())
+}
+
+/// The QEMU whose generic device passes everything on; says which cells are not run where there is none.
+fn newer(mode: Mode, series: Series) -> Result<Option<Way>> {
+    match Way::newer(mode) {
+        Ok(way) => Ok(Some(way)),
+        Err(error) => {
+            println!("SKIP: no QEMU that passes every feature on: {error:#}");
+            Way::not_run(mode, series, "no such QEMU could be had")?;
+            Ok(None)
+        }
+    }
 }
 
 // Promise: C1, C13
 #[test]
 fn programs_print_the_same_natively_and_on_kernel_6_1() -> Result<()> {
-    programs_print_the_same(Series::V6_1, 1)
+    programs_print_the_same(&Way::stock(Mode::Legacy), Series::V6_1, 1, true)
 }
 
 // Promise: C1, G10
 #[test]
 fn programs_print_the_same_natively_and_on_kernel_6_12_with_two_processors() -> Result<()> {
-    programs_print_the_same(Series::V6_12, 2)
+    programs_print_the_same(&Way::stock(Mode::Legacy), Series::V6_12, 2, true)
+}
+
+// Promise: C1, V16, V17
+#[test]
+fn programs_print_the_same_without_contexts() -> Result<()> {
+    programs_print_the_same(&Way::stock(Mode::Flat), Series::V6_12, 2, false)
+}
+
+fn programs_print_the_same_on_newer(mode: Mode, series: Series) -> Result<()> {
+    match newer(mode, series)? {
+        Some(way) => programs_print_the_same(&way, series, 2, true),
+        None => Ok(()),
+    }
+}
+
+// Promise: V17
+#[test]
+#[ignore = "for the full tier"]
+fn programs_print_the_same_with_blobs_and_contexts_on_kernel_6_1() -> Result<()> {
+    programs_print_the_same_on_newer(Mode::Full, Series::V6_1)
+}
+
+// Promise: V17
+#[test]
+#[ignore = "for the full tier"]
+fn programs_print_the_same_with_blobs_and_contexts_on_kernel_6_12() -> Result<()> {
+    programs_print_the_same_on_newer(Mode::Full, Series::V6_12)
+}
+
+// Promise: V17
+#[test]
+#[ignore = "for the full tier"]
+fn programs_print_the_same_on_the_newer_qemu_that_is_offered_less() -> Result<()> {
+    programs_print_the_same_on_newer(Mode::Legacy, Series::V6_12)?;
+    programs_print_the_same_on_newer(Mode::Flat, Series::V6_1)
+}
+
+// Promise: V16, V17
+#[test]
+#[ignore = "for the full tier"]
+fn programs_print_the_same_without_contexts_on_kernel_6_1() -> Result<()> {
+    programs_print_the_same(&Way::stock(Mode::Flat), Series::V6_1, 1, true)
 }
 
 // Promise: V15
@@ -282,7 +378,27 @@ fn monitors_show_the_quota_and_the_processes_of_the_vm() -> Result<()> {
 // Promise: C4, F1, F2, F3, G3
 #[test]
 fn what_fails_in_a_vm_fails_alone_and_leaves_nothing_behind() -> Result<()> {
-    let stage = Stage::boot("failures", Series::V6_12, 2)?;
+    what_fails_fails_alone(&Way::stock(Mode::Legacy))
+}
+
+// Promise: V16, V17
+#[test]
+#[ignore = "for the full tier"]
+fn what_fails_without_contexts_fails_alone_and_leaves_nothing_behind() -> Result<()> {
+    what_fails_fails_alone(&Way::stock(Mode::Flat))
+}
+
+// Promise: V17
+#[test]
+#[ignore = "for the full tier"]
+fn what_fails_with_blobs_and_contexts_fails_alone_and_leaves_nothing_behind() -> Result<()> {
+    newer(Mode::Full, Series::V6_12)?.map_or(Ok(()), |way| what_fails_fails_alone(&way))
+}
+
+fn what_fails_fails_alone(way: &Way) -> Result<()> {
+    let name = format!("failures-{}", way.mode);
+    let machine = Machine { cpus: 2, memory_mib: 4096, ..Machine::new(&name) };
+    let stage = Stage::boot_way(way, machine, Series::V6_12, (&[], &[]), |_| Ok(()))?;
     stage.part("a user outside of group render has no device", a_stranger_has_no_device)?;
     stage.part("a fault stays in its process", a_fault_stays_in_its_process)?;
     stage.part("a killed program takes its worker with it", |stage| a_killed_program(stage, &[]))?;

@@ -9,10 +9,10 @@ use clap::Args;
 use sluice_protocol::calls::{C, Parameter, VERSION, WIRE, WireRow};
 use sluice_tests::paths;
 
-use crate::{api_page, runner};
+use crate::{api_page, matrix, runner};
 
 /// Write the generated pages of docs/.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Options {
     /// Write nothing; fail when a page is out of date.
     #[arg(long)]
@@ -62,7 +62,12 @@ fn pages() -> Result<Vec<Page>> {
     let openapi = sluice_daemon::api::openapi().context("describing the management API")?;
     let api = api_page::page(&serde_json::from_str(&openapi)?);
     let page = |name, text| Page { path: docs.join(name), text };
-    Ok(vec![page("protocol.md", protocol()), page("openapi.json", openapi), page("api.md", api)])
+    Ok(vec![
+        page("protocol.md", protocol()),
+        page("openapi.json", openapi),
+        page("api.md", api),
+        page("support-matrix.md", matrix::page()?),
+    ])
 }
 
 fn protocol() -> String {

@@ -8,6 +8,7 @@ mod cargo;
 mod demo;
 mod docs;
 mod fuzz;
+mod matrix;
 mod promises;
 mod record;
 mod runner;
@@ -46,6 +47,8 @@ enum Command {
     Bench(bench::Options),
     /// Write the pages of docs/ that are derived from the code.
     Docs(docs::Options),
+    /// Collect into docs/support-matrix.md what the tests in virtual machines noted.
+    Matrix,
 }
 
 /// Where the record of a test run goes.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Docs(options) => docs::run(&options),
+        Command::Matrix => matrix::run(),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -263,6 +263,7 @@ mod tests {
         }
     }
 
+    // Promise: V17
     #[test]
     fn the_best_mode_is_taken_and_others_only_where_the_driver_can() {
         let modes = |three_d, blobs, contexts| Mode::of(Abilities { three_d, blobs, contexts });

@@ -1,0 +1,119 @@
+//! A way from a guest to its device: what the device offers, what passes it on, and what of it is left in the guest.
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::debian::{Kernel, Series};
+use crate::matrix::{self, Place};
+use crate::qemu::Qemu;
+use crate::vm::{Gpu, Machine};
+
+/// How the guest's library speaks to the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Blobs and contexts of a capset.
+    Full,
+    /// 3D resources.
+    Legacy,
+    /// 2D resources, no contexts.
+    Flat,
+}
+
+impl Mode {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Full, Self::Legacy, Self::Flat];
+
+    /// As `SLUICE_TRANSPORT` and `SLUICE_DEVICE_MODE` call it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Legacy => "legacy",
+            Self::Flat => "2d",
+        }
+    }
+
+    /// Whether a guest whose device has this mode can also be used in that one.
+    #[must_use]
+    pub fn serves(self, other: Self) -> bool {
+        self == other || (self, other) == (Self::Full, Self::Legacy)
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(self.name())
+    }
+}
+
+/// A way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Way {
+    /// What is left in the guest.
+    pub mode: Mode,
+    qemu: Qemu,
+}
+
+impl Way {
+    /// The installed QEMU and its own vhost-user graphics device.
+    ///
+    /// # Panics
+    /// For FULL, which it does not pass on.
+    #[must_use]
+    pub fn stock(mode: Mode) -> Self {
+        assert!(mode != Mode::Full, "stock QEMU passes on no blobs");
+        Self { mode, qemu: Qemu::Installed }
+    }
+
+    /// A newer QEMU, whose generic device passes on everything.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn newer(mode: Mode) -> Result<Self> {
+        Ok(Self { mode, qemu: Qemu::newer()? })
+    }
+
+    /// What the device's environment must say so that this mode is what is left.
+    #[must_use]
+    pub fn environment(&self) -> Option<(&'static str, &'static str)> {
+        let all = Self { mode: Mode::Legacy, qemu: Qemu::Installed };
+        (*self != all).then_some(("SLUICE_DEVICE_MODE", self.mode.name()))
+    }
+
+    /// The machine with the device on this socket.
+    #[must_use]
+    pub fn machine(&self, machine: Machine, socket: &Path) -> Machine {
+        let gpu = match self.qemu {
+            Qemu::Installed => Gpu::VhostUser(socket.to_path_buf()),
+            Qemu::Unpacked(_) => Gpu::Generic(socket.to_path_buf()),
+        };
+        Machine { gpu, qemu: self.qemu.clone(), ..machine }
+    }
+
+    /// Notes in the matrix that programs ran.
+    ///
+    /// # Errors
+    /// When the note cannot be written, or QEMU does not say its version.
+    pub fn ran(&self, kernel: &Kernel) -> Result<()> {
+        let device = match self.qemu {
+            Qemu::Installed => "vhost-user-gpu-pci",
+            Qemu::Unpacked(_) => "vhost-user-test-device-pci",
+        };
+        let place = place(self.mode, device, kernel.series);
+        matrix::ran(place, &self.qemu.version()?, &kernel.version)
+    }
+
+    /// Notes in the matrix that there is no newer QEMU.
+    ///
+    /// # Errors
+    /// When the note cannot be written.
+    pub fn not_run(mode: Mode, series: Series, reason: &str) -> Result<()> {
+        matrix::not_run(place(mode, "vhost-user-test-device-pci", series), reason)
+    }
+}
+
+fn place(mode: Mode, device: &str, series: Series) -> Place {
+    Place::new(&mode.name().to_uppercase(), &format!("QEMU, `{device}`"), &format!("Debian, {series}"))
+}
