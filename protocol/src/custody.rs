@@ -6,9 +6,9 @@
 //! read.
 //!
 //! A request that carries a `serial` is answered by a message that carries it too. A worker that breaks the protocol is
-//! ended. What a worker has done it counts in the *report page*, which only it writes and its arbiter reads. Nothing a worker
-//! says is believed about memory: a lease is over for the VM's quota when the worker gives it back,
-//! and its memory serves another VM only when every process that ever imported it is gone.
+//! ended. What a worker does with the unit's time it says in the *report page*, which only it writes and its arbiter reads, and
+//! by a *bell*. Nothing a worker says is believed about memory: a lease is over for the VM's quota when the worker gives it
+//! back, and its memory serves another VM only when every process that ever imported it is gone.
 
 use crate::{
     control::messages,
@@ -89,12 +89,13 @@ messages! {
     }
     /// From an arbiter to a worker.
     enum Answer {
-        /// First of all. Descriptors: the custody page, which cannot be written through it; the report page.
+        /// First of all. Descriptors: the custody page, which cannot be written through it; the report page; the bell, an
+        /// eventfd.
         1 Welcome {
             /** The placement unit. */ unit: u32,
             /** Epoch of the VM. */ epoch: u64,
             /** What the VM may have, in bytes. */ limit: u64
-        } fds 2,
+        } fds 3,
         /// A chunk. Descriptor: what the driver imports it by.
         2 Lent {
             /** That of the request. */ serial: u64,
@@ -133,8 +134,12 @@ pub mod page {
     pub const LIMIT: usize = 16;
     /// Bytes lent to all workers of the VM, those they call idle not counted.
     pub const USED: usize = 24;
-    /// 1 while the VM's work may be submitted, else 0. A futex: whoever waits for it is woken when it changes.
+    /// Microseconds of work, by estimate, that the worker may have under way; 0 while it may submit none. Beside them, maybe,
+    /// [`TELL`]. A futex: whoever waits for it is woken when it changes from 0.
     pub const PERMIT: usize = 32;
+    /// Somebody else wants the device and waits for the worker to have nothing to do: it rings when that is so. A worker without
+    /// a permit rings in any case, then, and when it needs one, and when the device begins with what was held.
+    pub const TELL: u32 = 1 << 31;
 
     /// Free and total bytes of the VM on this unit, as its guest sees them.
     pub fn memory(page: &impl Shared) -> (u64, u64) {
@@ -144,10 +149,22 @@ pub mod page {
     }
 }
 
-/// The report page: what a worker says it has done. Whatever stands there is bounded before it is shown to anybody.
+/// The report page: what a worker does with a unit's time, and how much it has done. Only the worker's own VM is charged by it.
 pub mod report {
     /// Bytes of the page.
     pub const BYTES: usize = 4096;
+    /// 1 while work waits: for a permit, or for earlier work to end.
+    pub const WAITING: usize = 0;
+    /// Pieces of work that were submitted and could run at once, in all.
+    pub const BEGUN: usize = 8;
+    /// Of these and of those in [`FREED`], pieces that ended.
+    pub const ENDED: usize = 16;
+    /// Nanoseconds in which some was under way, up to [`COUNTED`].
+    pub const BUSY: usize = 24;
+    /// A time of the monotonic clock: what was under way since then is not in [`BUSY`].
+    pub const COUNTED: usize = 32;
+    /// Pieces of work that were submitted behind a wait which is over.
+    pub const FREED: usize = 40;
     /// Kernels launched.
     pub const LAUNCHES: usize = 64;
     /// Copies submitted.

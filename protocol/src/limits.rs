@@ -126,3 +126,6 @@ pub const CUSTODY_UNREAD_MILLISECONDS: u64 = 5_000;
 pub const REPORTED_PER_MILLISECOND: u64 = 10_000;
 /// Bytes copied by a worker that are believed per millisecond of its life: 16 TB/s.
 pub const REPORTED_BYTES_PER_MILLISECOND: u64 = 1 << 34;
+/// Pieces of work that a worker may have submitted after its permit was closed: its threads may have looked before, each of them
+/// with one piece.
+pub const WITHOUT_PERMIT: u64 = 64;

@@ -2,11 +2,16 @@
 
 #![expect(unsafe_code, reason = "mmap, and access through raw pointers to memory that others write")]
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::{
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    time::Duration,
+};
 use rustix::{
+    event::Timespec,
     fd::BorrowedFd,
     io::Errno,
     mm::{self, MapFlags, ProtFlags},
+    thread::futex,
 };
 use sluice_protocol::{control::Run, shared::Shared};
 
@@ -283,6 +288,20 @@ impl Words {
         // SAFETY: both ranges are valid for their length. They may be the same pages, which a guest can bring about; other
         // parties may write meanwhile, and the bytes are then any mixture.
         unsafe { core::ptr::copy(from, into, bytes) }
+    }
+
+    /// Sleeps while the 32-bit word at `at` has this value, until somebody wakes those who sleep for it, or for so long. May
+    /// return early.
+    pub fn sleep_while(&self, at: usize, value: u32, limit: Duration) {
+        let Ok(limit) = Timespec::try_from(limit) else { return };
+        // Whatever it was: the caller looks again. AGAIN: it has changed; TIMEDOUT, INTR: as said.
+        let _ = futex::wait(self.word32(at), futex::Flags::empty(), value, Some(&limit));
+    }
+
+    /// Wakes whoever sleeps for the 32-bit word at `at`, in any process.
+    pub fn wake(&self, at: usize) {
+        // It fails only where there is no such word.
+        let _ = futex::wake(self.word32(at), futex::Flags::empty(), i32::MAX.unsigned_abs());
     }
 
     fn pointer<T>(&self, at: usize, bytes: usize) -> *mut T {

@@ -246,12 +246,12 @@ impl Custody {
         core::mem::take(&mut self.touched)
     }
 
-    /// What stands in the custody pages of a VM: limit, used bytes, and whether it may submit work.
+    /// What stands in the custody pages of a VM: limit and used bytes.
     #[must_use]
-    pub fn figures(&self, key: VmKey) -> (u64, u64, bool) {
-        let Some(account) = self.ledger.account(key) else { return (0, 0, false) };
+    pub fn figures(&self, key: VmKey) -> (u64, u64) {
+        let Some(account) = self.ledger.account(key) else { return (0, 0) };
         let used = account.lent.saturating_add(account.kept).saturating_sub(account.idle);
-        (self.ledger.limit(key), used, !account.closed)
+        (self.ledger.limit(key), used)
     }
 
     /// What a VM without a limit has, and what the unit has in all.

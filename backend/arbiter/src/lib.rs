@@ -10,6 +10,7 @@
 //! - [`audit`]: whether sums and states hold together, and agree with the inventory.
 //! - [`mod@unit`], [`scrub`]: the driver; and the thread in which everything of it happens that takes time.
 //! - [`tally`]: what workers say they have done, added up. Pure.
+//! - `time`: who may submit work, in a thread of its own.
 //! - [`page`], `workers`, [`inventory`]: the other parties.
 //! - [`server`]: the loop.
 
@@ -24,6 +25,7 @@ pub mod scrub;
 pub mod server;
 mod space;
 pub mod tally;
+mod time;
 pub mod unit;
 mod workers;
 

@@ -1,14 +1,11 @@
 //! Pages that an arbiter and a worker share: what is granted, for the worker to read, and what the worker reports.
 
-#![expect(unsafe_code, reason = "a futex is named by a reference to its word")]
-
 use crate::tally::Work;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::{sync::atomic::Ordering, time::Duration};
 use rustix::{
     fd::{AsFd as _, OwnedFd},
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
     io::Errno,
-    thread::futex,
 };
 use sluice_protocol::{
     control::Run,
@@ -64,25 +61,20 @@ impl Page {
         self.mapping.words()
     }
 
-    /// Writes what the VM has and may.
-    pub fn write(&self, limit: u64, used: u64, permit: bool) {
+    /// Writes what the VM has and may have.
+    pub fn write(&self, limit: u64, used: u64) {
         let words = self.words();
         words.store_u64(page::LIMIT, limit, Ordering::Release);
         words.store_u64(page::USED, used, Ordering::Release);
-        let permit = u32::from(permit);
-        if words.load_u32(page::PERMIT, Ordering::Relaxed) != permit {
-            words.store_u32(page::PERMIT, permit, Ordering::SeqCst);
-            self.wake();
-        }
     }
 
-    fn wake(&self) {
-        let Ok(address) = usize::try_from(self.mapping.base()) else { return };
-        let word = core::ptr::with_exposed_provenance_mut(address + page::PERMIT);
-        // SAFETY: an aligned word of a mapping that this page owns; as an atomic it may be shared with the worker.
-        let word = unsafe { AtomicU32::from_ptr(word) };
-        if let Err(error) = futex::wake(word, futex::Flags::empty(), u32::MAX) {
-            tracing::error!(%error, "cannot wake who waits for a permit");
+    /// Writes the permit, and wakes who waits for one.
+    pub fn permit(&self, permit: u32) {
+        let words = self.words();
+        let before = words.load_u32(page::PERMIT, Ordering::Relaxed);
+        words.store_u32(page::PERMIT, permit, Ordering::SeqCst);
+        if before & !page::TELL == 0 && permit & !page::TELL != 0 {
+            words.wake(page::PERMIT);
         }
     }
 }
@@ -91,6 +83,21 @@ impl Page {
 #[derive(Debug)]
 pub struct Report {
     mapping: Mapping,
+}
+
+/// What a worker says that it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reported {
+    /// Work waits.
+    pub waiting: bool,
+    /// Pieces of work submitted that could run at once.
+    pub submitted: u64,
+    /// Pieces of work that can or could run.
+    pub begun: u64,
+    /// Pieces of work that ended.
+    pub ended: u64,
+    /// For how long some was under way.
+    pub busy: Duration,
 }
 
 impl Report {
@@ -113,6 +120,26 @@ impl Report {
             copies: count(report::COPIES),
             copied: count(report::COPIED),
             calls: count(report::CALLS),
+        }
+    }
+    /// What it says that the worker does at a time of the monotonic clock, in nanoseconds.
+    #[must_use]
+    pub fn read(&self, now: u64) -> Reported {
+        let words = self.mapping.words();
+        // What ended is read first: what ends between the looks counts as under way.
+        let ended = words.load_u64(report::ENDED, Ordering::Acquire);
+        let freed = words.load_u64(report::FREED, Ordering::Acquire);
+        let submitted = words.load_u64(report::BEGUN, Ordering::Acquire);
+        let begun = submitted.wrapping_add(freed);
+        let busy = words.load_u64(report::BUSY, Ordering::Acquire);
+        let counted = words.load_u64(report::COUNTED, Ordering::Acquire);
+        let since = if begun == ended { 0 } else { now.saturating_sub(counted) };
+        Reported {
+            waiting: words.load_u32(report::WAITING, Ordering::Acquire) != 0,
+            submitted,
+            begun,
+            ended,
+            busy: Duration::from_nanos(busy.saturating_add(since)),
         }
     }
 }

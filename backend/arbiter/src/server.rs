@@ -12,6 +12,7 @@ use crate::{
     page::{Page, PageError, Report},
     scrub::{Hand, Rules, Work},
     tally::{Tally, Work as Done},
+    time::{Ended, Time},
     unit::{Piece, Unit, UnitError},
     workers::{Heard, Link, Message, Sent},
 };
@@ -28,7 +29,7 @@ use rustix::{
 };
 use sluice_driver::Driver;
 use sluice_protocol::{
-    control::{ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Shares, ToArbiter, codec},
+    control::{ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Priority, Shares, ToArbiter, codec},
     custody::Answer,
     limits,
 };
@@ -37,7 +38,7 @@ use sluice_shared_memory::socket;
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     path::Path,
-    sync::{Arc, Once},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -91,6 +92,7 @@ enum Token {
     Control,
     Hand,
     Inventory,
+    Time,
     Worker(WorkerId),
     Process(WorkerId),
 }
@@ -101,6 +103,7 @@ impl Token {
             Token::Control => 0,
             Token::Hand => 1,
             Token::Inventory => 2,
+            Token::Time => 3,
             Token::Worker(id) => id.0 << 2 | 3,
             Token::Process(id) => id.0 << 2 | 2,
         })
@@ -111,6 +114,7 @@ impl Token {
             0 => Token::Control,
             1 => Token::Hand,
             2 => Token::Inventory,
+            3 => Token::Time,
             // Workers are numbered from 1.
             other if other & 3 == 3 => Token::Worker(WorkerId(other >> 2)),
             other => Token::Process(WorkerId(other >> 2)),
@@ -146,6 +150,7 @@ struct Server {
     outbox: VecDeque<FromArbiter>,
     driver: Arc<Driver>,
     hand: Hand,
+    time: Time,
     custody: Custody,
     tally: Tally,
     /// Chunks by their numbers; those the hand has are not here.
@@ -206,6 +211,8 @@ impl Server {
         let driver = unit.driver();
         let hand = Hand::start(unit, rules)?;
         epoll::add(&epoll, hand.wake(), Token::Hand.encode(), EventFlags::IN)?;
+        let time = Time::start()?;
+        epoll::add(&epoll, time.news(), Token::Time.encode(), EventFlags::IN)?;
         Ok(Server {
             started: Instant::now(),
             epoll,
@@ -213,6 +220,7 @@ impl Server {
             outbox: VecDeque::new(),
             driver,
             hand,
+            time,
             custody: Custody::new(settings, free),
             tally: Tally::default(),
             pieces: Vec::new(),
@@ -308,6 +316,7 @@ impl Server {
             Token::Control => self.hear_daemon(),
             Token::Hand => self.hear_hand(),
             Token::Inventory => self.hear_inventory(),
+            Token::Time => self.end_wrong(),
             Token::Worker(id) => {
                 if flags.contains(EventFlags::OUT) {
                     self.say(id);
@@ -380,25 +389,26 @@ impl Server {
                     Err(error) => tracing::error!(%error, "the inventory cannot be asked"),
                 }
             }
-            ToArbiter::Shares { vm, weight, priority, cap, guarantee, hang, .. } => {
-                let usual = Shares::default();
-                let said = (weight, priority, cap, guarantee, hang);
-                if said != (usual.weight, usual.priority as u32, usual.cap, usual.guarantee, usual.hang) {
-                    static SAID: Once = Once::new();
-                    SAID.call_once(|| {
-                        tracing::warn!(
-                            vm,
-                            "a unit's time is not shared out yet: what VMs may have of it has no effect"
-                        );
-                    });
-                }
+            ToArbiter::Shares { vm, epoch, weight, priority, cap, guarantee, hang } => {
+                let priority = Priority::from_number(priority).unwrap_or_default();
+                self.time.set(VmKey { vm, epoch }, Shares { weight, priority, cap, guarantee, hang });
             }
             other => {
                 match other {
-                    ToArbiter::DescribeVm { vm } => self.describe_work(vm, now),
-                    ToArbiter::Vm { vm, epoch, .. } => self.tally.forget_before(VmKey { vm, epoch }),
+                    ToArbiter::Vm { vm, epoch, .. } => {
+                        self.time.admit(VmKey { vm, epoch });
+                        self.tally.forget_before(VmKey { vm, epoch });
+                    }
+                    ToArbiter::Fence { vm, epoch } => self.time.fence(VmKey { vm, epoch }),
                     ToArbiter::Forget { vm, epoch } => {
+                        self.time.forget(VmKey { vm, epoch });
                         self.tally.forget_before(VmKey { vm, epoch: epoch.saturating_add(1) });
+                    }
+                    ToArbiter::DescribeVm { vm } => {
+                        if let Some(time) = self.time.describe(vm) {
+                            self.tell(time);
+                        }
+                        self.describe_work(vm, now);
                     }
                     _ => {}
                 }
@@ -423,6 +433,7 @@ impl Server {
         unblock(socket.as_fd())?;
         let (page, descriptor) = Page::new(vm.epoch)?;
         let (report, theirs) = Report::new()?;
+        let (page, report) = (Arc::new(page), Arc::new(report));
         if !self.custody.add_worker(id, vm, process) {
             tracing::warn!(vm = vm.vm, epoch = vm.epoch, "a worker of an old epoch is not served");
             return Ok(());
@@ -432,11 +443,13 @@ impl Server {
             epoll::add(&self.epoll, socket, Token::Worker(id).encode(), EventFlags::IN)?;
         }
         epoll::add(&self.epoll, link.pidfd(), Token::Process(id).encode(), EventFlags::IN)?;
-        let (limit, used, permit) = self.custody.figures(vm);
-        link.page.write(limit, used, permit);
+        let (limit, used) = self.custody.figures(vm);
+        link.page.write(limit, used);
+        let bell = self.time.join(id, vm, Arc::clone(&link.page), Arc::clone(&link.report))?;
         let welcome = Answer::Welcome { unit: self.custody.unit(), epoch: vm.epoch, limit };
+        let sent = [descriptor.as_fd(), theirs.as_fd(), bell.as_fd()];
         // A fresh socket has room for one message.
-        if link.send(&welcome.encode(), &[descriptor.as_fd(), theirs.as_fd()]) != Sent::Yes {
+        if link.send(&welcome.encode(), &sent) != Sent::Yes {
             tracing::warn!(vm = vm.vm, process, "a worker cannot be welcomed");
         }
         self.links.insert(id, link);
@@ -562,15 +575,35 @@ impl Server {
             self.tally.see(id, link.report.work(), now);
         }
         self.tally.leave(id);
+        self.time.leave(id);
         self.custody.worker_died(id, now);
+    }
+
+    /// Ends workers of whose work nothing ends, and those that submit without a permit.
+    fn end_wrong(&mut self) {
+        for (id, why) in self.time.wrong() {
+            let process =
+                self.custody.processes().find(|(other, _)| *other == id).map(|(_, process)| process);
+            let Some(link) = self.links.get(&id) else { continue };
+            match why {
+                Ended::Hung => {
+                    tracing::warn!(vm = link.vm.vm, process, "nothing of a worker's work ends: it is ended");
+                    link.kill();
+                    let (kind, vm) = (ArbiterEvent::Hung as u32, link.vm.vm);
+                    self.tell(FromArbiter::Event { kind, vm, process: process.unwrap_or(0), bytes: 0 });
+                }
+                Ended::Trespass => self.custody.abuse(id, "submits work without a permit"),
+            }
+        }
+        self.follow();
     }
 
     /// Does what was decided.
     fn follow(&mut self) {
         for vm in self.custody.touched() {
-            let (limit, used, permit) = self.custody.figures(vm);
+            let (limit, used) = self.custody.figures(vm);
             for link in self.links.values().filter(|link| link.vm == vm) {
-                link.page.write(limit, used, permit);
+                link.page.write(limit, used);
             }
         }
         let mut spoken: HashSet<WorkerId> = HashSet::new();
@@ -796,7 +829,7 @@ mod tests {
     fn tokens_are_told_apart() {
         let ids = [1, 2, 3, 1 << 40].map(WorkerId);
         let workers = ids.into_iter().flat_map(|id| [Token::Worker(id), Token::Process(id)]);
-        for token in [Token::Control, Token::Hand, Token::Inventory].into_iter().chain(workers) {
+        for token in [Token::Control, Token::Hand, Token::Inventory, Token::Time].into_iter().chain(workers) {
             assert_eq!(Token::decode(token.encode()), token);
         }
     }

@@ -21,7 +21,7 @@ use sluice_protocol::{
     limits,
 };
 use sluice_shared_memory::socket;
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 /// Bytes of the kernel's buffer towards a worker: a few messages. Descriptors in sockets count for the whole process.
 const SEND_BUFFER: usize = 8 << 10;
@@ -56,8 +56,8 @@ pub(crate) struct Link {
     /// `None` once nothing it says is heard any more.
     socket: Option<OwnedFd>,
     pidfd: OwnedFd,
-    pub(crate) page: Page,
-    pub(crate) report: Report,
+    pub(crate) page: Arc<Page>,
+    pub(crate) report: Arc<Report>,
     outbox: VecDeque<Message>,
     /// Since when it has not read.
     unread: Option<Millis>,
@@ -74,7 +74,13 @@ pub(crate) enum Sent {
 }
 
 impl Link {
-    pub(crate) fn new(vm: VmKey, socket: OwnedFd, pidfd: OwnedFd, page: Page, report: Report) -> Link {
+    pub(crate) fn new(
+        vm: VmKey,
+        socket: OwnedFd,
+        pidfd: OwnedFd,
+        page: Arc<Page>,
+        report: Arc<Report>,
+    ) -> Link {
         if let Err(error) = set_socket_send_buffer_size(&socket, SEND_BUFFER) {
             tracing::warn!(%error, "a worker's socket keeps its buffer");
         }

@@ -7,15 +7,18 @@
 
 use crate::{
     arenas::Attached,
+    event_clock::{Becomes, EventClock},
     helper::{Helper, MemoryJob},
     lanes::{ContextRef, Lane, Lanes},
     session::Session,
+    time::{Passed, Time, now},
 };
 use core::{
     sync::atomic::{AtomicBool, Ordering, fence},
     time::Duration,
 };
 use sluice_driver::{Driver, Handle};
+use sluice_scheduler::Nanos;
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
     thread::Thread,
@@ -46,11 +49,12 @@ pub(crate) struct Completion {
     lanes: Arc<Lanes>,
     attached: Arc<Attached>,
     helper: Helper,
+    time: Arc<Time>,
     /// What is to be freed when a stream slot has come to a sequence, and whether there is anything.
     frees: Mutex<Vec<(u32, u64, u64)>>,
     any_frees: AtomicBool,
     /// Held during a pass: the lanes have one consumer.
-    passing: Mutex<()>,
+    passing: Mutex<EventClock>,
     /// Set while the completion thread sleeps.
     sleeping: AtomicBool,
     thread: OnceLock<Thread>,
@@ -63,6 +67,7 @@ impl Completion {
         lanes: Arc<Lanes>,
         attached: Arc<Attached>,
         helper: Helper,
+        time: Arc<Time>,
     ) -> Completion {
         Completion {
             driver,
@@ -70,9 +75,10 @@ impl Completion {
             lanes,
             attached,
             helper,
+            time,
             frees: Mutex::default(),
             any_frees: AtomicBool::new(false),
-            passing: Mutex::new(()),
+            passing: Mutex::default(),
             sleeping: AtomicBool::new(false),
             thread: OnceLock::new(),
         }
@@ -123,10 +129,10 @@ impl Completion {
     /// Looks once at every stream with work under way; `true` when something was published. Returns at once when another
     /// thread is looking.
     pub(crate) fn pass(&self, current: &mut Current) -> bool {
-        let Ok(_passing) = self.passing.try_lock() else { return false };
+        let Ok(mut clock) = self.passing.try_lock() else { return false };
         let mut progress = false;
         self.lanes.for_each_pending(|slot, lane| {
-            progress |= self.session.sticky().is_none() && self.look(slot, lane, current);
+            progress |= self.session.sticky().is_none() && self.look(slot, lane, current, &mut clock);
         });
         if progress {
             self.session.wake_guest();
@@ -134,34 +140,102 @@ impl Completion {
         progress
     }
 
-    /// Retires the markers of one lane that are done.
-    fn look(&self, slot: u32, lane: &Lane, current: &mut Current) -> bool {
-        let mut done = None;
-        while lane.pending() > 0 {
-            let marker = lane.peek(0);
+    /// Forgets a context, which is going away with its events.
+    pub(crate) fn forget(&self, context: ContextRef) {
+        self.passing.lock().unwrap_or_else(PoisonError::into_inner).forget(context);
+    }
+
+    /// Retires the markers of one lane that are done, and counts what was held behind waits that are over.
+    fn look(&self, slot: u32, lane: &Lane, current: &mut Current, clock: &mut EventClock) -> bool {
+        let mut done = 0;
+        while done < lane.pending() {
+            let marker = lane.peek(done);
             let state =
                 current.set(&self.driver, marker.context).and_then(|()| self.driver.event_done(marker.event));
             match state {
-                Ok(true) => {
-                    lane.retire();
-                    done = Some(marker);
-                }
+                Ok(true) => done += 1,
                 Ok(false) => break,
                 Err(failed) => {
                     // Whatever is queued behind the failure must not appear done, on any stream.
                     self.publish_text(None);
                     self.session.set_sticky(failed);
+                    self.time.abandon();
                     return false;
                 }
             }
         }
-        if let Some(marker) = done {
-            lane.settle(marker.sequence, |to, rows| self.attached.deliver(to, rows));
-            self.publish_text(Some(marker.event));
-            self.free_due(slot, marker.sequence);
-            self.session.set_completed(slot, marker.sequence);
+        if done > 0 {
+            let last = lane.peek(done - 1);
+            let passed = self.retire(lane, done, current, clock);
+            lane.settle(last.sequence, |to, rows| self.attached.deliver(to, rows));
+            self.publish_text(Some(last.event));
+            self.free_due(slot, last.sequence);
+            self.session.set_completed(slot, last.sequence);
+            if let Some((passed, at)) = passed {
+                passed.settle(&self.time, at);
+            }
         }
-        done.is_some()
+        // What can run now is what stands before the first wait that is not over.
+        while lane.ahead() < lane.pending() {
+            let ticket = lane.peek(lane.ahead()).ticket;
+            if ticket.is_wait() {
+                break;
+            }
+            if ticket.is_held() {
+                self.time.free(ticket, lane.started());
+            }
+            lane.pass();
+        }
+        done > 0
+    }
+
+    /// Takes off the markers of one lane that are done. Returns what has ended with them, and when.
+    fn retire(
+        &self,
+        lane: &Lane,
+        done: u64,
+        current: &mut Current,
+        clock: &mut EventClock,
+    ) -> Option<(Passed, Nanos)> {
+        let seen = now();
+        let mut passed = Passed::new(lane.started());
+        let mut at = seen;
+        for left in (0..done).rev() {
+            let marker = lane.peek(0);
+            // When the last one was reached is when all of them were; when a wait was over is when what it held began.
+            let counts = marker.ticket.is_work() || !passed.is_empty();
+            if (left == 0 && counts) || marker.ticket.is_wait() {
+                let elapsed = |from, to| self.driver.event_elapsed(from, to).ok();
+                at = match current.set(&self.driver, marker.context) {
+                    Ok(()) => clock.reached(&marker, seen, elapsed),
+                    Err(_) => seen,
+                };
+            }
+            if marker.ticket.is_wait() {
+                lane.release();
+                lane.start(at);
+                passed.wait_ended(at);
+            } else {
+                if lane.ahead() == 0 && marker.ticket.is_held() {
+                    self.time.free(marker.ticket, lane.started());
+                }
+                passed.add(marker.ticket);
+            }
+            let becomes = if left == 0 { clock.adopt(&marker, at, seen) } else { Becomes::Free };
+            match becomes {
+                Becomes::Free => lane.retire(),
+                Becomes::Anchor(before) => {
+                    lane.drop_oldest();
+                    if let Some(Err(failed)) = before.map(|event| self.driver.event_destroy(event)) {
+                        tracing::debug!(code = failed, "event not destroyed");
+                    }
+                }
+            }
+        }
+        (!passed.is_empty()).then(|| {
+            lane.end(at);
+            (passed, at)
+        })
     }
 
     /// Offers what kernels have printed, before their work is published as complete.

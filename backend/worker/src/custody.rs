@@ -74,9 +74,9 @@ pub(crate) struct Custody {
 #[derive(Debug)]
 struct Link {
     socket: OwnedFd,
-    page: Mapping,
-    /// Until the meter of the device has it.
-    report: Mutex<Option<Mapping>>,
+    page: Arc<Mapping>,
+    /// What a meter of the device needs, until it is asked for.
+    meter: Mutex<Option<(Mapping, OwnedFd)>>,
     unit: u32,
     serial: AtomicU64,
     /// Answers to those who wait, by serial.
@@ -164,9 +164,9 @@ impl Link {
             return Err(CustodyError::Silent(device));
         }
         let (answer, descriptors) = message(&socket)?.ok_or(CustodyError::Gone(device))?;
-        let (unit, file, report) = match (answer, <[OwnedFd; 2]>::try_from(descriptors)) {
-            (Answer::Welcome { unit, .. }, Ok([file, report])) => (unit, file, report),
-            (answer, _) => return Err(CustodyError::Unexpected(answer, 2)),
+        let (unit, file, report, bell) = match (answer, <[OwnedFd; 3]>::try_from(descriptors)) {
+            (Answer::Welcome { unit, .. }, Ok([file, report, bell])) => (unit, file, report, bell),
+            (answer, _) => return Err(CustodyError::Unexpected(answer, 3)),
         };
         // A page shorter than it says would be a fault at the first look.
         let is_short = |file: &OwnedFd, bytes: usize| {
@@ -176,7 +176,7 @@ impl Link {
         if is_short(&file, page::BYTES)? || is_short(&report, report::BYTES)? {
             return Err(CustodyError::Page("too short"));
         }
-        let page = Mapping::read_only(file.as_fd(), page::BYTES as u64)?;
+        let page = Arc::new(Mapping::read_only(file.as_fd(), page::BYTES as u64)?);
         let run = Run { offset: 0, bytes: report::BYTES as u64 };
         let report = Mapping::scattered(0, run.bytes, [(report.as_fd(), run)])?;
         let magic =
@@ -187,7 +187,7 @@ impl Link {
         Ok(Link {
             socket,
             page,
-            report: Mutex::new(Some(report)),
+            meter: Mutex::new(Some((report, bell))),
             unit,
             serial: AtomicU64::new(1),
             desk: Mutex::default(),
@@ -317,7 +317,11 @@ impl Custody {
 
     /// The meters of all devices; once.
     pub(crate) fn meters(&self) -> Vec<Meter> {
-        self.links.iter().filter_map(|link| lock(&link.report).take()).map(Meter::new).collect()
+        let meter = |link: &Link| {
+            let (report, bell) = lock(&link.meter).take()?;
+            Some(Meter::new(Arc::clone(&link.page), report, Some(bell)))
+        };
+        self.links.iter().filter_map(meter).collect()
     }
 
     fn link(&self, device: i32) -> Result<&Link, Code> {

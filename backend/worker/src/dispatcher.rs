@@ -21,7 +21,7 @@ use crate::{
     queue::{Gate, Item, perform},
     session::{EXIT_MALFORMED, ReplyTo, Session},
     spin::Spin,
-    submit::{Operation, Payload, Submitter, Target, Work},
+    submit::{Operation, Order, Payload, Submitter, Target, Work},
     table::Table,
     time::Time,
 };
@@ -262,7 +262,7 @@ impl Dispatcher {
             match notice {
                 Notice::Context { id, slot, context: Some(context) } => {
                     self.contexts.fill(id, context);
-                    let target = Target::new(slot, 0, &context);
+                    let target = Target::new(slot, 0, &context, Order::Default);
                     self.bind(slot, Binding::Stream(target));
                 }
                 Notice::Context { id, slot, context: None } => {
@@ -362,7 +362,7 @@ impl Dispatcher {
                 self.shared.gate.queue(&mut self.submitter, item);
                 Ok(Submitted::Later)
             }
-            (Some(submitter), None) if self.shared.gate.is_open() => {
+            (Some(submitter), None) if submitter.admits(&work) => {
                 submitter.submit(&mut self.current, &work, payload).map(|()| Submitted::Done)
             }
             _ => self.queue(work, payload),
@@ -402,7 +402,7 @@ impl Dispatcher {
     fn queue(&mut self, work: Work, payload: Payload<'_>) -> Result<Submitted, Code> {
         self.regain();
         if let Some(submitter) = &mut self.submitter
-            && self.shared.gate.is_open()
+            && submitter.admits(&work)
         {
             return submitter.submit(&mut self.current, &work, payload).map(|()| Submitted::Done);
         }
@@ -421,7 +421,7 @@ impl Dispatcher {
     /// Whether everything that was posted has been submitted, so that nothing is overtaken by what is done now.
     pub(crate) fn nothing_waits(&mut self) -> bool {
         self.regain();
-        self.submitter.is_some() && self.shared.gate.is_open()
+        self.submitter.is_some()
     }
 
     /// Does something that must not overtake posted work.
@@ -433,8 +433,8 @@ impl Dispatcher {
         let Dispatcher { shared, current, submitter, .. } = self;
         let Shared { driver, session, helper, gate, .. } = shared;
         match submitter {
-            Some(submitter) if gate.is_open() => perform(item, submitter, current, driver, session, helper),
-            _ => gate.queue(submitter, item),
+            Some(submitter) => perform(item, submitter, current, driver, session, helper),
+            None => gate.queue(submitter, item),
         }
     }
 
@@ -481,7 +481,7 @@ impl Dispatcher {
     /// Forgets a context and everything in it.
     fn forget(&mut self, context: ContextRef) -> Vec<u64> {
         self.caller = None;
-        if let Some(submitter) = &self.submitter {
+        if let Some(submitter) = &mut self.submitter {
             submitter.forget(context);
         }
         self.shared.gate.local.forget(context);

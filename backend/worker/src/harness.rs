@@ -10,10 +10,10 @@ use crate::{
     memory::{Memory, Windows},
     notice::Notices,
     provision::Provision,
-    queue::{Gate, OPEN},
+    queue::Gate,
     session::Session,
     submit::Submitter,
-    time::Time,
+    time::{OPEN, Time},
 };
 use rustix::{
     event::{EventfdFlags, eventfd},
@@ -80,16 +80,17 @@ impl Harness {
         let attached = Arc::new(Attached::default());
         let lanes = Arc::new(Lanes::new());
         let (helper, inboxes) = Helper::new();
-        let time = Arc::new(Time::default());
+        let time = Arc::new(Time::own());
         let completion = Completion::new(
             Arc::clone(&driver),
             Arc::clone(&session),
             Arc::clone(&lanes),
             Arc::clone(&attached),
             helper.clone(),
+            Arc::clone(&time),
         );
         let completion = Arc::new(completion);
-        let gate = Arc::new(Gate::new());
+        let gate = Arc::new(Gate::new(Arc::clone(&time)));
         let provision = Provision::own(&driver, 1 << 30).expect("the driver answers");
         let notices = Arc::new(Notices::default());
         let (control, peer) = socket::pair().expect("socket pair");
@@ -179,6 +180,13 @@ impl Harness {
         self.dispatcher.nothing_waits()
     }
 
+    /// Writes a word of the arena.
+    pub fn store(&self, at: u64, value: u32) {
+        use sluice_protocol::shared::Shared as _;
+        let at = usize::try_from(at).expect("an offset of the arena");
+        self.arena_words.store_u32(at, value, core::sync::atomic::Ordering::Release);
+    }
+
     /// Puts the image back that lay at the start of the arena.
     pub fn restore(&self) {
         self.arena_words.write(0, IMAGE);
@@ -211,7 +219,7 @@ impl Harness {
 
     /// Opens or closes the permit's gate.
     pub fn permit(&self, open: bool) {
-        self.gate.set(if open { OPEN } else { 0 });
+        self.gate.time().set(if open { OPEN } else { 0 });
     }
 
     /// The permit's gate.

@@ -1,8 +1,8 @@
 //! Markers under way: for each stream slot a queue from the thread that submits to the one that looks for completion.
 //!
 //! A marker is an event recorded directly behind the work of a sequence. The queues have one producer and one consumer
-//! each, are as long as a stream has credits (so they cannot overflow), and give the events back the same way. Nothing
-//! here allocates once a stream was used.
+//! each, have room for all that a stream has credits for (so they cannot overflow), and give the events back the same
+//! way. Nothing here allocates once a stream was used.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use sluice_protocol::limits;
@@ -11,6 +11,7 @@ use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
+use crate::time::Ticket;
 use sluice_driver::{Handle, Rows};
 
 /// A context of the driver, named so that one that came later at the same address is another.
@@ -26,25 +27,28 @@ pub(crate) struct Marker {
     pub(crate) sequence: u64,
     pub(crate) event: Handle,
     pub(crate) context: ContextRef,
+    /// What ends with it.
+    pub(crate) ticket: Ticket,
 }
 
-const LENGTH: u64 = limits::STREAM_CREDITS;
+/// One marker for each credit, and some that stand before work that waits for another stream.
+const LENGTH: u64 = limits::STREAM_CREDITS + 8;
 
 /// A single-producer single-consumer queue of markers.
 #[derive(Debug)]
 struct Queue {
     head: AtomicU64,
     tail: AtomicU64,
-    entries: Box<[[AtomicU64; 4]]>,
+    entries: Box<[[AtomicU64; 5]]>,
 }
 
 impl Queue {
     fn new() -> Queue {
-        let entries = (0..LENGTH).map(|_| [const { AtomicU64::new(0) }; 4]).collect();
+        let entries = (0..LENGTH).map(|_| [const { AtomicU64::new(0) }; 5]).collect();
         Queue { head: AtomicU64::new(0), tail: AtomicU64::new(0), entries }
     }
 
-    fn entry(&self, position: u64) -> &[AtomicU64; 4] {
+    fn entry(&self, position: u64) -> &[AtomicU64; 5] {
         // The remainder is below the length of the box.
         let index = (position % LENGTH) as usize;
         &self.entries[index]
@@ -56,11 +60,12 @@ impl Queue {
         if tail - self.head.load(Ordering::Acquire) >= LENGTH {
             return false;
         }
-        let [sequence, event, handle, serial] = self.entry(tail);
+        let [sequence, event, handle, serial, ticket] = self.entry(tail);
         sequence.store(marker.sequence, Ordering::Relaxed);
         event.store(marker.event, Ordering::Relaxed);
         handle.store(marker.context.handle, Ordering::Relaxed);
         serial.store(marker.context.serial, Ordering::Relaxed);
+        ticket.store(marker.ticket.bits(), Ordering::Relaxed);
         self.tail.store(tail + 1, Ordering::Release);
         true
     }
@@ -73,11 +78,12 @@ impl Queue {
 
     /// The `ahead`-th from the head, of those counted by [`Queue::len`].
     fn peek(&self, ahead: u64) -> Marker {
-        let [sequence, event, handle, serial] = self
+        let [sequence, event, handle, serial, ticket] = self
             .entry(self.head.load(Ordering::Relaxed) + ahead)
             .each_ref()
             .map(|word| word.load(Ordering::Relaxed));
-        Marker { sequence, event, context: ContextRef { handle, serial } }
+        let ticket = Ticket::from_bits(ticket);
+        Marker { sequence, event, context: ContextRef { handle, serial }, ticket }
     }
 
     /// Drops the head. Consumer only.
@@ -105,6 +111,15 @@ pub(crate) struct Lane {
     owed: Mutex<VecDeque<Delivery>>,
     /// How many those are, so that a session without takes no lock.
     owing: AtomicU64,
+    /// Waits that were submitted, and those of them that are over. Work behind one that is not over is held.
+    waits: AtomicU64,
+    over: AtomicU64,
+    /// How many of the markers under way the consumer has passed on its way to the first wait that is not over.
+    ahead: AtomicU64,
+    /// When the stream could begin with what was submitted while it was empty, or behind a wait; and when something of it ended
+    /// last.
+    started: AtomicU64,
+    last: AtomicU64,
 }
 
 /// Bytes that the driver copies to private memory, and that the guest is to find in its own.
@@ -129,9 +144,55 @@ impl Lane {
     /// Takes the oldest marker off and gives its event back. Consumer only.
     pub(crate) fn retire(&self) {
         let marker = self.pending.peek(0);
-        self.pending.advance();
+        self.drop_oldest();
         let returned = self.returned.push(marker);
         debug_assert!(returned, "no more events exist than fit");
+    }
+
+    /// Takes the oldest marker off; its event is the caller's. Consumer only.
+    pub(crate) fn drop_oldest(&self) {
+        self.pending.advance();
+        self.ahead.store(self.ahead().saturating_sub(1), Ordering::Relaxed);
+    }
+
+    /// Whether what is submitted now stands behind a wait. Producer only.
+    pub(crate) fn is_held(&self) -> bool {
+        self.waits.load(Ordering::Relaxed) != self.over.load(Ordering::Acquire)
+    }
+
+    /// A wait was submitted. Producer only.
+    pub(crate) fn hold(&self) {
+        self.waits.store(self.waits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// A wait is over. Consumer only.
+    pub(crate) fn release(&self) {
+        self.over.store(self.over.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    /// Markers that were passed. Consumer only.
+    pub(crate) fn ahead(&self) -> u64 {
+        self.ahead.load(Ordering::Relaxed)
+    }
+
+    /// One more was passed. Consumer only.
+    pub(crate) fn pass(&self) {
+        self.ahead.store(self.ahead() + 1, Ordering::Relaxed);
+    }
+
+    /// The stream can begin with what comes next at this time. By the producer while nothing is under way, else by the consumer.
+    pub(crate) fn start(&self, at: u64) {
+        self.started.store(at, Ordering::Release);
+    }
+
+    /// When the stream could begin with the oldest that did not end. Consumer only.
+    pub(crate) fn started(&self) -> u64 {
+        self.started.load(Ordering::Acquire).max(self.last.load(Ordering::Relaxed))
+    }
+
+    /// Something that counts has ended. Consumer only.
+    pub(crate) fn end(&self, at: u64) {
+        self.last.store(at, Ordering::Relaxed);
     }
 
     fn owed(&self) -> MutexGuard<'_, VecDeque<Delivery>> {
@@ -188,6 +249,11 @@ impl Lanes {
             returned: Queue::new(),
             owed: Mutex::default(),
             owing: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            over: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
+            started: AtomicU64::new(0),
+            last: AtomicU64::new(0),
         })
     }
 
@@ -256,7 +322,8 @@ mod tests {
     use super::*;
 
     fn marker(sequence: u64) -> Marker {
-        Marker { sequence, event: sequence + 1000, context: ContextRef { handle: 1, serial: 1 } }
+        let context = ContextRef { handle: 1, serial: 1 };
+        Marker { sequence, event: sequence + 1000, context, ticket: Ticket::default() }
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod console;
 mod control;
 mod custody;
 mod dispatcher;
+mod event_clock;
 mod exit;
 #[cfg(any(test, fuzzing))]
 pub mod harness;

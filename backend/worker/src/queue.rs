@@ -1,8 +1,8 @@
 //! The permit, and what waits for it.
 //!
-//! While the permit is open and nothing waits, the dispatcher owns the [`Submitter`] and submits at once, without a lock.
-//! When the permit is closed it lends the submitter to the feeder thread; work then queues up and the feeder submits it
-//! in order, each piece when the permit is open. Once the queue is empty the submitter comes back. So the dispatcher waits
+//! While the permit is open, its window not full and nothing waits, the dispatcher owns the [`Submitter`] and submits at once,
+//! without a lock. Otherwise it lends the submitter to the feeder thread; work then queues up and the feeder submits it
+//! in order, each piece when the permit admits it. Once the queue is empty the submitter comes back. So the dispatcher waits
 //! for no permit, and order is kept whoever submits.
 
 use crate::{
@@ -12,20 +12,15 @@ use crate::{
     provision::Provision,
     session::Session,
     submit::{Operation, Payload, Submitter, Work},
+    time::{Patience, Time},
 };
-use core::{
-    sync::atomic::{AtomicU32, Ordering},
-    time::Duration,
-};
+use core::time::Duration;
 use sluice_driver::{Code, Driver, Handle, LaunchAttribute};
 use sluice_protocol::custody::Growth;
 use std::{
     collections::VecDeque,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
-
-/// The permit word of an open gate.
-pub(crate) const OPEN: u32 = 1;
 
 /// What must not overtake work that was posted before it.
 #[derive(Debug)]
@@ -45,6 +40,14 @@ pub(crate) enum Item {
 }
 
 impl Item {
+    /// The stream slot it is for, if it is work.
+    const fn slot(&self) -> Option<u32> {
+        match self {
+            Item::Work(work, ..) | Item::Growing(work, ..) => Some(work.target.slot),
+            _ => None,
+        }
+    }
+
     fn bytes(&self) -> usize {
         match self {
             Item::Work(_, attributes, parameters) | Item::Growing(_, attributes, parameters, _) => {
@@ -57,8 +60,6 @@ impl Item {
 
 /// Bytes that may wait. Beyond it the dispatcher reads no further, and the guest's ring fills up.
 const WAITING_BYTES: usize = 16 << 20;
-/// How often a closed permit is looked at.
-const LOOK: Duration = Duration::from_micros(50);
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -68,6 +69,8 @@ struct Waiting {
     submitter: Option<Box<Submitter>>,
     /// The feeder holds the submitter.
     feeding: bool,
+    /// Not all of it is of one stream.
+    mixed: bool,
 }
 
 impl Waiting {
@@ -81,30 +84,26 @@ impl Waiting {
 /// The gate between dispatcher and driver.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    permit: AtomicU32,
+    time: Arc<Time>,
     waiting: Mutex<Waiting>,
     changed: Condvar,
     pub(crate) local: LocalMemory,
 }
 
 impl Gate {
-    pub(crate) fn new() -> Gate {
+    pub(crate) fn new(time: Arc<Time>) -> Gate {
         Gate {
-            permit: AtomicU32::new(OPEN),
+            time,
             waiting: Mutex::new(Waiting::default()),
             changed: Condvar::new(),
             local: LocalMemory::default(),
         }
     }
 
-    pub(crate) fn is_open(&self) -> bool {
-        self.permit.load(Ordering::Acquire) == OPEN
-    }
-
-    /// Opens or closes the gate. The feeder looks again by itself.
+    /// The devices' time.
     #[cfg(any(test, fuzzing))]
-    pub(crate) fn set(&self, permit: u32) {
-        self.permit.store(permit, Ordering::Release);
+    pub(crate) fn time(&self) -> &Time {
+        &self.time
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -122,6 +121,7 @@ impl Gate {
             waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
         waiting.bytes += item.bytes();
+        waiting.mixed |= waiting.items.back().is_some_and(|last| last.slot() != item.slot());
         waiting.items.push_back(item);
         self.changed.notify_all();
     }
@@ -146,29 +146,40 @@ impl Gate {
 
     /// The feeder thread.
     pub(crate) fn feed(&self, driver: &Driver, session: &Session, helper: &Helper, provision: &Provision) {
-        let mut current = Current::default();
+        let (mut current, mut patience) = (Current::default(), Patience::default());
         let mut waiting = self.lock();
         loop {
             if waiting.items.is_empty() || waiting.submitter.is_none() {
                 waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            if !self.is_open() {
-                // What is under way has to be seen to end, and nothing else would mark it.
-                if let Some(submitter) = &mut waiting.submitter {
-                    submitter.mark(&mut current);
-                    submitter.tell();
-                }
+            let mixed = waiting.mixed;
+            let Waiting { items, submitter, .. } = &mut *waiting;
+            if let Some(Item::Work(work, ..) | Item::Growing(work, ..)) = items.front()
+                && let Some(submitter) = submitter
+                && !submitter.admits(work)
+            {
+                let device = work.target.device;
+                // What is under way has to be seen to end: it is waited for, and nothing else would mark it.
+                submitter.mark(&mut current);
+                submitter.tell();
                 drop(waiting);
-                std::thread::sleep(LOOK);
+                let admitted = self.time.wait(device, mixed, &mut patience);
                 waiting = self.lock();
-                continue;
+                if !admitted {
+                    continue;
+                }
             }
+            patience = Patience::default();
             let (item, submitter) = (waiting.items.pop_front(), waiting.submitter.take());
             let (Some(item), Some(mut submitter)) = (item, submitter) else { continue };
             waiting.bytes -= item.bytes();
             waiting.feeding = true;
             let last = waiting.items.is_empty();
+            if last {
+                waiting.mixed = false;
+                self.time.rest();
+            }
             drop(waiting);
             match item {
                 Item::Growing(work, attributes, parameters, local) => {

@@ -13,9 +13,10 @@ use crate::{
     lanes::{ContextRef, Lanes, Marker},
     objects,
     session::{ReplyTo, Session},
-    time::Time,
+    time::{Permit, Ticket, Time, now},
 };
 use sluice_driver::{Code, Device, Driver, Handle, Host, Launch, LaunchAttribute, Rows, code};
+use sluice_scheduler::estimate::Kind;
 use std::sync::Arc;
 
 /// A stream as work is put on it.
@@ -26,13 +27,31 @@ pub(crate) struct Target {
     pub(crate) context: ContextRef,
     /// Ordinal of the context's device.
     pub(crate) device: u8,
+    pub(crate) order: Order,
+}
+
+/// Which streams of its context a stream waits for without being told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The default stream: for those that are [`Order::Blocking`].
+    Default,
+    /// For the default stream.
+    Blocking,
+    /// For none.
+    Apart,
+}
+
+impl Order {
+    const fn waits_for(self, other: Order) -> bool {
+        matches!((self, other), (Order::Default, Order::Blocking) | (Order::Blocking, Order::Default))
+    }
 }
 
 impl Target {
-    pub(crate) fn new(slot: u32, stream: Handle, context: &objects::Context) -> Target {
+    pub(crate) fn new(slot: u32, stream: Handle, context: &objects::Context, order: Order) -> Target {
         // A session has fewer devices.
         let device = u8::try_from(context.device).unwrap_or(u8::MAX);
-        Target { slot, stream, context: context.context, device }
+        Target { slot, stream, context: context.context, device, order }
     }
 }
 
@@ -90,6 +109,31 @@ impl Operation {
     /// Whether it may complete later than what is before it in its stream.
     const fn takes_time(&self) -> bool {
         !matches!(self, Operation::Nothing | Operation::Record { .. })
+    }
+
+    /// Whether it makes the device work.
+    const fn is_work(&self) -> bool {
+        !matches!(self, Operation::Nothing | Operation::Wait { .. } | Operation::Record { .. })
+    }
+
+    /// What kind of work it is, if it is any.
+    fn kind(&self) -> Option<Kind> {
+        // Copies of about the same size are of a kind; launches are that with the same grid.
+        let sized = |tag: u64, bytes: u64| Some(Kind::new(tag, bytes.checked_ilog2().unwrap_or(0).into()));
+        match self {
+            Operation::Nothing | Operation::Wait { .. } | Operation::Record { .. } => None,
+            Operation::CopyToDevice { to, .. } => sized(1, to.bytes()),
+            Operation::CopyFromDevice { to, .. } => sized(2, to.bytes()),
+            Operation::CopyOnDevice { to, .. } => sized(3, to.bytes()),
+            Operation::CopyRowsToDevice { rows, .. } => sized(4, area(rows)),
+            Operation::CopyRowsFromDevice { rows, .. } => sized(5, area(rows)),
+            Operation::CopyRowsOnDevice { rows, .. } => sized(6, area(rows)),
+            Operation::Fill { rows, .. } => sized(7, area(rows)),
+            Operation::Launch(launch) => {
+                let [x, y, z] = launch.grid.map(u64::from);
+                Some(Kind::new(launch.function, x ^ y.rotate_left(24) ^ z.rotate_left(48)))
+            }
+        }
     }
 
     /// The host memory it copies from.
@@ -178,6 +222,10 @@ pub(crate) struct Submitter {
     unmarked: Unmarked,
     /// Where `unmarked` is, if anything is.
     target: Option<Target>,
+    /// What ends with it.
+    ticket: Ticket,
+    /// Streams that may be held, and that others may wait for without being told.
+    held: Vec<Target>,
     /// Markers the completion thread was not told of.
     untold: u32,
 }
@@ -200,7 +248,27 @@ impl Submitter {
             time,
             unmarked: Unmarked::default(),
             target: None,
+            ticket: Ticket::default(),
+            held: Vec::new(),
             untold: 0,
+        }
+    }
+
+    /// Whether a piece of work may be submitted now. While the window is full, a stream still may have one piece under way, and
+    /// two where nobody else wants the device; so whoever is held back has something ahead of it. What stands behind a wait is
+    /// not under way and does not fill the window.
+    pub(crate) fn admits(&self, work: &Work) -> bool {
+        if !work.operation.is_work() {
+            return true;
+        }
+        match self.time.permit(work.target.device) {
+            Permit::Closed => false,
+            Permit::Open { full: false, .. } => true,
+            Permit::Open { alone, full: true } => {
+                let lane = self.lanes.lane(work.target.slot);
+                let unmarked = u64::from(self.unmarked.count > 0 && self.unmarked.slot == work.target.slot);
+                lane.is_held() || lane.pending() + unmarked < if alone { 2 } else { 1 }
+            }
         }
     }
 
@@ -218,6 +286,10 @@ impl Submitter {
         if let Some((from, rows)) = work.operation.reads_host() {
             self.attached.fetch(from.address(), rows);
         }
+        // Nothing that counts comes behind the first piece under one marker.
+        if self.unmarked.count == 0 {
+            self.ticket = self.begin(current, work);
+        }
         let result = current
             .set(&self.driver, target.context)
             .and_then(|()| self.run(target.stream, &work.operation, payload));
@@ -233,6 +305,63 @@ impl Submitter {
             self.mark(current);
         }
         result
+    }
+
+    /// What ends with a piece of work, which is counted as begun if it can run.
+    fn begin(&mut self, current: &mut Current, work: &Work) -> Ticket {
+        let target = work.target;
+        if let Operation::Wait { event, .. } = work.operation {
+            let pends =
+                current.set(&self.driver, target.context).and_then(|()| self.driver.event_done(event));
+            // What was reached, or never recorded, holds up nothing.
+            if pends != Ok(false) {
+                return Ticket::default();
+            }
+            self.hold(target);
+            return Ticket::WAIT;
+        }
+        let Some(kind) = work.operation.kind() else { return Ticket::default() };
+        if !self.held.is_empty() {
+            self.wait_for_held(current, work);
+        }
+        let lane = self.lanes.lane(target.slot);
+        let is_held = lane.is_held();
+        if lane.pending() == 0 && !is_held {
+            lane.start(now());
+        }
+        self.time.begin(target.device, kind, is_held)
+    }
+
+    /// What comes behind this in its stream is held.
+    fn hold(&mut self, target: Target) {
+        self.lanes.lane(target.slot).hold();
+        if target.order != Order::Apart && !self.held.iter().any(|held| held.slot == target.slot) {
+            self.held.push(target);
+        }
+    }
+
+    /// The default stream waits for what others hold, and others for what it holds: a marker before the work is reached when
+    /// that is over. The work itself would add the same order.
+    fn wait_for_held(&mut self, current: &mut Current, work: &Work) {
+        let target = work.target;
+        let lanes = Arc::clone(&self.lanes);
+        self.held.retain(|held| lanes.lane(held.slot).is_held());
+        let waits =
+            self.held.iter().any(|held| held.context == target.context && target.order.waits_for(held.order));
+        if !waits || lanes.lane(target.slot).is_held() || self.session.sticky().is_some() {
+            return;
+        }
+        // Of everything before it in its stream: what comes before the first sequence is nothing.
+        match self.place(current, target, work.sequence.wrapping_sub(1), Ticket::WAIT) {
+            Ok(()) => self.hold(target),
+            Err(failed) => self.fail(failed),
+        }
+    }
+
+    /// Without a marker the work would never appear done, and with a later one others could be held back.
+    fn fail(&self, failed: Code) {
+        self.session.set_sticky(failed);
+        self.time.abandon();
     }
 
     /// Counts what the VM's figures show.
@@ -281,12 +410,12 @@ impl Submitter {
     pub(crate) fn mark(&mut self, current: &mut Current) {
         let unmarked = core::mem::take(&mut self.unmarked);
         let Some(target) = self.target.take() else { return };
+        let ticket = core::mem::take(&mut self.ticket);
         if self.session.sticky().is_some() {
-            return;
+            return self.time.abandon();
         }
-        if let Err(failed) = self.place(current, target, unmarked.sequence) {
-            // Without a marker the work would never appear done, and with a later one others could be held back.
-            self.session.set_sticky(failed);
+        if let Err(failed) = self.place(current, target, unmarked.sequence, ticket) {
+            self.fail(failed);
         }
         self.untold += 1;
         if self.untold >= UNTOLD {
@@ -294,17 +423,22 @@ impl Submitter {
         }
     }
 
-    fn place(&self, current: &mut Current, target: Target, sequence: u64) -> Result<(), Code> {
+    fn place(
+        &self,
+        current: &mut Current,
+        target: Target,
+        sequence: u64,
+        ticket: Ticket,
+    ) -> Result<(), Code> {
         current.set(&self.driver, target.context)?;
         let event = self.event(target)?;
         self.driver.event_record(event, 0, target.stream)?;
-        let marker = Marker { sequence, event, context: target.context };
+        let marker = Marker { sequence, event, context: target.context, ticket };
         if self.lanes.push(target.slot, marker) { Ok(()) } else { Err(code::UNKNOWN) }
     }
 
     /// An event of the target's context: one that came back, or a new one.
     fn event(&self, target: Target) -> Result<Handle, Code> {
-        const DISABLE_TIMING: u32 = 2;
         let lane = self.lanes.lane(target.slot);
         while let Some(marker) = lane.recycled() {
             if marker.context == target.context {
@@ -313,7 +447,8 @@ impl Submitter {
             // The slot has a stream of another context now.
             self.driver.event_destroy(marker.event)?;
         }
-        self.driver.event_create(DISABLE_TIMING)
+        // With timing: it is asked when it was reached.
+        self.driver.event_create(0)
     }
 
     /// Tells the completion thread of markers it may not know of.
@@ -330,7 +465,9 @@ impl Submitter {
     }
 
     /// Lets go of the events of a context that is going away.
-    pub(crate) fn forget(&self, context: ContextRef) {
+    pub(crate) fn forget(&mut self, context: ContextRef) {
+        self.held.retain(|held| held.context != context);
+        self.completion.forget(context);
         self.lanes.purge(context, |marker| {
             if let Err(failed) = self.driver.event_destroy(marker.event) {
                 tracing::debug!(code = failed, "event not destroyed");

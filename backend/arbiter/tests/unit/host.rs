@@ -108,6 +108,7 @@ pub(crate) struct Host {
     pub(crate) context: u64,
     pub(crate) events: Vec<(ArbiterEvent, u32, u32, u64)>,
     pub(crate) wanted: Vec<(u32, u64)>,
+    used: std::collections::HashMap<u32, u64>,
     /// `[launches, copies, bytes copied, calls]` by VM, as last said.
     pub(crate) work: std::collections::HashMap<u32, [u64; 4]>,
     /// The VM of which it was last said how much it has pinned.
@@ -175,6 +176,7 @@ impl Host {
             context: 0,
             events: Vec::new(),
             wanted: Vec::new(),
+            used: std::collections::HashMap::new(),
             work: std::collections::HashMap::new(),
             pinned: (0, 0),
             upkeep: [0; 4],
@@ -248,6 +250,9 @@ impl Host {
                     self.events.push((ArbiterEvent::from_number(kind).unwrap(), vm, process, bytes));
                 }
                 FromArbiter::WantEscrow { ancestor, bytes } => self.wanted.push((ancestor, bytes)),
+                FromArbiter::Time { vm, used, .. } => {
+                    self.used.insert(vm, used);
+                }
                 FromArbiter::Work { vm, launches, copies, copied, calls, .. } => {
                     self.work.insert(vm, [launches, copies, copied, calls]);
                 }
@@ -293,6 +298,12 @@ impl Host {
             FromArbiter::Vm { lent, headroom, dirty, holders, .. } => ([lent, headroom, dirty], holders),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Nanoseconds of the unit's time that a VM is charged.
+    pub(crate) fn used(&mut self, vm: u32) -> u64 {
+        self.describe(vm);
+        self.used.get(&vm).copied().unwrap_or(0)
     }
 
     /// `[launches, copies, bytes copied, calls]` of a VM.

@@ -8,6 +8,7 @@ mod host;
 mod instances;
 mod lending;
 mod tally;
+mod time;
 mod watch;
 mod worker;
 

@@ -141,6 +141,7 @@ struct Played {
     custody: OwnedFd,
     page: Words,
     report: Words,
+    bell: OwnedFd,
     chunks: BTreeMap<u64, Chunk>,
     /// Given back by word only.
     secret: Vec<Chunk>,
@@ -420,6 +421,25 @@ impl Played {
                 use sluice_protocol::shared::Shared as _;
                 self.page.load_u32(page::PERMIT, std::sync::atomic::Ordering::Acquire).to_string()
             }
+            "waits" => {
+                use sluice_protocol::shared::Shared as _;
+                self.report.store_u32(report::WAITING, small(0), std::sync::atomic::Ordering::SeqCst);
+                rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).unwrap();
+                "0".to_owned()
+            }
+            "flies" => {
+                use sluice_protocol::shared::Shared as _;
+                self.report.store_u64(report::BEGUN, number(0), std::sync::atomic::Ordering::SeqCst);
+                self.report.store_u64(report::ENDED, number(1), std::sync::atomic::Ordering::SeqCst);
+                rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).unwrap();
+                "0".to_owned()
+            }
+            "frees" => {
+                use sluice_protocol::shared::Shared as _;
+                self.report.store_u64(report::FREED, number(0), std::sync::atomic::Ordering::SeqCst);
+                rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).unwrap();
+                "0".to_owned()
+            }
             "did" => {
                 use sluice_protocol::shared::Shared as _;
                 let words = [report::LAUNCHES, report::COPIES, report::COPIED, report::CALLS];
@@ -466,11 +486,13 @@ fn process() {
     let report = writable.words();
     // It stays as long as the process.
     std::mem::forget(writable);
+    let bell = descriptors[2].try_clone().unwrap();
     let mut played = Played {
         driver: None,
         custody,
         page,
         report,
+        bell,
         chunks: BTreeMap::new(),
         secret: Vec::new(),
         answers: VecDeque::new(),

@@ -7,7 +7,7 @@ use crate::{
     lanes::ContextRef,
     memory, objects,
     queue::Item,
-    submit::{Operation, Payload, Target},
+    submit::{Operation, Order, Payload, Target},
 };
 use sluice_cuda_abi::{attributes::guest_mask, symbols};
 use sluice_driver::{Code, Rows, code};
@@ -836,7 +836,8 @@ impl Dispatcher {
         }
         let handle = self.shared.driver.stream_create(args.flags, args.priority)?;
         self.streams.insert(args.stream.0, objects::Stream { handle, slot: args.slot, context })?;
-        self.bind(args.slot, Binding::Stream(Target::new(args.slot, handle, &caller)));
+        let order = if args.flags & NON_BLOCKING == 0 { Order::Blocking } else { Order::Apart };
+        self.bind(args.slot, Binding::Stream(Target::new(args.slot, handle, &caller, order)));
         Ok(())
     }
 }

@@ -1,8 +1,9 @@
 use super::*;
-use crate::{harness::Harness, queue::OPEN};
+use crate::{harness::Harness, time::OPEN};
 use proptest::prelude::*;
 use sluice_protocol::{
     calls::{self, wire},
+    custody::page::TELL,
     field::{ArenaAddress, Bytes, FieldError, Mint, Name, Size, Writer},
     record::NO_STREAM,
     reply,
@@ -115,8 +116,23 @@ impl Guest {
         self.send(header, |w| put_launch(w, function));
     }
 
+    /// The header of the next call on a stream slot.
+    fn on(&mut self, slot: u32, call: u16) -> Header {
+        let sequence = self.harness.next_sequence(slot);
+        Header { stream: slot, sequence, ..self.header(call) }
+    }
+
+    fn launch_on(&mut self, slot: u32) {
+        let (header, function) = (self.on(slot, wire::launch::CALL), self.function);
+        self.send(header, |w| put_launch(w, function));
+    }
+
     fn completed(&self) -> u64 {
-        page::completed(&self.harness.words(), 0)
+        self.completed_on(0)
+    }
+
+    fn completed_on(&self, slot: u32) -> u64 {
+        page::completed(&self.harness.words(), slot)
     }
 }
 
@@ -141,15 +157,87 @@ fn what_was_submitted_before_a_permit_closed_is_seen_to_end() {
         eventually(|| guest.harness.nothing_waits());
         let before = guest.sequence;
         guest.launch();
-        guest.harness.gate().set(0);
+        guest.harness.gate().time().set(0);
         // It takes the submitter along, with a piece that is not marked yet.
         guest.launch();
         eventually(|| guest.completed() == before + 1);
-        guest.harness.gate().set(OPEN);
+        eventually(|| guest.harness.gate().time().shown().0 == 0);
+        guest.harness.gate().time().set(OPEN);
         guest.harness.ring_is_empty();
         eventually(|| guest.completed() == before + 2);
     }
     assert_eq!(page::lost(&guest.harness.words()), None);
+}
+
+/// A guest with streams 1 to 3 that wait for no other, the first of which is held by a kernel until the returned word is set.
+fn holding() -> (Guest, u64) {
+    let mut guest = Guest::ready();
+    for slot in 1..=3 {
+        let stream = Id::<Stream>::new(slot, 1);
+        let create = |w: &mut Writer<'_>| wire::stream_create::put(w, Mint(stream), slot, 1, 0);
+        assert_eq!(guest.ask(wire::stream_create::CALL, create), 0);
+    }
+    let (module, hold) = (Id::<Module>::new(0, 1), Id::<Function>::new(1, 1));
+    let find = |w: &mut Writer<'_>| wire::module_function::put(w, module, Mint(hold), Name(b"hold_p1"));
+    assert_eq!(guest.ask(wire::module_function::CALL, find), 0);
+    let word = guest.harness.arena + 4096;
+    let header = guest.on(1, wire::launch::CALL);
+    let parameters = word.to_le_bytes();
+    guest.send(header, |w| {
+        wire::launch::put(w, hold, [1; 3], [1; 3], 0, false, Bytes(&[]), Bytes(&parameters))
+    });
+    (guest, 4096)
+}
+
+// Promise: T31
+#[test]
+fn work_behind_a_wait_is_not_under_way() {
+    let (mut guest, word) = holding();
+    let event = Id::<Event>::new(0, 1);
+    assert_eq!(guest.ask(wire::event_create::CALL, |w| wire::event_create::put(w, Mint(event), 0)), 0);
+    let header = guest.on(1, wire::event_record::CALL);
+    guest.send(header, |w| wire::event_record::put(w, event, 0));
+    let header = guest.on(2, wire::stream_wait::CALL);
+    guest.send(header, |w| wire::stream_wait::put(w, event, 0));
+    for _ in 0..500 {
+        guest.launch_on(2);
+    }
+    guest.harness.ring_is_empty();
+    // Two pieces are all that may be under way, and others want the device.
+    guest.harness.gate().time().set(2_000 | TELL);
+    for round in 1..=100 {
+        guest.launch_on(3);
+        guest.harness.ring_is_empty();
+        eventually(|| guest.completed_on(3) == round);
+    }
+    let time = || guest.harness.gate().time().shown();
+    // The kernel that holds them all.
+    eventually(|| time().0 == 1);
+    assert_eq!(guest.completed_on(2), 0);
+    guest.harness.store(word, 1);
+    eventually(|| guest.completed_on(2) == 501);
+    eventually(|| time().0 == 0);
+    assert_eq!(guest.harness.gate().time().in_window(), 0, "all that was begun has ended");
+}
+
+// Promise: T31
+#[test]
+fn a_stream_with_much_work_holds_up_no_other() {
+    for others in [0, TELL] {
+        let (mut guest, word) = holding();
+        guest.harness.gate().time().set(3_000 | others);
+        for _ in 0..100 {
+            guest.launch_on(1);
+        }
+        for round in 1..=5 {
+            guest.launch_on(3);
+            guest.harness.ring_is_empty();
+            eventually(|| guest.completed_on(3) == round);
+        }
+        guest.harness.store(word, 1);
+        eventually(|| guest.completed_on(1) == 101);
+        eventually(|| guest.harness.gate().time().in_window() == 0);
+    }
 }
 
 #[test]
@@ -160,7 +248,7 @@ fn a_closed_permit_holds_work_and_nothing_else() {
     eventually(|| guest.completed() == 1);
     for round in 0..20 {
         let before = guest.sequence;
-        guest.harness.gate().set(0);
+        guest.harness.gate().time().set(0);
         for _ in 0..50 {
             guest.launch();
         }
@@ -175,7 +263,7 @@ fn a_closed_permit_holds_work_and_nothing_else() {
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(guest.completed(), before, "nothing was submitted");
         assert!(!guest.is_answered(held));
-        guest.harness.gate().set(OPEN);
+        guest.harness.gate().time().set(OPEN);
         // More work comes while the feeder feeds: order is kept, or the sequence could not come out right.
         for _ in 0..50 {
             guest.launch();
@@ -189,7 +277,7 @@ fn a_closed_permit_holds_work_and_nothing_else() {
     }
     assert_eq!(page::lost(&guest.harness.words()), None);
     let context = Id::from_raw(guest.context).unwrap();
-    guest.harness.gate().set(0);
+    guest.harness.gate().time().set(0);
     let destroy = |w: &mut Writer<'_>| wire::context_destroy::put(w, context);
     assert_eq!(guest.ask(wire::context_destroy::CALL, destroy), 0, "idle contexts need no permit");
 }

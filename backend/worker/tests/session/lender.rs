@@ -3,6 +3,7 @@
 
 use crate::guest::null_driver;
 use rustix::{
+    event::{EventfdFlags, eventfd},
     fd::{AsFd, OwnedFd},
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
 };
@@ -172,10 +173,14 @@ impl Lender {
         let limit = books.limit;
         drop(books);
         tenant.page.words().store_u64(page::MAGIC_AT, page::MAGIC, Ordering::Release);
+        // Time is no matter here: the permit is as good as open for ever, and nobody listens.
+        tenant.page.words().store_u32(page::PERMIT, page::TELL - 1, Ordering::Release);
         let welcome = Answer::Welcome { unit: 0, epoch: 1, limit };
         let report = memfd_create("report", MemfdFlags::CLOEXEC).expect("memfd");
         ftruncate(&report, report::BYTES as u64).expect("truncate");
-        socket::send(&tenant.socket, &welcome.encode(), &[file.as_fd(), report.as_fd()]).expect("welcome");
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("eventfd");
+        let sent = [file.as_fd(), report.as_fd(), bell.as_fd()];
+        socket::send(&tenant.socket, &welcome.encode(), &sent).expect("welcome");
         let lender = self.clone();
         std::thread::spawn(move || lender.serve(&tenant));
     }

@@ -110,7 +110,7 @@ impl Hostile {
             bail!("no welcome");
         };
         worker.limit = limit;
-        ensure!(descriptors.len() == 2, "the custody page and the report page");
+        ensure!(descriptors.len() == 3, "the pages and the bell");
         worker.page = descriptors.swap_remove(0);
         worker.say(Request::Hello { process: 4711 })?;
         Ok(worker)

@@ -1,0 +1,519 @@
+//! The unit's time: a thread that gives and takes permits.
+//!
+//! It hears bells, looks at what workers report, asks the [`Scheduler`] what follows, and writes permits. It makes no driver
+//! call and shares nothing with custody but the loop that tells it who there is, so that neither delays the other.
+//!
+//! A report is a worker's word. It can only cost the worker's own VM: whoever says that work waits has turns and pays for
+//! them; whoever says that work is under way pays for that; whoever says neither loses its permit to whoever does. What it
+//! can hide is work that it submits without a permit and says nothing of. The driver slices processes, so such work has at most
+//! what a turn that ended leaves behind has: a part beside the VM whose turn it is. One that says so is ended.
+
+use crate::{
+    ids::{VmKey, WorkerId},
+    page::{Page, PageError, Report},
+};
+use core::{
+    sync::atomic::{Ordering, fence},
+    time::Duration,
+};
+use rustix::{
+    buffer::spare_capacity,
+    event::{
+        EventfdFlags,
+        epoll::{self, CreateFlags, Event, EventData, EventFlags},
+        eventfd,
+    },
+    fd::{AsFd as _, BorrowedFd, OwnedFd},
+    io::Errno,
+    time::{
+        ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+        timerfd_create, timerfd_settime,
+    },
+};
+use sluice_protocol::{
+    control::{FromArbiter, Priority, Shares},
+    custody::page,
+    limits,
+};
+use sluice_scheduler::{
+    Nanos,
+    scheduler::{Permit, Scheduler, Seen, Settings, Slot, Terms},
+    watchdog::{self, Watchdog},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+/// How often what was decided is looked at again, when permits were closed meanwhile: a worker may just have begun.
+const LOOKS: u32 = 3;
+/// A worker that rings more often than so many times …
+const RINGS: u32 = 1_000;
+/// … in this time is not heard for the rest of it.
+const RINGS_IN: Nanos = 100_000_000;
+
+/// What an event is about; bells of workers have their numbers, which begin at 1, shifted.
+const KICK: u64 = 0;
+const TIMER: u64 = 1;
+
+fn now() -> Nanos {
+    let now = clock_gettime(ClockId::Monotonic);
+    // Neither is negative.
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// The loop's end.
+#[derive(Debug)]
+pub(crate) struct Time {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    epoll: OwnedFd,
+    /// Wakes the thread.
+    kick: OwnedFd,
+    /// Wakes the loop.
+    news: OwnedFd,
+}
+
+#[derive(Debug)]
+struct State {
+    scheduler: Scheduler,
+    vms: BTreeMap<VmKey, Vm>,
+    workers: BTreeMap<WorkerId, Worker>,
+    /// Workers to be ended.
+    wrong: Vec<(WorkerId, Ended)>,
+    /// Bells that are not heard, and until when.
+    muted: BTreeSet<WorkerId>,
+    muted_until: Nanos,
+}
+
+#[derive(Debug)]
+struct Vm {
+    slot: Slot,
+    members: Vec<WorkerId>,
+    fenced: bool,
+    /// Forgotten when its last worker is gone.
+    leaves: bool,
+    hang: Option<Nanos>,
+    /// Whether it is to be looked at: it did something when last looked at, or it rang.
+    stirs: bool,
+    /// When what it used was last taken note of.
+    metered: Nanos,
+}
+
+#[derive(Debug)]
+struct Worker {
+    vm: VmKey,
+    page: Arc<Page>,
+    report: Arc<Report>,
+    bell: OwnedFd,
+    permit: u32,
+    /// What was taken note of.
+    busy: Duration,
+    dog: Watchdog,
+    /// It is to be ended.
+    is_wrong: bool,
+    /// What it had submitted when it was first seen without a permit, since it has none.
+    without: Option<u64>,
+    rings: (Nanos, u32),
+}
+
+/// Why a worker is to be ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Nothing of its work ends, and its VM's policy says so or somebody waits for it.
+    Hung,
+    /// It submits without a permit.
+    Trespass,
+}
+
+fn ring(eventfd: &OwnedFd) {
+    // It fails only when it was rung already.
+    if let Err(error) = rustix::io::write(eventfd, &1_u64.to_ne_bytes()) {
+        tracing::debug!(%error, "eventfd not written");
+    }
+}
+
+fn hush(eventfd: &OwnedFd) {
+    match rustix::io::read(eventfd, &mut [0; 8]) {
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+        Err(error) => tracing::error!(%error, "eventfd not read"),
+    }
+}
+
+fn quiet_eventfd() -> Result<OwnedFd, Errno> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+impl Time {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the kernel has no thread or descriptor.
+    pub(crate) fn start() -> Result<Time, std::io::Error> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let (kick, news) = (quiet_eventfd()?, quiet_eventfd()?);
+        let timer =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &kick, EventData::new_u64(KICK), EventFlags::IN)?;
+        epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
+        let state = Mutex::new(State::new(Settings::default(), now()));
+        let shared = Arc::new(Shared { state, epoll, kick, news });
+        let thread = Arc::clone(&shared);
+        thread::Builder::new().name("time".to_owned()).spawn(move || {
+            if let Err(error) = thread.run(&timer) {
+                tracing::error!(%error, "nobody shares out the unit's time");
+                std::process::exit(1);
+            }
+        })?;
+        Ok(Time { shared })
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut State, Nanos) -> R) -> R {
+        let result = change(&mut self.shared.lock(), now());
+        ring(&self.shared.kick);
+        result
+    }
+
+    /// Readable when [`Time::wrong`] has news.
+    pub(crate) fn news(&self) -> BorrowedFd<'_> {
+        self.shared.news.as_fd()
+    }
+
+    /// Workers to be ended, since this was last asked.
+    pub(crate) fn wrong(&self) -> Vec<(WorkerId, Ended)> {
+        hush(&self.shared.news);
+        core::mem::take(&mut self.shared.lock().wrong)
+    }
+
+    /// There is such a VM; others of its number are over.
+    pub(crate) fn admit(&self, key: VmKey) {
+        self.change(|state, now| state.admit(key, now));
+    }
+
+    /// What a VM may have.
+    pub(crate) fn set(&self, key: VmKey, shares: Shares) {
+        self.change(|state, now| state.set(key, shares, now));
+    }
+
+    /// A VM gets no turn any more.
+    pub(crate) fn fence(&self, key: VmKey) {
+        self.change(|state, _| state.fence(key));
+    }
+
+    /// A VM is over.
+    pub(crate) fn forget(&self, key: VmKey) {
+        self.change(|state, now| state.forget(key, now));
+    }
+
+    /// A worker of a VM. Returns its bell.
+    pub(crate) fn join(
+        &self,
+        id: WorkerId,
+        vm: VmKey,
+        page: Arc<Page>,
+        report: Arc<Report>,
+    ) -> Result<OwnedFd, PageError> {
+        let bell = quiet_eventfd()?;
+        let theirs =
+            bell.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
+        let edge = EventFlags::IN | EventFlags::ET;
+        epoll::add(&self.shared.epoll, &bell, EventData::new_u64((id.0 + 1) << 1), edge)?;
+        let worker = Worker {
+            vm,
+            page,
+            report,
+            bell,
+            permit: 0,
+            busy: Duration::ZERO,
+            dog: Watchdog::default(),
+            is_wrong: false,
+            without: None,
+            rings: (0, 0),
+        };
+        self.change(|state, now| state.join(id, worker, now));
+        Ok(theirs)
+    }
+
+    /// A worker's process is gone.
+    pub(crate) fn leave(&self, id: WorkerId) {
+        self.change(|state, now| state.leave(id, now));
+    }
+
+    /// What a VM had of the unit's time.
+    pub(crate) fn describe(&self, vm: u32) -> Option<FromArbiter> {
+        let mut state = self.shared.lock();
+        let now = now();
+        state.observe(now);
+        let (key, known) = state.vms.iter().rev().find(|(key, _)| key.vm == vm)?;
+        let figures = state.scheduler.figures(known.slot);
+        Some(FromArbiter::Time {
+            vm,
+            epoch: key.epoch,
+            used: figures.used,
+            overlapped: figures.overlapped,
+            waited: figures.waited,
+            turns: figures.turns,
+        })
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, timer: &OwnedFd) -> Result<(), Errno> {
+        let mut events: Vec<Event> = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+            let mut state = self.lock();
+            let now = now();
+            for event in &events {
+                match event.data.u64() {
+                    KICK => hush(&self.kick),
+                    TIMER => hush(timer),
+                    bell => state.rung(WorkerId((bell >> 1) - 1), now, &self.epoll),
+                }
+            }
+            let due = state.decide(now);
+            if !state.wrong.is_empty() {
+                ring(&self.news);
+            }
+            let due = state.unmute(now, &self.epoll).into_iter().chain(due).min();
+            drop(state);
+            // 0 disarms it.
+            let due = Duration::from_nanos(due.map_or(0, |due| due.max(1)));
+            let it_value = Timespec::try_from(due).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+            let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+            timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval, it_value })?;
+        }
+    }
+}
+
+impl State {
+    fn new(settings: Settings, now: Nanos) -> State {
+        State {
+            scheduler: Scheduler::new(settings, now),
+            vms: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            wrong: Vec::new(),
+            muted: BTreeSet::new(),
+            muted_until: 0,
+        }
+    }
+
+    fn admit(&mut self, key: VmKey, now: Nanos) {
+        let older: Vec<VmKey> =
+            self.vms.keys().filter(|other| other.vm == key.vm && other.epoch < key.epoch).copied().collect();
+        older.into_iter().for_each(|older| self.forget(older, now));
+        let scheduler = &mut self.scheduler;
+        self.vms.entry(key).or_insert_with(|| Vm {
+            slot: scheduler.add(Terms::default(), now),
+            members: Vec::new(),
+            fenced: false,
+            leaves: false,
+            hang: None,
+            stirs: false,
+            metered: now,
+        });
+    }
+
+    fn set(&mut self, key: VmKey, shares: Shares, now: Nanos) {
+        let Some(vm) = self.vms.get_mut(&key) else { return };
+        vm.hang = (shares.hang > 0).then(|| Nanos::from(shares.hang) * 1_000_000);
+        let terms = Terms {
+            weight: shares.weight.clamp(1, limits::WEIGHT),
+            class: match shares.priority {
+                Priority::Low => 0,
+                Priority::Normal => 1,
+                Priority::High => 2,
+            },
+            cap: shares.cap.clamp(1, 1000),
+            guarantee: shares.guarantee.min(1000),
+        };
+        self.scheduler.set(vm.slot, terms, now);
+    }
+
+    fn fence(&mut self, key: VmKey) {
+        if let Some(vm) = self.vms.get_mut(&key) {
+            vm.fenced = true;
+            self.scheduler.fence(vm.slot);
+        }
+    }
+
+    fn forget(&mut self, key: VmKey, now: Nanos) {
+        self.fence(key);
+        if let Some(vm) = self.vms.get_mut(&key) {
+            vm.leaves = true;
+        }
+        self.drop_if_empty(key, now);
+    }
+
+    fn drop_if_empty(&mut self, key: VmKey, now: Nanos) {
+        if let Some(vm) = self.vms.get(&key).filter(|vm| vm.leaves && vm.members.is_empty()) {
+            self.scheduler.remove(vm.slot, now);
+            self.vms.remove(&key);
+        }
+    }
+
+    fn join(&mut self, id: WorkerId, worker: Worker, now: Nanos) {
+        self.admit(worker.vm, now);
+        if let Some(vm) = self.vms.get_mut(&worker.vm) {
+            vm.members.push(id);
+            vm.stirs = true;
+        }
+        self.workers.insert(id, worker);
+    }
+
+    fn leave(&mut self, id: WorkerId, now: Nanos) {
+        let Some(worker) = self.workers.remove(&id) else { return };
+        self.muted.remove(&id);
+        if let Some(vm) = self.vms.get_mut(&worker.vm) {
+            vm.members.retain(|member| *member != id);
+            vm.stirs = true;
+        }
+        self.drop_if_empty(worker.vm, now);
+    }
+
+    /// A worker rings.
+    fn rung(&mut self, id: WorkerId, now: Nanos, epoll: &OwnedFd) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let (since, rings) = &mut worker.rings;
+        if now.saturating_sub(*since) >= RINGS_IN {
+            (*since, *rings) = (now, 0);
+        }
+        *rings += 1;
+        if *rings > RINGS {
+            let none =
+                epoll::modify(epoll, &worker.bell, EventData::new_u64((id.0 + 1) << 1), EventFlags::empty());
+            if let Err(error) = none {
+                tracing::error!(%error, "a bell cannot be silenced");
+            }
+            self.muted.insert(id);
+            self.muted_until = now + RINGS_IN;
+        }
+        if let Some(vm) = self.vms.get_mut(&worker.vm) {
+            vm.stirs = true;
+            self.scheduler.alive(vm.slot);
+        }
+    }
+
+    /// Hears bells again that were silenced. Returns when that is due.
+    fn unmute(&mut self, now: Nanos, epoll: &OwnedFd) -> Option<Nanos> {
+        if self.muted.is_empty() {
+            return None;
+        }
+        if now < self.muted_until {
+            return Some(self.muted_until);
+        }
+        for id in core::mem::take(&mut self.muted) {
+            let Some(worker) = self.workers.get(&id) else { continue };
+            let edge = EventFlags::IN | EventFlags::ET;
+            if let Err(error) = epoll::modify(epoll, &worker.bell, EventData::new_u64((id.0 + 1) << 1), edge)
+            {
+                tracing::error!(%error, "a bell cannot be heard again");
+            }
+        }
+        None
+    }
+
+    /// Looks at what workers report. VMs that did nothing and did not ring cannot have begun: they have no permit.
+    fn observe(&mut self, now: Nanos) {
+        let quiet = self.scheduler.quiet();
+        for vm in self.vms.values_mut() {
+            let has_permit = self.scheduler.permit(vm.slot) != Permit::Closed;
+            if !vm.stirs && !has_permit {
+                continue;
+            }
+            let (mut seen, mut used) = (Seen::default(), Duration::ZERO);
+            for id in &vm.members {
+                let Some(worker) = self.workers.get_mut(id) else { continue };
+                let reported = worker.report.read(now);
+                seen.waiting += u32::from(reported.waiting);
+                seen.flying += u32::from(reported.begun != reported.ended);
+                seen.begun = seen.begun.wrapping_add(reported.begun);
+                used = used.saturating_add(reported.busy.saturating_sub(worker.busy));
+                // An end that is seen late may turn out to have been early.
+                worker.busy = worker.busy.max(reported.busy);
+                if has_permit {
+                    worker.without = None;
+                } else {
+                    let before = *worker.without.get_or_insert(reported.submitted);
+                    let trespasses = reported.submitted.wrapping_sub(before) > limits::WITHOUT_PERMIT;
+                    if trespasses && !worker.is_wrong {
+                        worker.is_wrong = true;
+                        self.wrong.push((*id, Ended::Trespass));
+                    }
+                }
+                worker.dog.see(reported.begun, reported.ended, now);
+                let policy = watchdog::Policy { ending: vm.fenced, limit: vm.hang };
+                if worker.dog.state(policy, now) == watchdog::State::Hung && !worker.is_wrong {
+                    worker.is_wrong = true;
+                    self.wrong.push((*id, Ended::Hung));
+                }
+            }
+            if quiet == Some(vm.slot) {
+                // Workers of one VM work at the same time, and may say anything.
+                let passed = Duration::from_nanos(now.saturating_sub(vm.metered));
+                let used = used.min(passed);
+                self.scheduler.metered(vm.slot, Nanos::try_from(used.as_nanos()).unwrap_or(Nanos::MAX));
+            }
+            vm.metered = now;
+            vm.stirs = seen.waiting > 0 || seen.flying > 0;
+            self.scheduler.see(vm.slot, seen, now);
+        }
+    }
+
+    /// Gives and takes permits. Returns when to do so again, if nobody rings.
+    fn decide(&mut self, now: Nanos) -> Option<Nanos> {
+        let mut due = None;
+        for _ in 0..LOOKS {
+            self.observe(now);
+            due = self.scheduler.turn(now);
+            if !self.publish() {
+                break;
+            }
+            // A worker that submits writes its report and then looks at its permit.
+            fence(Ordering::SeqCst);
+        }
+        let dogs = self.workers.values().filter(|worker| !worker.is_wrong).filter_map(|worker| {
+            let vm = self.vms.get(&worker.vm)?;
+            worker.dog.due(watchdog::Policy { ending: vm.fenced, limit: vm.hang })
+        });
+        due.into_iter().chain(dogs).min()
+    }
+
+    /// Writes permits. `true` when some were closed, or have to be told of from now on.
+    fn publish(&mut self) -> bool {
+        let mut tightened = false;
+        for vm in self.vms.values() {
+            let permit = match self.scheduler.permit(vm.slot) {
+                Permit::Closed => 0,
+                Permit::Open { window, tell } => {
+                    let window = u32::try_from(window / 1000).unwrap_or(0).clamp(1, page::TELL - 1);
+                    if tell { window | page::TELL } else { window }
+                }
+            };
+            for id in &vm.members {
+                let Some(worker) = self.workers.get_mut(id).filter(|worker| worker.permit != permit) else {
+                    continue;
+                };
+                let told_before = worker.permit == 0 || worker.permit & page::TELL != 0;
+                tightened |= !told_before && (permit == 0 || permit & page::TELL != 0)
+                    || worker.permit != 0 && permit == 0;
+                worker.permit = permit;
+                worker.page.permit(permit);
+            }
+        }
+        tightened
+    }
+}
