@@ -164,7 +164,7 @@ fn who_was_idle_has_no_more_than_its_share() -> Result<()> {
     Ok(())
 }
 
-// Promise: T31
+// Promise: T31, T33
 #[test]
 fn a_stream_that_is_held_goes_on_beside_a_busy_neighbour() -> Result<()> {
     let _turn = turn();

@@ -48,6 +48,11 @@ pub struct Settings {
     pub hog_patience: Nanos,
     /// How long a priority may go without a turn before it has one in any case.
     pub starvation: Nanos,
+    /// How long a VM whose work does not end goes without a turn before it has one in any case; each time twice as long, up to
+    /// `stuck_most`.
+    pub stuck: Nanos,
+    /// The longest of these.
+    pub stuck_most: Nanos,
 }
 
 impl Settings {
@@ -64,6 +69,8 @@ impl Settings {
             hogs: 2,
             hog_patience: 25 * quantum,
             starvation: 50 * quantum,
+            stuck: 50 * quantum,
+            stuck_most: 500 * quantum,
         }
     }
 }
@@ -162,6 +169,8 @@ struct Tenant {
     left: Option<(Nanos, Nanos)>,
     /// How much more it uses after its turns.
     overrun: Nanos,
+    /// Turns it had by [`Scheduler::is_stuck`] since nothing of it was under way.
+    freed: u32,
     /// What is left under its cap; negative for what it took too much.
     tokens: i64,
     throttled: bool,
@@ -295,6 +304,7 @@ impl Scheduler {
             absent: false,
             left: None,
             overrun: 0,
+            freed: 0,
             tokens: 0,
             throttled: false,
             credit: 0,
@@ -397,6 +407,7 @@ impl Scheduler {
             tenant.absent = false;
         }
         if seen.flying == 0 {
+            tenant.freed = 0;
             tenant.settle();
         }
     }
@@ -573,7 +584,7 @@ impl Scheduler {
     fn rotate(&mut self, slot: Slot, next: Slot, now: Nanos) {
         let (begin, late) = (self.settings.begin, self.settings.late);
         let class = self.peek(next).map_or(0, |tenant| tenant.terms.class);
-        let urgent = self.is_entitled(next) || self.is_starving(class, now);
+        let urgent = self.is_entitled(next) || self.is_stuck(next, now) || self.is_starving(class, now);
         let Some(tenant) = self.get(slot) else { return };
         if !tenant.has_begun() && !tenant.is_flying() {
             if now >= tenant.opened + begin {
@@ -636,8 +647,10 @@ impl Scheduler {
         let quantum = self.settings.quantum;
         let class = self.peek(slot).map_or(0, |tenant| tenant.terms.class);
         let entitled = self.is_entitled(slot);
-        let promoted = entitled || self.is_starving(class, now);
+        let freed = self.is_stuck(slot, now);
+        let promoted = entitled || freed || self.is_starving(class, now);
         let Some(tenant) = self.get(slot) else { return };
+        tenant.freed = tenant.freed.saturating_add(u32::from(freed));
         if !tenant.open {
             tenant.settle();
             tenant.begun_before = tenant.seen.begun;
@@ -647,10 +660,25 @@ impl Scheduler {
         tenant.promoted = promoted;
         tenant.ready_since = None;
         let time = tenant.time;
-        self.clocks[class] = self.clocks[class].max(time);
+        // Who is let in although it is far ahead is nobody's measure.
+        if !freed {
+            self.clocks[class] = self.clocks[class].max(time);
+        }
         if !entitled {
             self.served[class] = now;
         }
+    }
+
+    /// When a VM has a turn in any case whose work is still under way. What is under way may end only when what waits has run;
+    /// and while it does not end its VM is charged as much as whoever has the turn, and would never be less far ahead.
+    fn freed_at(&self, tenant: &Tenant) -> Option<Nanos> {
+        let Settings { stuck, stuck_most, .. } = self.settings;
+        let patience = stuck.saturating_mul(1 << tenant.freed.min(16)).min(stuck_most);
+        tenant.ready_since.filter(|_| tenant.is_ready() && tenant.is_flying()).map(|since| since + patience)
+    }
+
+    fn is_stuck(&self, slot: Slot, now: Nanos) -> bool {
+        self.peek(slot).and_then(|tenant| self.freed_at(tenant)).is_some_and(|at| now >= at)
     }
 
     fn is_entitled(&self, slot: Slot) -> bool {
@@ -687,6 +715,11 @@ impl Scheduler {
         if let Some(oldest) = entitled.min_by_key(|(_, tenant)| tenant.ready_since.unwrap_or(now)) {
             return Some(slot(oldest));
         }
+        let stuck =
+            ready().filter_map(|entry| Some((self.freed_at(entry.1).filter(|at| now >= *at)?, entry)));
+        if let Some((_, oldest)) = stuck.min_by_key(|(at, _)| *at) {
+            return Some(slot(oldest));
+        }
         let of = |class: usize| ready().filter(move |(_, tenant)| tenant.terms.class == class);
         let starving =
             (0..CLASSES).find(|class| self.is_starving(*class, now) && of(*class).next().is_some());
@@ -721,7 +754,8 @@ impl Scheduler {
             let kept_out = (tenant.is_ready() && self.is_hog(tenant))
                 .then(|| tenant.ready_since.unwrap_or(now) + self.settings.hog_patience);
             // What was due was done, as far as it could be.
-            [turn, cap, kept_out].into_iter().flatten().filter(|due| *due > now).min()
+            let freed = self.freed_at(tenant);
+            [turn, cap, kept_out, freed].into_iter().flatten().filter(|due| *due > now).min()
         };
         entries(&self.tenants).filter_map(|(index, tenant)| one(index, tenant)).min()
     }
@@ -787,6 +821,31 @@ mod tests {
         }
         scheduler.turn(now);
         assert_eq!(scheduler.permit(slow), Permit::Closed);
+    }
+
+    /// Turns that a VM with a kernel that does not end has in a second, beside one that always wants more.
+    fn turns_beside_its_kernel(weights: [u32; 2]) -> u64 {
+        let mut scheduler = Scheduler::new(Settings::default(), 0);
+        let [endless, busy] = weights.map(|weight| scheduler.add(Terms { weight, ..Terms::default() }, 0));
+        let (mut now, mut begun) = (0, [1, 1]);
+        while now < 1_000 * MILLISECOND {
+            for (slot, begun) in [endless, busy].into_iter().zip(&mut begun) {
+                *begun += u64::from(scheduler.permit(slot) != Permit::Closed);
+                scheduler.see(slot, Seen { waiting: 1, flying: 1, begun: *begun }, now);
+            }
+            let due = scheduler.turn(now);
+            now = due.unwrap_or(now + MILLISECOND).min(now + MILLISECOND);
+        }
+        scheduler.figures(endless).turns
+    }
+
+    // Promise: T33
+    #[test]
+    fn work_that_may_have_to_run_for_a_kernel_to_end_has_turns() {
+        let even = turns_beside_its_kernel([100, 100]);
+        assert!(even >= 4, "{even} turns beside an equal");
+        let light = turns_beside_its_kernel([100, 300]);
+        assert!(light >= 4, "{light} turns beside three times the weight");
     }
 
     proptest! {
