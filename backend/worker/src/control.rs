@@ -80,8 +80,6 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     let _entered = span.enter();
     // Threads inherit it. Whoever looks for completion sleeps for microseconds, which the default would double.
     rustix::thread::set_current_timer_slack(core::num::NonZeroU64::new(1000))?;
-    // Finding the clock asks the kernel for what the filter does not allow; after that it is a call in this process.
-    crate::time::now();
     // From here on no process can be started and no other looked into; nothing of a guest's was read yet.
     sluice_sandbox::enter(Role::Worker)?;
     // The driver is slow to start, and nobody waits for this thread until the guest's page comes.

@@ -17,6 +17,8 @@ mod arenas;
 mod completion;
 mod console;
 mod control;
+#[cfg(test)]
+mod cost;
 mod custody;
 mod dispatcher;
 mod event_clock;

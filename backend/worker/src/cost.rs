@@ -1,0 +1,131 @@
+//! What sharing costs a VM that is alone, in instructions: one thread submits launches and sees them end, with and without a
+//! permit to look at, and callgrind counts.
+
+use crate::{
+    arenas::{Attached, Mapped},
+    completion::{Completion, Current},
+    helper::Helper,
+    lanes::{ContextRef, Lanes},
+    objects::Context,
+    session::{ReplyTo, Session},
+    submit::{Operation, Order, Payload, Submitter, Target, Work},
+    time::Time,
+};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fd::AsFd as _,
+    fs::{MemfdFlags, ftruncate, memfd_create},
+};
+use sluice_driver::{Driver, Launch};
+use sluice_protocol::{control::Run, record::NO_REPLY, session};
+use sluice_shared_memory::Mapping;
+use std::{env, process::Command, sync::Arc};
+
+/// How many launches the process that is counted makes, and whether it has a permit.
+const LAUNCHES: &str = "SLUICE_COST_LAUNCHES";
+const PERMIT: &str = "SLUICE_COST_PERMIT";
+/// Launches before something waits for them.
+const BATCH: u64 = 32;
+
+/// Submits launches and sees them end, with nobody else about.
+fn launches(count: u64, permit: bool) {
+    let path = env::current_exe().expect("a path").with_file_name("libsluice_null_driver.so");
+    let driver = Arc::new(Driver::load(&path).expect("the driver loads"));
+    driver.init().expect("the driver starts");
+    let file = memfd_create("cost", MemfdFlags::CLOEXEC).expect("memfd");
+    let bytes = session::BYTES as u64;
+    ftruncate(&file, bytes).expect("truncate");
+    let page = Mapping::scattered(0, bytes, [(file.as_fd(), Run { offset: 0, bytes })]).expect("maps");
+    let bell = || eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
+    let session =
+        Arc::new(Session::new(Mapped::in_place(page).into_pages(), bell(), bell()).expect("eventfd"));
+    let time = Arc::new(if permit { Time::own() } else { Time::new(Vec::new()) });
+    let (lanes, attached) = (Arc::new(Lanes::new()), Arc::new(Attached::default()));
+    // Whoever would do its work is not needed for launches.
+    let (helper, _inboxes) = Helper::new();
+    let completion = Arc::new(Completion::new(
+        Arc::clone(&driver),
+        Arc::clone(&session),
+        Arc::clone(&lanes),
+        Arc::clone(&attached),
+        helper,
+        Arc::clone(&time),
+    ));
+    let mut submitter = Submitter::new(
+        Arc::clone(&driver),
+        Arc::clone(&session),
+        lanes,
+        Arc::clone(&completion),
+        attached,
+        time,
+    );
+    let device = driver.device(0).expect("a device");
+    let context = ContextRef { handle: driver.context_create(device, 0).expect("a context"), serial: 1 };
+    let mut current = Current::default();
+    current.set(&driver, context).expect("the context");
+    let module = driver.module_load(b".version 8.0\n\0", &mut []).0.expect("a module");
+    let function = driver.module_function(module, c"work_p1").expect("a function");
+    let target = Target::new(0, 0, &Context { context, device: 0, primary: false }, Order::Default);
+    let launch = Launch { function, grid: [1; 3], block: [32, 1, 1], shared: 0 };
+    let reply = ReplyTo { slot: NO_REPLY, ticket: 0 };
+    for sequence in 1..=count {
+        let work = Work { target, sequence, reply, operation: Operation::Launch(launch) };
+        assert!(submitter.admits(&work), "nobody is ahead of {sequence}");
+        let payload = Payload { attributes: &[], parameters: &[0; 8] };
+        submitter.submit(&mut current, &work, payload).expect("the driver takes it");
+        if sequence % BATCH == 0 {
+            submitter.mark(&mut current);
+            completion.pass(&mut current);
+        }
+    }
+    assert_eq!(session.completed(0), count - count % BATCH, "what was submitted has ended");
+}
+
+/// The process that is counted.
+#[test]
+#[ignore = "is run by the next test"]
+fn counted() {
+    let count = env::var(LAUNCHES).expect("a count").parse().expect("a number");
+    launches(count, env::var_os(PERMIT).is_some());
+}
+
+/// Instructions of a process that makes launches.
+fn instructions(count: u64, permit: bool) -> u64 {
+    let mut callgrind = Command::new("valgrind");
+    callgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    callgrind.arg(env::current_exe().expect("a path"));
+    callgrind.args(["--exact", "cost::counted", "--ignored", "--test-threads=1"]);
+    callgrind.env(LAUNCHES, count.to_string());
+    if permit {
+        callgrind.env(PERMIT, "1");
+    }
+    let output = callgrind.output().expect("valgrind starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let collected = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
+    assert!(output.status.success(), "{}\n{said}", String::from_utf8_lossy(&output.stdout));
+    collected.unwrap_or_else(|| panic!("callgrind counts nothing:\n{said}"))
+}
+
+/// Instructions of one launch with its marker, until its end is seen.
+fn of_a_launch(permit: bool) -> u64 {
+    let (few, many) = (BATCH * 32, BATCH * 96);
+    (instructions(many, permit) - instructions(few, permit)) / (many - few)
+}
+
+// Promise: T28
+#[test]
+fn a_vm_that_is_alone_pays_little_for_a_launch() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("SKIP: no valgrind to count instructions with");
+        return;
+    }
+    let (without, with) = (of_a_launch(false), of_a_launch(true));
+    println!("{with} instructions for a launch, {without} where nobody shares");
+    assert!(without > 0 && with > without, "{with}, {without}");
+    if cfg!(debug_assertions) {
+        println!("SKIP: code that is not optimised says nothing");
+        return;
+    }
+    // A look at the permit, two at the clock, and the figures of what is under way and how long it takes.
+    assert!(with - without < 400, "{with} for {without}");
+}
