@@ -595,7 +595,9 @@ impl Custody {
             return;
         }
         worker.life = Life::Ending;
-        let (vm, process) = (worker.vm.vm, worker.process);
+        let (key, process) = (worker.vm, worker.process);
+        self.growth.ended(id, key);
+        let VmKey { vm, .. } = key;
         tracing::warn!(vm, process, how, "a worker breaks the protocol and is ended");
         self.event(ArbiterEvent::Abuse, vm, process, 0);
         self.effects.push_back(Effect::Kill { worker: id });

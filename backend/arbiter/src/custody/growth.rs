@@ -185,6 +185,13 @@ impl Growth {
         self.settle = self.settle.max(Some(depth));
     }
 
+    /// A worker is ended, for whatever it did. A grant that it has until then was kept.
+    pub(super) fn ended(&mut self, id: WorkerId, vm: VmKey) {
+        if self.grows(id) {
+            self.turns.overran(vm, self.now);
+        }
+    }
+
     /// A worker died; `bytes` is what its driver had.
     pub(super) fn died(&mut self, id: WorkerId, vm: VmKey, bytes: u64, since: Millis) {
         self.queue.retain(|wish| wish.worker != id);
@@ -335,12 +342,9 @@ impl Custody {
     pub fn serve_growth(&mut self, now: Millis) -> Option<Millis> {
         self.growth.now = now;
         if let Some(active) = self.growth.active.filter(|active| active.until <= now) {
-            self.growth.active = None;
-            if let Some(worker) = self.workers.get(&active.worker) {
-                self.growth.turns.overran(worker.vm, now);
-            }
-            self.growth.settle(Depth::AboveReserve);
             self.abuse(active.worker, "keeps a grant to grow for too long");
+            self.growth.active = None;
+            self.growth.settle(Depth::AboveReserve);
         }
         let (late, rest): (VecDeque<Wish>, _) = core::mem::take(&mut self.growth.queue)
             .into_iter()
