@@ -375,6 +375,8 @@ impl State {
     }
 
     fn leave(&mut self, id: WorkerId, now: Nanos) {
+        // What it did since the last look is its VM's to pay.
+        self.observe(now);
         let Some(worker) = self.workers.remove(&id) else { return };
         self.muted.remove(&id);
         if let Some(vm) = self.vms.get_mut(&worker.vm) {

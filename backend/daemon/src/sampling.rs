@@ -111,8 +111,10 @@ impl Registry {
                     sessions: has.sessions.saturating_sub(before.sessions),
                 },
             });
+            // A session may have come and gone between two looks.
+            let began = has.sessions > before.sessions;
             still.insert(vm.id(), has);
-            if lent > 0 || other > 0 || vm.sessions_left() > 0 {
+            if lent > 0 || other > 0 || vm.sessions_left() > 0 || began {
                 self.units.iter().for_each(|unit| unit.ask_vm(vm.id()));
             }
         }

@@ -154,3 +154,20 @@ fn work_that_is_held_is_nobodys_turn_until_it_runs() {
     assert!(more[0] > 30_000_000 && more[1] > 30_000_000, "{more:?}");
     host.assert_sound();
 }
+
+// Promise: T34
+#[test]
+fn what_a_worker_used_is_charged_although_it_dies_before_anybody_looks() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    let worker = host.worker(1);
+    worker.ask("waits 1");
+    eventually("a permit", || is_open(&worker));
+    worker.ask("waits 0");
+    worker.ask("flies 1 0");
+    // Nobody looks at a VM that is alone and does not ring.
+    std::thread::sleep(Duration::from_millis(200));
+    worker.kill();
+    eventually("and its time is charged", || host.used(1) >= 150_000_000);
+    host.assert_sound();
+}
