@@ -112,7 +112,18 @@ pub(crate) fn units_table(units: &Value) -> String {
 pub(crate) fn usage(arguments: &Asked) -> Result<()> {
     let usage = arguments.api.get("/v1/usage")?;
     arguments.api.print(&usage, |usage| {
-        let mut table = Table::new(&["WHO", "NAME", ">GPU TIME", ">MEMORY TIME", ">EXISTED", ">SESSIONS"]);
+        let mut table = Table::new(&[
+            "WHO",
+            "NAME",
+            ">GPU TIME",
+            ">MEMORY TIME",
+            ">EXISTED",
+            ">SESSIONS",
+            ">LAUNCHES",
+            ">COPIES",
+            ">COPIED",
+            ">CALLS",
+        ]);
         let lists = [("organisation", "organisations"), ("project", "projects"), ("VM", "vms")];
         let all =
             lists.iter().flat_map(|(who, list)| items(&usage[*list]).iter().map(move |used| (*who, used)));
@@ -126,6 +137,10 @@ pub(crate) fn usage(arguments: &Asked) -> Result<()> {
                 memory_time(number("memory_byte_seconds")),
                 format!("{:.0} s", number("seconds")),
                 text(&used["sessions"]),
+                text(&used["launches"]),
+                text(&used["copies"]),
+                bytes(&used["copied_bytes"]),
+                text(&used["calls"]),
             ]);
         }
         table.to_string()

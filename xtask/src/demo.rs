@@ -269,24 +269,26 @@ fn live_table(operator: &Operator, checks: &mut Checks) -> Result<()> {
 fn usage(operator: &Operator, checks: &mut Checks) -> Result<()> {
     // Every program was a session at least: all of them and two at once, then those of quota, remnants and fence.
     let least = [18, 20];
-    let of = |usage: &Value, name: &str| -> Option<(u64, f64)> {
+    let of = |usage: &Value, name: &str| -> Option<(u64, [f64; 2])> {
         let vms = usage["vms"].as_array()?;
         let vm = vms.iter().find(|vm| vm["id"] == name)?;
-        Some((vm["sessions"].as_u64()?, vm["memory_byte_seconds"].as_f64()?))
+        Some((vm["sessions"].as_u64()?, [vm["memory_byte_seconds"].as_f64()?, vm["gpu_seconds"].as_f64()?]))
     };
     let is_booked = |usage: &Value| {
         WANTED.iter().zip(least).all(|((wanted, _), least)| {
-            of(usage, wanted.name).is_some_and(|(sessions, memory)| sessions >= least && memory > 0.0)
+            of(usage, wanted.name)
+                .is_some_and(|(sessions, used)| sessions >= least && used.iter().all(|used| *used > 0.0))
         })
     };
     let usage = operator.wait("what was used is booked", &["usage"], is_booked)?;
     operator.show(&["usage"])?;
-    let memory = |list: &str| -> f64 {
-        let all = usage[list].as_array().into_iter().flatten();
-        all.filter_map(|used| used["memory_byte_seconds"].as_f64()).sum()
-    };
-    let (vms, organisations) = (memory("vms"), memory("organisations"));
-    let same = (vms - organisations).abs() <= vms * 1e-9;
-    checks.expect("sessions and memory of both VMs are booked, and add up to their organisation's", same);
+    let adds_up = ["memory_byte_seconds", "gpu_seconds"].into_iter().all(|figure| {
+        let sum = |list: &str| -> f64 {
+            usage[list].as_array().into_iter().flatten().filter_map(|used| used[figure].as_f64()).sum()
+        };
+        (sum("vms") - sum("organisations")).abs() <= sum("vms") * 1e-9
+    });
+    let what = "sessions, memory and GPU time of both VMs are booked, and add up to their organisation's";
+    checks.expect(what, adds_up);
     Ok(())
 }
