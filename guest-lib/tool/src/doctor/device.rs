@@ -1,0 +1,368 @@
+//! What carries the calls out of this system: a virtio GPU, a socket, or nothing.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sluice_protocol::calls;
+
+use super::{Finding, Verdict};
+use crate::node::{self, Node};
+
+/// Numbers of virtio's specification.
+const GPU: &str = "0x0010";
+const VSOCK: &str = "0x0013";
+const TRANSPORT: &str = "transport";
+const DEVICE: &str = "device";
+
+/// Where to look; another root in tests.
+#[derive(Debug)]
+pub(super) struct System {
+    root: PathBuf,
+    release: String,
+    /// `SLUICE_SOCKET`.
+    socket: Option<PathBuf>,
+    /// `SLUICE_TRANSPORT`.
+    forced: Option<String>,
+    /// Looks at a render node.
+    look: fn(&Path) -> anyhow::Result<Node>,
+}
+
+impl System {
+    pub(super) fn this() -> Self {
+        let text = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Self {
+            root: "/".into(),
+            release: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            socket: text("SLUICE_SOCKET").map(Into::into),
+            forced: text("SLUICE_TRANSPORT"),
+            look: node::look,
+        }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
+    /// Devices of one kind on the virtio bus.
+    fn virtio(&self, kind: &str) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.path("sys/bus/virtio/devices"));
+        let mut devices: Vec<PathBuf> = entries
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| fs::read_to_string(path.join("device")).is_ok_and(|text| text.trim() == kind))
+            .collect();
+        devices.sort();
+        devices
+    }
+
+    /// Whether this kernel has a module, loaded or not, or has it built in.
+    fn has_module(&self, name: &str) -> bool {
+        self.path("sys/module").join(name).exists()
+            || ["usr/lib/modules", "lib/modules"].iter().any(|folder| {
+                let folder = self.path(folder).join(&self.release);
+                ["modules.builtin", "modules.dep"].iter().any(|list| {
+                    fs::read_to_string(folder.join(list)).is_ok_and(|text| {
+                        text.lines().any(|line| {
+                            let path = line.split(':').next().unwrap_or_default();
+                            let file = path.rsplit('/').next().unwrap_or_default();
+                            file.split('.').next().unwrap_or_default().replace('-', "_") == name
+                        })
+                    })
+                })
+            })
+    }
+}
+
+/// Looks at the way out, and everything on it.
+pub(super) fn look(system: &System) -> Vec<Finding> {
+    let forced = system.forced.as_deref().filter(|name| *name != "auto");
+    let mut findings = Vec::new();
+    if let Some(name) = forced {
+        let found =
+            format!("SLUICE_TRANSPORT is {name}: programs with it in their environment try nothing else");
+        findings.push(Finding::new("environment", Verdict::Poor, found, "unset it, unless it is meant"));
+    }
+    if let Some(socket) = system.socket.as_deref().filter(|_| matches!(forced, None | Some("direct"))) {
+        findings.push(direct(socket));
+        return findings;
+    }
+    let gpus = system.virtio(GPU);
+    if gpus.is_empty() {
+        findings.push(no_gpu(system));
+        return findings;
+    }
+    for gpu in &gpus {
+        findings.extend(virtio_gpu(system, gpu));
+    }
+    let others = |finding: &Finding| finding.name == DEVICE && finding.verdict == Verdict::Bad;
+    if findings.iter().any(|finding| finding.name == TRANSPORT) {
+        // One is enough; what is plugged in beside it is somebody else's.
+        findings.retain(|finding| !others(finding));
+    }
+    findings
+}
+
+/// A socket of a device, as containers and programs of the host have it.
+fn direct(socket: &Path) -> Finding {
+    let shown = socket.display();
+    match std::os::unix::net::UnixStream::connect(socket) {
+        Ok(_) => {
+            Finding::good(TRANSPORT, format!("DIRECT: SLUICE_SOCKET is {shown}, and something answers there"))
+        }
+        Err(error) => {
+            let advice = match error.kind() {
+                io::ErrorKind::NotFound => "is the socket mounted into this container?",
+                io::ErrorKind::PermissionDenied => {
+                    "only its owner and its group may connect: see vm-socket-gid on the host"
+                }
+                _ => "is the host's sluiced running, and the VM made with --direct?",
+            };
+            Finding::new(TRANSPORT, Verdict::Bad, format!("SLUICE_SOCKET is {shown}: {error}"), advice)
+        }
+    }
+}
+
+/// There is no graphics device on the virtio bus.
+fn no_gpu(system: &System) -> Finding {
+    let (release, driver) = (&system.release, system.has_module("virtio_gpu"));
+    if system.path("dev/vsock").exists() && !system.virtio(VSOCK).is_empty() {
+        let found = format!("VSOCK: no virtio GPU is plugged in, a virtio socket is (kernel {release})");
+        let advice = "it works without shared memory, hence slower; plug in Sluice's virtio GPU where the VMM and the kernel can";
+        return Finding::new(TRANSPORT, Verdict::Poor, found, advice);
+    }
+    let advice = if driver {
+        "on the host: `sluice create NAME` prints what to add to the VMM's command line; the VM has to be started anew"
+    } else {
+        "on the host: `sluice create NAME` prints what to add to the VMM's command line; and this kernel has no virtio_gpu, so \
+         install one that has (Debian: linux-image-amd64 instead of the cloud kernel; Ubuntu: linux-modules-extra)"
+    };
+    Finding::new(TRANSPORT, Verdict::Bad, format!("no virtio GPU is plugged in (kernel {release})"), advice)
+}
+
+/// One graphics device on the virtio bus.
+fn virtio_gpu(system: &System, gpu: &Path) -> Vec<Finding> {
+    let name = gpu.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let release = &system.release;
+    if !gpu.join("driver").exists() {
+        let finding = if system.has_module("virtio_gpu") {
+            let advice = "`modprobe virtio_gpu`, then the kernel's log (dmesg). A probe that fails, or answers that time out, mean that \
+                          the host's device has ended or that the VM's memory is not shared with it (QEMU: \
+                          memory-backend-memfd,share=on; Cloud Hypervisor: --memory shared=on); -22 before Linux 6.12 means that it \
+                          wants one output (max_outputs=1)";
+            Finding::new(
+                DEVICE,
+                Verdict::Bad,
+                format!("{name} is a virtio GPU, and no driver drives it"),
+                advice,
+            )
+        } else {
+            let advice = "install a kernel that has it (Debian: linux-image-amd64 instead of the cloud kernel; Ubuntu: linux-modules-extra)";
+            Finding::new(
+                DEVICE,
+                Verdict::Bad,
+                format!("{name} is a virtio GPU, and kernel {release} has no virtio_gpu"),
+                advice,
+            )
+        };
+        return vec![finding];
+    }
+    let nodes = render_nodes(gpu);
+    if nodes.is_empty() {
+        let advice =
+            "look for virtio_gpu in the kernel's log (dmesg): the driver has it and offers no render node";
+        return vec![Finding::new(DEVICE, Verdict::Bad, format!("{name} has no render node"), advice)];
+    }
+    nodes.iter().flat_map(|node| render_node(system, node)).collect()
+}
+
+/// Names of the render nodes of a device.
+fn render_nodes(gpu: &Path) -> Vec<String> {
+    let entries = fs::read_dir(gpu.join("drm")).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("renderD"))
+        .collect();
+    names.sort();
+    names
+}
+
+fn render_node(system: &System, name: &str) -> Vec<Finding> {
+    let path = system.path("dev/dri").join(name);
+    let shown = format!("/dev/dri/{name}");
+    if !path.exists() {
+        let advice = "the kernel has it and /dev does not: is this a container? Give it the device (--device=/dev/dri)";
+        return vec![Finding::new(DEVICE, Verdict::Bad, format!("there is no {shown}"), advice)];
+    }
+    let node = match (system.look)(&path) {
+        Ok(node) => node,
+        Err(error) => {
+            let denied = error
+                .downcast_ref::<rustix::io::Errno>()
+                .is_some_and(|error| matches!(*error, rustix::io::Errno::ACCESS | rustix::io::Errno::PERM));
+            let advice = if denied {
+                "this user may not: the udev rule of the package sluice-guest opens it to everybody (`udevadm trigger`), or add the \
+                 user to the group that owns it (`usermod -a -G render USER`, then log in anew)"
+            } else {
+                "look for virtio_gpu in the kernel's log (dmesg)"
+            };
+            let why = error.root_cause();
+            return vec![Finding::new(
+                "permission",
+                Verdict::Bad,
+                format!("{shown} cannot be opened: {why}"),
+                advice,
+            )];
+        }
+    };
+    match node {
+        Node::Other | Node::OtherVirtio => {
+            let advice = "Sluice's device answers to capset 27; this one is QEMU's own display, or another's. On the host: `sluice \
+                          create NAME` prints what to add to the VMM's command line";
+            vec![Finding::new(DEVICE, Verdict::Bad, format!("{shown} is {node}"), advice)]
+        }
+        Node::Sluice { version, way } => {
+            let ours = calls::VERSION;
+            let mut findings = vec![Finding::good(DEVICE, format!("{shown} is a Sluice device"))];
+            findings.push(if version == ours {
+                Finding::good("version", format!("host and guest speak version {ours}"))
+            } else {
+                let older =
+                    if version < ours { "the host's Sluice is older" } else { "this package is older" };
+                let advice = "install the guest's package of the host's version";
+                let found = format!("the host speaks version {version}, this guest {ours}: {older}");
+                Finding::new("version", Verdict::Bad, found, advice)
+            });
+            findings.push(Finding::good(TRANSPORT, way.to_string()));
+            findings
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::node::Way;
+
+    const RELEASE: &str = "6.1.0-44-amd64";
+
+    struct Fake {
+        folder: tempfile::TempDir,
+        system: System,
+    }
+
+    impl Fake {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let system = System {
+                root: folder.path().to_owned(),
+                release: RELEASE.to_owned(),
+                socket: None,
+                forced: None,
+                look: |_| Ok(Node::Sluice { version: calls::VERSION, way: Way::Legacy }),
+            };
+            Self { folder, system }
+        }
+
+        fn file(&self, path: &str, text: &str) {
+            let path = self.folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn module(&self) {
+            let list = "kernel/drivers/gpu/drm/virtio/virtio-gpu.ko.xz: kernel/drivers/gpu/drm/drm.ko.xz\n";
+            self.file(&format!("lib/modules/{RELEASE}/modules.dep"), list);
+        }
+
+        fn gpu(&self, driven: bool, node: bool) {
+            self.file("sys/bus/virtio/devices/virtio3/device", "0x0010\n");
+            if driven {
+                let driver = self.folder.path().join("sys/bus/virtio/devices/virtio3/driver");
+                symlink(self.folder.path(), driver).unwrap();
+            }
+            if node {
+                self.file("sys/bus/virtio/devices/virtio3/drm/renderD128/dev", "");
+                self.file("dev/dri/renderD128", "");
+            }
+        }
+
+        fn says(&self, name: &str, verdict: Verdict, found: &str, advice: &str) {
+            let findings = look(&self.system);
+            let finding = findings.iter().find(|finding| finding.name == name);
+            let finding = finding.unwrap_or_else(|| panic!("nothing about {name}: {findings:?}"));
+            assert_eq!(finding.verdict, verdict, "{finding:?}");
+            assert!(finding.found.contains(found) && finding.advice.contains(advice), "{finding:?}");
+        }
+    }
+
+    // Promise: G21
+    #[test]
+    fn a_system_without_a_device_is_told_how_to_get_one() {
+        let fake = Fake::new();
+        fake.says(TRANSPORT, Verdict::Bad, "no virtio GPU", "no virtio_gpu, so install");
+        fake.module();
+        fake.says(TRANSPORT, Verdict::Bad, "no virtio GPU", "`sluice create NAME`");
+        fake.file("sys/bus/virtio/devices/virtio1/device", "0x0013\n");
+        fake.file("dev/vsock", "");
+        fake.says(TRANSPORT, Verdict::Poor, "VSOCK", "slower");
+    }
+
+    // Promise: G21
+    #[test]
+    fn a_device_that_no_driver_drives_is_told_from_a_kernel_without_one() {
+        let fake = Fake::new();
+        fake.gpu(false, false);
+        fake.says(DEVICE, Verdict::Bad, "has no virtio_gpu", "linux-modules-extra");
+        fake.module();
+        fake.says(DEVICE, Verdict::Bad, "no driver drives it", "memory is not shared");
+    }
+
+    // Promise: G21
+    #[test]
+    fn nodes_are_missing_closed_or_somebody_elses() {
+        let mut fake = Fake::new();
+        fake.gpu(true, false);
+        fake.says(DEVICE, Verdict::Bad, "no render node", "dmesg");
+        fake.file("sys/bus/virtio/devices/virtio3/drm/renderD128/dev", "");
+        fake.says(DEVICE, Verdict::Bad, "there is no /dev/dri/renderD128", "container");
+        fake.file("dev/dri/renderD128", "");
+        fake.says(TRANSPORT, Verdict::Good, "LEGACY", "");
+        fake.system.look = |_| Err(rustix::io::Errno::ACCESS.into());
+        fake.says("permission", Verdict::Bad, "Permission denied", "usermod -a -G render");
+        fake.system.look = |_| Ok(Node::OtherVirtio);
+        fake.says(DEVICE, Verdict::Bad, "not Sluice's", "capset 27");
+    }
+
+    // Promise: G21
+    #[test]
+    fn versions_that_differ_are_told_apart() {
+        let mut fake = Fake::new();
+        fake.gpu(true, true);
+        fake.says("version", Verdict::Good, "host and guest", "");
+        fake.system.look = |_| Ok(Node::Sluice { version: calls::VERSION - 1, way: Way::Full });
+        fake.says("version", Verdict::Bad, "the host's Sluice is older", "of the host's version");
+        fake.system.look = |_| Ok(Node::Sluice { version: calls::VERSION + 1, way: Way::TwoD });
+        fake.says("version", Verdict::Bad, "this package is older", "of the host's version");
+        fake.says(TRANSPORT, Verdict::Good, "2D", "");
+    }
+
+    // Promise: G21
+    #[test]
+    fn a_socket_in_the_environment_comes_first() {
+        let mut fake = Fake::new();
+        fake.gpu(true, true);
+        let socket = fake.folder.path().join("vm.sock");
+        fake.system.socket = Some(socket.clone());
+        fake.says(TRANSPORT, Verdict::Bad, "SLUICE_SOCKET is", "mounted into this container");
+        let _listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
+        fake.says(TRANSPORT, Verdict::Good, "DIRECT", "");
+        fake.system.forced = Some("drm".to_owned());
+        fake.says("environment", Verdict::Poor, "SLUICE_TRANSPORT is drm", "unset");
+        fake.says(TRANSPORT, Verdict::Good, "LEGACY", "");
+    }
+}

@@ -1,0 +1,180 @@
+#![expect(unsafe_code, reason = "a library is loaded, and three functions of it are called")]
+
+//! Which driver library programs find, and the line that decides it.
+//!
+//! The libraries lie in a directory of their own. A file in `/etc/ld.so.conf.d` names it, and sorts before those of other
+//! packages, so that a driver that is installed as well stays as it is and where it is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+
+/// Where the libraries are.
+pub(crate) const LIBRARIES: &str = "/usr/lib/sluice-guest";
+/// What says so to the loader.
+pub(crate) const LINE: &str = "/etc/ld.so.conf.d/0000-sluice.conf";
+/// What every driver of ours has in it, and no other: the name of a setting.
+const OURS: &[u8] = b"SLUICE_TRANSPORT";
+/// How long a driver may take to start.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Puts the line in force, or out of it.
+pub(crate) fn switch(on: bool) -> Result<()> {
+    let text = fs::read_to_string(LINE).with_context(|| format!("{LINE} cannot be read"))?;
+    let changed = switched(&text, on)?;
+    if changed != text {
+        fs::write(LINE, changed).with_context(|| format!("{LINE} cannot be written (root can)"))?;
+    }
+    let status = Command::new("/sbin/ldconfig").status().context("ldconfig cannot be run")?;
+    ensure!(status.success(), "ldconfig fails: {status}");
+    println!("programs that start from now on find {}", if on { "Sluice's libraries" } else { "others" });
+    Ok(())
+}
+
+fn switched(text: &str, on: bool) -> Result<String> {
+    let mut found = false;
+    let lines: Vec<String> = text
+        .lines()
+        .map(|line| {
+            if line.trim_start_matches(['#', ' ']) != LIBRARIES {
+                return line.to_owned();
+            }
+            found = true;
+            if on { LIBRARIES.to_owned() } else { format!("# {LIBRARIES}") }
+        })
+        .collect();
+    if !found {
+        bail!("{LINE} has no line with {LIBRARIES}: reinstall the package");
+    }
+    Ok(lines.join("\n") + "\n")
+}
+
+/// Whether the line is in force; `None` where there is no such file.
+pub(crate) fn is_on() -> Option<bool> {
+    let text = fs::read_to_string(LINE).ok()?;
+    Some(text.lines().any(|line| line.trim() == LIBRARIES))
+}
+
+/// What a program that uses CUDA finds.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// Whether it is Sluice's.
+    pub(crate) ours: bool,
+    /// What `cuInit` returned, and how many devices there are then.
+    pub(crate) started: Result<i64, i64>,
+    /// What it said meanwhile.
+    pub(crate) said: String,
+}
+
+/// Starts the driver in a process of its own, which may crash or hang.
+///
+/// # Errors
+/// Why it cannot be loaded.
+pub(crate) fn find() -> Result<Found> {
+    let program = std::env::current_exe().context("this program is gone")?;
+    let mut child = Command::new(program)
+        .arg("load")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot be started")?;
+    let begun = Instant::now();
+    while child.try_wait().context("cannot be waited for")?.is_none() {
+        if begun.elapsed() > PATIENCE {
+            child.kill().context("cannot be killed")?;
+            child.wait().context("cannot be waited for")?;
+            bail!("libcuda.so.1 hangs: it has not started within {} s", PATIENCE.as_secs());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().context("cannot be waited for")?;
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if !output.status.success() {
+        let last = said.lines().last().unwrap_or_default();
+        bail!("{}", if last.is_empty() { format!("it ends by {}", output.status) } else { last.to_owned() });
+    }
+    read(&output.stdout, said).context("the process that loaded it says nonsense")
+}
+
+fn read(answer: &[u8], said: String) -> Option<Found> {
+    let answer: Value = serde_json::from_slice(answer).ok()?;
+    let path = PathBuf::from(answer["path"].as_str()?);
+    let number = |name: &str| answer[name].as_i64();
+    let started = match number("error")? {
+        0 => Ok(number("devices")?),
+        error => Err(error),
+    };
+    Some(Found { ours: is_ours(&path), path, started, said })
+}
+
+/// Whether a driver library is Sluice's, wherever it lies.
+pub(crate) fn is_ours(path: &Path) -> bool {
+    fs::read(path).is_ok_and(|bytes| memchr::memmem::find(&bytes, OURS).is_some())
+}
+
+/// Loads the driver as any program does, and prints what came of it.
+pub(crate) fn load() -> Result<()> {
+    // SAFETY: loading runs the library's initializers; it is the driver of this system, in a process for nothing else.
+    let library = unsafe { libloading::Library::new("libcuda.so.1") }?;
+    let path = mapped().context("libcuda.so.1 is loaded, and mapped nowhere")?;
+    // SAFETY: the type is that of the CUDA driver API.
+    let init: libloading::Symbol<'_, unsafe extern "C" fn(u32) -> i32> = unsafe { library.get(b"cuInit") }?;
+    // SAFETY: likewise.
+    let count: libloading::Symbol<'_, unsafe extern "C" fn(*mut i32) -> i32> =
+        unsafe { library.get(b"cuDeviceGetCount") }?;
+    // SAFETY: 0 is the only flag there is.
+    let mut error = unsafe { init(0) };
+    let mut devices = 0;
+    if error == 0 {
+        // SAFETY: a pointer to a number that it fills.
+        error = unsafe { count(&raw mut devices) };
+    }
+    println!("{}", json!({ "path": path, "error": error, "devices": devices }));
+    Ok(())
+}
+
+/// The file behind this process' libcuda.
+fn mapped() -> Option<String> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines().filter_map(|line| line.split_once('/')).map(|(_, path)| format!("/{path}")).find(|path| {
+        path.rsplit('/')
+            .next()
+            .is_some_and(|name| name.starts_with("libcuda.so") || name.starts_with("libsluice_guest"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "# About it.\n/usr/lib/sluice-guest\n";
+
+    // Promise: G20
+    #[test]
+    fn the_line_goes_and_comes_back() {
+        let off = switched(TEXT, false).unwrap();
+        assert_eq!(off, "# About it.\n# /usr/lib/sluice-guest\n");
+        assert_eq!(switched(&off, false).unwrap(), off);
+        assert_eq!(switched(&off, true).unwrap(), TEXT);
+        assert!(switched("/usr/lib/other\n", true).is_err());
+    }
+
+    #[test]
+    fn the_answer_of_the_process_is_read() {
+        let said = || "sluice: a message".to_owned();
+        let found = read(br#"{"path": "/none", "error": 0, "devices": 2}"#, said()).unwrap();
+        assert_eq!((found.started, found.ours), (Ok(2), false));
+        let found = read(br#"{"path": "/none", "error": 100, "devices": 0}"#, said()).unwrap();
+        assert_eq!((found.started, found.said), (Err(100), said()));
+        assert!(read(b"{}", said()).is_none());
+        assert!(read(b"[", said()).is_none());
+    }
+}
