@@ -11,6 +11,7 @@ mod files;
 mod host;
 mod http;
 mod look;
+mod manual;
 mod place;
 mod program;
 mod run;
@@ -125,6 +126,12 @@ enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Write the manual pages of this command line and of the daemon's into a directory; for packages
+    #[command(hide = true)]
+    Manual {
+        /// The directory
+        directory: PathBuf,
+    },
 }
 
 /// Options of everything that starts a backend.
@@ -211,6 +218,7 @@ fn ask(command: &Command) -> Result<()> {
             clap_complete::generate(*shell, &mut Arguments::command(), "sluice", &mut text);
             api::print(&String::from_utf8_lossy(&text))
         }
+        Command::Manual { directory } => manual::write(directory),
     }
 }
 
