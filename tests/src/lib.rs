@@ -18,6 +18,7 @@ pub mod keeper;
 pub mod managed;
 pub mod management;
 pub mod matrix;
+pub mod packages;
 pub mod paths;
 pub mod process;
 pub mod programs;

@@ -9,6 +9,7 @@ mod demo;
 mod docs;
 mod fuzz;
 mod matrix;
+mod package;
 mod promises;
 mod record;
 mod runner;
@@ -49,6 +50,8 @@ enum Command {
     Docs(docs::Options),
     /// Collect into docs/support-matrix.md what the tests in virtual machines noted.
     Matrix,
+    /// Make packages for hosts and guests.
+    Package(package::Options),
 }
 
 /// Where the record of a test run goes.
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Docs(options) => docs::run(&options),
         Command::Matrix => matrix::run(),
+        Command::Package(options) => package::run(&options),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use sluice_tests::debian::{self, Kernel, Series};
+use sluice_tests::packages;
 use sluice_tests::programs::{self, Program};
 
 /// Sets up; does nothing that is already done.
@@ -14,6 +15,7 @@ pub(crate) fn run() -> Result<bool> {
 /// The same for a command that goes on, with the programs it can use.
 pub(crate) fn prepare() -> Result<Vec<Program>> {
     debian::ensure_packages()?;
+    packages::ensure_tools()?;
     for series in Series::ALL {
         Kernel::fetch(series)?;
     }

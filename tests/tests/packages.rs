@@ -1,0 +1,310 @@
+//! Packages: what is in them, what they ask for, and what the host's tools say of them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sluice_tests::packages::{self, Package, Packages, SINCE};
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::{Background, output_of, run};
+use sluice_tests::{debian, programs};
+use tempfile::TempDir;
+
+const QUICK: Duration = Duration::from_secs(60);
+/// What `systemd-analyze security` may say of the service, in tenths: 0 is closed, 100 open, below 50 is good in its words.
+const EXPOSURE: u32 = 30;
+
+fn output(program: &str, arguments: &[&str]) -> Result<String> {
+    output_of(Command::new(program).args(arguments), QUICK)
+}
+
+/// Files (no folders) of a Debian package, with modes and owners, as `tar` lists them.
+fn files(package: &Path) -> Result<Vec<(String, String, String)>> {
+    let listed = output("dpkg-deb", &["--contents", &package.display().to_string()])?;
+    let mut files = Vec::new();
+    for line in listed.lines().filter(|line| !line.starts_with('d')) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [mode, owner, _, _, _, name, ..] = words[..] else { anyhow::bail!("dpkg-deb lists {line:?}") };
+        files.push((name.trim_start_matches('.').to_owned(), mode.to_owned(), owner.to_owned()));
+    }
+    Ok(files)
+}
+
+fn names(package: &Path) -> Result<BTreeSet<String>> {
+    Ok(files(package)?.into_iter().map(|(name, _, _)| name).collect())
+}
+
+fn unpack(packages: &Packages, which: &[Package]) -> Result<TempDir> {
+    let root = tempfile::tempdir().context("a folder to unpack in")?;
+    for package in which {
+        let package = packages.deb(*package).display().to_string();
+        output("dpkg-deb", &["-x", &package, &root.path().display().to_string()])?;
+    }
+    Ok(root)
+}
+
+// Promise: A30
+#[test]
+fn packages_hold_what_a_host_and_a_guest_need_and_overwrite_nothing_of_each_other() -> Result<()> {
+    let packages = packages::quick()?;
+    let [host, softgpu, guest] = Package::ALL.map(|package| packages.deb(package));
+    for (package, wanted) in [
+        (
+            &host,
+            &[
+                "/usr/bin/sluice",
+                "/usr/libexec/sluice/sluiced",
+                "/usr/libexec/sluice/sluice-launcher",
+                "/usr/libexec/sluice/sluice-device",
+                "/usr/libexec/sluice/sluice-worker",
+                "/usr/libexec/sluice/sluice-arbiter",
+                "/usr/libexec/sluice/sluice-inventory",
+                "/usr/lib/sluice/libsluice_guest.so",
+                "/etc/sluice/sluiced.toml",
+                "/usr/share/qemu/vhost-user/50-sluice.json",
+                "/usr/share/man/man1/sluice-create.1.gz",
+                "/usr/share/man/man8/sluiced.8.gz",
+                "/usr/share/bash-completion/completions/sluice",
+                "/usr/share/sluice/prometheus/sluice-alerts.yml",
+                "/usr/share/sluice/grafana/sluice.json",
+                "/usr/lib/sysusers.d/sluice-host.conf",
+                "/usr/lib/tmpfiles.d/sluice-host.conf",
+            ][..],
+        ),
+        (&softgpu, &["/usr/lib/sluice/libsoftgpu_cuda.so", "/usr/lib/sluice/libsoftgpu_nvml.so"]),
+        (
+            &guest,
+            &[
+                "/usr/lib/sluice-guest/libcuda.so.1",
+                "/usr/lib/sluice-guest/libnvidia-ml.so.1",
+                "/usr/bin/sluice-guest",
+                "/etc/ld.so.conf.d/0000-sluice.conf",
+                "/usr/share/man/man1/sluice-guest-doctor.1.gz",
+            ],
+        ),
+    ] {
+        let there = names(package)?;
+        for file in wanted {
+            ensure!(there.contains(*file), "{} has no {file}: {there:?}", package.display());
+        }
+        for (name, mode, owner) in files(package)? {
+            ensure!(owner == "root/root" && !mode.contains('s'), "{name} is {mode} {owner}");
+            ensure!(
+                mode.starts_with('l') || &mode[4..] == "r--r--" || &mode[4..] == "r-xr-x",
+                "{name} is {mode}"
+            );
+        }
+        // Whatever a program looks for in the loader's usual places stays the vendor's.
+        ensure!(!there.iter().any(|name| name.contains("/x86_64-linux-gnu/")), "{there:?}");
+    }
+    let (units, rules) = (names(&host)?, names(&guest)?);
+    ensure!(units.iter().any(|name| name.ends_with("/systemd/system/sluiced.service")), "no service");
+    ensure!(rules.iter().any(|name| name.ends_with("/udev/rules.d/60-sluice-guest.rules")), "no rule");
+    for (one, other) in [(&host, &softgpu), (&host, &guest), (&softgpu, &guest)] {
+        let both: Vec<String> = names(one)?.intersection(&names(other)?).cloned().collect();
+        ensure!(both.is_empty(), "{} and {} both have {both:?}", one.display(), other.display());
+    }
+    // What an administrator changes is kept by upgrades.
+    for (package, file) in
+        [(&host, "/etc/sluice/sluiced.toml"), (&guest, "/etc/ld.so.conf.d/0000-sluice.conf")]
+    {
+        let kept = output("dpkg-deb", &["--info", &package.display().to_string(), "conffiles"])?;
+        ensure!(kept.trim() == file, "{kept}");
+    }
+    Ok(())
+}
+
+// Promise: G20
+#[test]
+fn the_guests_archives_hold_the_same() -> Result<()> {
+    let packages = packages::quick()?;
+    let plain = |name: &str| {
+        let name = name.trim_start_matches('/').trim_end_matches(".gz");
+        // What each distribution keeps elsewhere, or adds.
+        name.strip_prefix("usr/lib/udev").or(name.strip_prefix("lib/udev")).unwrap_or(name).to_owned()
+    };
+    let own = |names: BTreeSet<String>| -> BTreeSet<String> {
+        names
+            .into_iter()
+            .filter(|name| {
+                !["/changelog", "/copyright", "/overrides/sluice-guest"].iter().any(|end| name.ends_with(end))
+            })
+            .collect()
+    };
+    let deb = own(names(&packages.deb(Package::Guest))?.iter().map(|name| plain(name)).collect());
+    let tarball = output("tar", &["--list", "--gzip", "--file", &packages.tarball().display().to_string()])?;
+    let tarball: BTreeSet<String> = tarball.lines().filter(|name| !name.ends_with('/')).map(plain).collect();
+    ensure!(deb == tarball, "{deb:?} {tarball:?}");
+    let query = |what: &[&str]| {
+        let mut rpm = Command::new("rpm");
+        output_of(rpm.arg("-qp").args(what).arg(packages.rpm()), QUICK)
+    };
+    let folders = ["/usr/lib/sluice-guest", "/usr/share/doc/sluice-guest"];
+    let rpm: BTreeSet<String> =
+        query(&["--list"])?.lines().filter(|name| !folders.contains(name)).map(plain).collect();
+    ensure!(deb == rpm, "{deb:?} {rpm:?}");
+    ensure!(
+        query(&["--configfiles"])?.trim() == "/etc/ld.so.conf.d/0000-sluice.conf",
+        "what is configured is lost"
+    );
+    let provides = query(&["--provides"])?;
+    ensure!(!provides.contains("libcuda") && !provides.contains("libnvidia"), "{provides}");
+    Ok(())
+}
+
+// Promise: G20
+#[test]
+fn in_a_guest_ours_is_found_before_an_installed_driver_until_it_is_switched_off() -> Result<()> {
+    let packages = packages::quick()?;
+    let root = unpack(&packages, &[Package::Guest])?;
+    let at = |path: &str| root.path().join(path);
+    // NVIDIA's driver, as a distribution has it: the name and the place are all that matters.
+    let vendor = at("usr/lib/x86_64-linux-gnu");
+    fs::create_dir_all(&vendor)?;
+    let other = vendor.join("libcuda.so.1");
+    fs::copy(Binaries::locate()?.get("libsluice_guest.so")?, &other)?;
+    for (file, text) in [
+        ("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n"),
+        ("etc/ld.so.conf.d/000_cuda.conf", "/usr/local/cuda/targets/x86_64-linux/lib\n"),
+        ("etc/ld.so.conf.d/nvidia.conf", "/usr/lib/x86_64-linux-gnu\n"),
+        ("etc/ld.so.conf.d/x86_64-linux-gnu.conf", "/usr/lib/x86_64-linux-gnu\n"),
+    ] {
+        fs::write(at(file), text)?;
+    }
+    let found = || -> Result<Vec<String>> {
+        let folder = root.path().display().to_string();
+        // With the order of files as other languages have it, too.
+        output_of(
+            Command::new("/sbin/ldconfig").args(["-X", "-r", &folder]).env("LC_ALL", "C.UTF-8"),
+            QUICK,
+        )?;
+        let cache = output("/sbin/ldconfig", &["-r", &folder, "-p"])?;
+        let lines = cache.lines().filter_map(|line| line.trim().strip_prefix("libcuda.so.1 "));
+        Ok(lines.filter_map(|line| Some(line.split_once("=> ")?.1.to_owned())).collect())
+    };
+    let (ours, theirs) = ("/usr/lib/sluice-guest/libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.1");
+    ensure!(found()? == [ours, theirs], "{:?}", found()?);
+    // As `sluice-guest disable` leaves it.
+    let line = at("etc/ld.so.conf.d/0000-sluice.conf");
+    fs::write(&line, fs::read_to_string(&line)?.replace("\n/usr", "\n# /usr"))?;
+    ensure!(found()? == [theirs], "{:?}", found()?);
+    Ok(())
+}
+
+// Promise: A31
+#[test]
+fn the_service_passes_systemds_own_checks() -> Result<()> {
+    debian::ensure(&["systemd"])?;
+    let packages = packages::quick()?;
+    for (which, started) in
+        [(&[Package::Host][..], "--worker-uids"), (&[Package::Host, Package::Softgpu], "libsoftgpu_cuda.so")]
+    {
+        let root = unpack(&packages, which)?;
+        let folder = format!("--root={}", root.path().display());
+        // What the service is ordered after is the system's, as are the programs that every system has.
+        output(
+            "cp",
+            &[
+                "-a",
+                "-n",
+                "/lib/systemd/system/.",
+                &root.path().join("lib/systemd/system").display().to_string(),
+            ],
+        )?;
+        fs::create_dir_all(root.path().join("bin"))?;
+        fs::copy("/bin/kill", root.path().join("bin/kill"))?;
+        let mut verify = Command::new("systemd-analyze");
+        verify.args(["verify", "--man=no", &folder, "sluiced.service"]);
+        let said = run(&mut verify, QUICK)?;
+        let of_ours: Vec<&str> = said.stderr.lines().filter(|line| line.contains("sluiced")).collect();
+        ensure!(said.status.success() && of_ours.is_empty(), "{}", said.stderr);
+        let shown = output("systemd-analyze", &["cat-config", &folder, "systemd/system/sluiced.service"])?;
+        ensure!(shown.contains(started), "{shown}");
+        let limit = format!("--threshold={EXPOSURE}");
+        output(
+            "systemd-analyze",
+            &["security", "--offline=yes", &limit, "--no-pager", &folder, "sluiced.service"],
+        )?;
+    }
+    Ok(())
+}
+
+// Promise: A30
+#[test]
+fn the_packaged_configuration_is_one_and_so_is_what_it_suggests() -> Result<()> {
+    let packages = packages::quick()?;
+    let root = unpack(&packages, &[Package::Host])?;
+    let text = fs::read_to_string(root.path().join("etc/sluice/sluiced.toml"))?;
+    // What is switched off in it, switched on: a line that begins with `#` and a name.
+    let suggested: String = text
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => {
+                format!("{rest}\n")
+            }
+            _ => format!("{line}\n"),
+        })
+        .map(|line| if line.starts_with("role") { "role = \"tenant\"\n".to_owned() } else { line })
+        .collect();
+    ensure!(suggested.contains("\nrebalance") && suggested.contains("\n[fence]"), "{suggested}");
+    let binaries = Binaries::locate()?;
+    for text in [text, suggested] {
+        let folder = tempfile::tempdir()?;
+        let device = tempfile::tempdir_in("/dev/shm").context("a folder for a device")?;
+        let file = folder.path().join("sluiced.toml");
+        // The group is one of the machine it will be on; here, only a member's or root's will do.
+        let text =
+            text.replace("vm-socket-gid = 107", &format!("vm-socket-gid = {}", rustix::process::getegid()));
+        fs::write(&file, text)?;
+        let mut daemon = Command::new(binaries.get("sluiced")?);
+        daemon.arg("--config").arg(&file).arg("--runtime-dir").arg(folder.path().join("run"));
+        daemon.arg("--state-dir").arg(folder.path().join("state")).arg("--libexec").arg(binaries.folder());
+        daemon.arg("--driver").arg(binaries.get("libsoftgpu_cuda.so")?);
+        daemon.arg("--nvml").arg(binaries.get("libsoftgpu_nvml.so")?);
+        daemon.env("SLUICE_SOFTGPU_STATE", device.path()).env("SLUICE_SOFTGPU_SCALE", "256");
+        let mut daemon = Background::start("sluiced", &mut daemon, &folder.path().join("log"))?;
+        let mut status = Command::new(binaries.get("sluice")?);
+        status.arg("status").arg("--socket").arg(folder.path().join("run/api.sock"));
+        let deadline = std::time::Instant::now() + QUICK;
+        while !run(&mut status, QUICK)?.status.success() {
+            ensure!(daemon.is_running()? && std::time::Instant::now() < deadline, "{}", daemon.printed());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        ensure!(daemon.terminate(QUICK)?.success(), "{}", daemon.printed());
+    }
+    Ok(())
+}
+
+/// Built for the oldest glibc: what is given away.
+fn portable() -> Result<Binaries> {
+    packages::portable(&Binaries::locate()?)
+}
+
+// Promise: G20
+#[test]
+#[ignore = "for the full tier"]
+fn nothing_that_guests_get_needs_a_glibc_newer_than_2_28() -> Result<()> {
+    let portable = portable()?;
+    for file in ["libsluice_guest.so", "libsluice_guest_nvml.so", "sluice-guest"] {
+        let needed = packages::needed(&portable.get(file)?)?;
+        ensure!(needed <= SINCE, "{file} needs glibc {needed}, which guests with {SINCE} do not have");
+    }
+    // And it works: the same program on the library that is given away.
+    let folder = tempfile::tempdir()?;
+    let packages = packages::make(&Binaries::locate()?, &portable, folder.path())?;
+    let depends =
+        output("dpkg-deb", &["-f", &packages.deb(Package::Guest).display().to_string(), "Depends"])?;
+    ensure!(depends.trim() == format!("libc6 (>= {SINCE})"), "{depends}");
+    let root = unpack(&packages, &[Package::Guest])?;
+    let program = programs::compile_all()?;
+    let program = program.iter().find(|program| program.name == "vector_add").context("no vector_add")?;
+    let backend = sluice_tests::direct::Backend::start(&Binaries::locate()?, None)?;
+    let mut command = backend.command(&program.path, &[]);
+    command.env("LD_LIBRARY_PATH", root.path().join("usr/lib/sluice-guest"));
+    let finished = run(&mut command, QUICK)?;
+    ensure!(finished.status.success(), "{}\n{}", finished.stdout, finished.stderr);
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! `cargo xtask package`: packages for hosts and guests, into `target/packages`.
+
+use anyhow::Result;
+use clap::Args;
+use sluice_tests::packages::{self, Package};
+use sluice_tests::paths::Binaries;
+
+use crate::cargo::{cargo, run_visibly, target_folder};
+use crate::runner;
+
+/// Make packages: Debian packages for hosts and guests, an RPM package and a tarball for guests.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Take what is built already, and for guests the same as for the host, whatever glibc that needs: faster, and not to be
+    /// given away.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Makes them.
+pub(crate) fn run(options: &Options) -> Result<bool> {
+    packages::ensure_tools()?;
+    let target = target_folder()?;
+    let host = Binaries::at(target.join("release"));
+    if !options.quick {
+        run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
+    }
+    let guest = if options.quick { host.clone() } else { packages::portable(&host)? };
+    let packages = packages::make(&host, &guest, &target.join("packages"))?;
+    for package in packages.all() {
+        println!("{}", runner::shown(&package));
+    }
+    println!();
+    println!("on a host:   apt install {}", runner::shown(&packages.deb(Package::Host)));
+    println!("on a guest:  apt install {}", runner::shown(&packages.deb(Package::Guest)));
+    Ok(true)
+}
