@@ -325,7 +325,8 @@ messages! {
             /** That of the request. */ serial: u64,
             /** The process. */ process: u32,
             /** Whether the driver lists it. */ present: bool,
-            /** Bytes the driver books to it, imported chunks not counted where the driver can tell; 0 where it says none. */ bytes: u64
+            /** Bytes the driver books to it, imported chunks not counted where the driver can tell; 0 where it says none. */ bytes: u64,
+            /** Percent of the time lately for which kernels of it ran; `u32::MAX` where the driver does not say, or was asked for that process only. */ busy: u32
         } fds 0,
         /// The driver's management library does not answer this.
         4 Failed { /** That of the request. */ serial: u64, /** An nvmlReturn_t. */ error: u32 } fds 0,

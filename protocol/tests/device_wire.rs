@@ -548,7 +548,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
     golden! { FromInventory:
         FromInventory::Units { serial: 7, count: 1 } => [1, 7, 1], fds 0;
         FromInventory::Memory { serial: 7, total: 6, used: 4, free: 2 } => [2, 7, 6, 4, 2], fds 0;
-        FromInventory::Process { serial: 7, process: 9, present: true, bytes: 6 } => [3, 7, 9, 1, 6], fds 0;
+        FromInventory::Process { serial: 7, process: 9, present: true, bytes: 6, busy: 5 } => [3, 7, 9, 1, 6, 5], fds 0;
         FromInventory::Failed { serial: 7, error: 15 } => [4, 7, 15], fds 0;
         FromInventory::Xid { unit: 1, xid: 31, process: 9, instance: 4 } => [5, 1, 31, 9, 4], fds 0;
         FromInventory::Device { serial: 7, uuid: UUID, memory: 6, multiprocessors: 5, node: 1, pci: 0x1_0200 }

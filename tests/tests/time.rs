@@ -69,7 +69,7 @@ fn charged_while(tenants: &Tenants, programs: &[&Background]) -> Result<(Vec<u64
     Ok((done, used, (used[0] + used[1]) / begun.elapsed().as_secs_f64()))
 }
 
-// Promise: T21
+// Promise: T21, T35
 #[test]
 fn shares_follow_weights_and_nothing_is_lost() -> Result<()> {
     let _turn = turn();
@@ -88,6 +88,10 @@ fn shares_follow_weights_and_nothing_is_lost() -> Result<()> {
     ensure!((2.0..4.5).contains(&ratio), "charged {ratio} for 3");
     ensure!(shared[1] > shared[0], "{shared:?} at weights 1 and 3");
     ensure!((shared[0] + shared[1]) * 2 > alone, "{shared:?} together, {alone} alone");
+    // What their workers say has been compared with what the driver saw by now.
+    std::thread::sleep(Duration::from_secs(6));
+    let shared = progress(&[&one, &two])?;
+    ensure!(shared.iter().all(|done| *done > 0), "who is honest goes on: {shared:?}");
     Ok(())
 }
 

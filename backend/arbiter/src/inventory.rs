@@ -38,8 +38,19 @@ pub enum News {
         /// Used.
         used: u64,
     },
-    /// Every process on the device, with the bytes booked to it where they are known.
-    Processes(Vec<(u32, Option<u64>)>),
+    /// Every process on the device.
+    Processes(Vec<Listed>),
+}
+
+/// A process on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its id.
+    pub process: u32,
+    /// Bytes booked to it, where they are known.
+    pub bytes: Option<u64>,
+    /// Percent of the time lately for which kernels of it ran, where that is known.
+    pub busy: Option<u32>,
 }
 
 /// A connection to the inventory.
@@ -53,7 +64,7 @@ pub struct Inventory {
     /// Dead workers, and when they were asked about last.
     confirming: HashMap<WorkerId, Millis>,
     round: Option<Millis>,
-    listed: Vec<(u32, Option<u64>)>,
+    listed: Vec<Listed>,
 }
 
 impl Inventory {
@@ -138,9 +149,13 @@ impl Inventory {
             (Question::Nth(_), FromInventory::Process { process: 0, .. }) => {
                 Some(News::Processes(core::mem::take(&mut self.listed)))
             }
-            (Question::Nth(index), FromInventory::Process { process, bytes, .. }) if index < PROCESSES => {
+            (Question::Nth(index), FromInventory::Process { process, bytes, busy, .. })
+                if index < PROCESSES =>
+            {
                 // A process is listed for what it has, so nothing means that the driver does not say.
-                self.listed.push((process, Some(bytes).filter(|bytes| *bytes != 0)));
+                let bytes = Some(bytes).filter(|bytes| *bytes != 0);
+                let busy = Some(busy).filter(|busy| *busy <= 100);
+                self.listed.push(Listed { process, bytes, busy });
                 let (unit, instance) = self.place;
                 let index = index + 1;
                 self.ask(

@@ -8,7 +8,7 @@ use crate::{
     audit::Audit,
     custody::{Custody, Effect, Estimates, Millis, Settings, Task},
     ids::{ChunkId, VmKey, WorkerId},
-    inventory::{Inventory, News},
+    inventory::{Inventory, Listed, News},
     page::{Page, PageError, Report},
     scrub::{Hand, Rules, Work},
     tally::{Tally, Work as Done},
@@ -593,6 +593,7 @@ impl Server {
                     self.tell(FromArbiter::Event { kind, vm, process: process.unwrap_or(0), bytes: 0 });
                 }
                 Ended::Trespass => self.custody.abuse(id, "submits work without a permit"),
+                Ended::Secretive => self.custody.abuse(id, "uses more time than it says"),
             }
         }
         self.follow();
@@ -787,16 +788,17 @@ impl Server {
         }
     }
 
-    /// Books what drivers took to their workers, and finds processes that are no workers.
-    fn compare(&mut self, list: &[(u32, Option<u64>)]) {
+    /// Books what drivers took to their workers, compares the time, and finds processes that are no workers.
+    fn compare(&mut self, list: &[Listed]) {
         let workers: HashMap<u32, WorkerId> =
             self.custody.processes().map(|(id, process)| (process, id)).collect();
         let own = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
-        let listed: HashSet<u32> = list.iter().map(|(process, _)| *process).collect();
+        let listed: HashSet<u32> = list.iter().map(|listed| listed.process).collect();
         self.strangers.retain(|process, _| listed.contains(process) && !workers.contains_key(process));
-        for (process, bytes) in list.iter().filter(|(process, _)| *process != own) {
+        for Listed { process, bytes, busy } in list.iter().filter(|listed| listed.process != own) {
             if let Some(id) = workers.get(process) {
                 self.custody.set_booked(*id, *bytes);
+                self.time.compare(*id, *busy);
                 continue;
             }
             // A worker may be listed just before we hear of it, or just after it is gone.

@@ -53,6 +53,10 @@ const RINGS: u32 = 1_000;
 /// … in this time is not heard for the rest of it.
 const RINGS_IN: Nanos = 100_000_000;
 
+/// A worker's word is compared with what the driver saw over such a time. That samples the device some times a second, so only
+/// a difference of a quarter of the time counts.
+const COMPARED: Nanos = 5_000_000_000;
+
 /// What an event is about; bells of workers have their numbers, which begin at 1, shifted.
 const KICK: u64 = 0;
 const TIMER: u64 = 1;
@@ -120,6 +124,18 @@ struct Worker {
     /// What it had submitted when it was first seen without a permit, since it has none.
     without: Option<u64>,
     rings: (Nanos, u32),
+    compared: Option<Compared>,
+}
+
+/// A worker's word about its time beside the driver's.
+#[derive(Clone, Copy, Debug)]
+struct Compared {
+    since: Nanos,
+    last: Nanos,
+    /// What it had said by `since`.
+    said: Duration,
+    /// What the driver saw.
+    seen: Nanos,
 }
 
 /// Why a worker is to be ended.
@@ -129,6 +145,8 @@ pub(crate) enum Ended {
     Hung,
     /// It submits without a permit.
     Trespass,
+    /// The driver saw more of its work than it says that there was.
+    Secretive,
 }
 
 fn ring(eventfd: &OwnedFd) {
@@ -234,9 +252,19 @@ impl Time {
             is_wrong: false,
             without: None,
             rings: (0, 0),
+            compared: None,
         };
         self.change(|state, now| state.join(id, worker, now));
         Ok(theirs)
+    }
+
+    /// The driver says for how much of the time kernels of a worker ran since it was last asked, in percent, if it does.
+    pub(crate) fn compare(&self, id: WorkerId, percent: Option<u32>) {
+        let mut state = self.shared.lock();
+        state.compare(id, percent, now());
+        if !state.wrong.is_empty() {
+            ring(&self.shared.news);
+        }
     }
 
     /// A worker's process is gone.
@@ -384,6 +412,29 @@ impl State {
             vm.stirs = true;
         }
         self.drop_if_empty(worker.vm, now);
+    }
+
+    /// What the driver says of a worker's time. If its own word falls short of that, it is to be ended.
+    fn compare(&mut self, id: WorkerId, percent: Option<u32>, now: Nanos) {
+        let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.is_wrong) else { return };
+        let said = worker.report.read(now).busy;
+        let Some(percent) = percent else {
+            worker.compared = None;
+            return;
+        };
+        let compared = worker.compared.get_or_insert(Compared { since: now, last: now, said, seen: 0 });
+        compared.seen += now.saturating_sub(compared.last) / 100 * Nanos::from(percent);
+        compared.last = now;
+        if now.saturating_sub(compared.since) < COMPARED {
+            return;
+        }
+        let said = Nanos::try_from(said.saturating_sub(compared.said).as_nanos()).unwrap_or(Nanos::MAX);
+        let is_short = compared.seen.saturating_sub(said) > COMPARED / 4;
+        worker.compared = None;
+        if is_short {
+            worker.is_wrong = true;
+            self.wrong.push((id, Ended::Secretive));
+        }
     }
 
     /// A worker rings.

@@ -18,7 +18,7 @@ use nvml_wrapper_sys::bindings::{
     NvmlLib, nvmlDevice_t, nvmlEccCounterType_enum_NVML_VOLATILE_ECC, nvmlEventData_t, nvmlEventSet_t,
     nvmlEventTypeXidCriticalError, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t,
     nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvmlPciInfo_t, nvmlProcessInfo_t,
-    nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlUtilization_t,
+    nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t, nvmlUtilization_t,
 };
 use sluice_cuda_abi::nvml::{FIELD_RECOVERY_ACTION, Result, Status, cores_per_multiprocessor};
 use sluice_protocol::inventory::{Recovery, Switch, WHOLE};
@@ -27,7 +27,7 @@ use std::{
     ffi::c_char,
     path::{Path, PathBuf},
     ptr::null_mut,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 /// Calls an entry point, if there is one.
@@ -67,6 +67,7 @@ plain!(
     nvmlPciInfo_t,
     nvmlProcessInfo_v1_t,
     nvmlProcessInfo_v2_t,
+    nvmlProcessUtilizationSample_t,
     nvmlUtilization_t,
 );
 
@@ -78,6 +79,8 @@ const fn version<T>(number: u32) -> u32 {
 
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
+/// How far back use of a device is asked for: drivers take a sample of it each second at least.
+const LATELY: Duration = Duration::from_secs(1);
 /// Processes on one device that are listed.
 const PROCESSES: u32 = 1 << 16;
 /// Room for any text.
@@ -131,6 +134,8 @@ pub(crate) struct Memory {
 pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) bytes: u64,
+    /// Percent of the time lately for which kernels of it ran, where that was asked for and the driver says it.
+    pub(crate) busy: Option<u32>,
 }
 
 /// What a device is.
@@ -358,7 +363,43 @@ impl Nvml {
                 *amount = (*amount).max(more);
             }
         }
-        Ok(bytes.into_iter().map(|(pid, bytes)| Process { pid, bytes }).collect())
+        Ok(bytes.into_iter().map(|(pid, bytes)| Process { pid, bytes, busy: None }).collect())
+    }
+
+    /// The same, with how busy they were.
+    pub(crate) fn working(&self, index: u32, instance: u32) -> Result<Vec<Process>> {
+        let mut processes = self.processes(index, instance)?;
+        if let Some(busy) = self.busy(self.target(index, instance)?)? {
+            for process in &mut processes {
+                process.busy = Some(busy.get(&process.pid).copied().unwrap_or(0));
+            }
+        }
+        Ok(processes)
+    }
+
+    /// Percent of the time lately for which kernels of processes ran; those that did nothing may be left out. `None` where the
+    /// driver does not say, as on a device that is divided.
+    fn busy(&self, device: nvmlDevice_t) -> Result<Option<BTreeMap<u32, u32>>> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| Status::UNKNOWN)?;
+        let since = u64::try_from(now.saturating_sub(LATELY).as_micros()).map_err(|_| Status::UNKNOWN)?;
+        let samples = list::<nvmlProcessUtilizationSample_t>(|count, room| {
+            call!(self.nvmlDeviceGetProcessUtilization(device, room, count, since))
+        });
+        let samples = match samples() {
+            // Nobody did anything.
+            Err(Status::NOT_FOUND) => Vec::new(),
+            answer => match optional(answer)? {
+                Some(samples) => samples,
+                None => return Ok(None),
+            },
+        };
+        let mut sums: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+        for (pid, percent) in samples {
+            let (sum, count) = sums.entry(pid).or_default();
+            (*sum, *count) = (sum.saturating_add(percent), *count + 1);
+        }
+        let mean = |(sum, count): (u64, u64)| u32::try_from(sum / count.max(1)).unwrap_or(100).min(100);
+        Ok(Some(sums.into_iter().map(|(pid, sum)| (pid, mean(sum))).collect()))
     }
 
     /// A set of the errors of all devices; `None` where no device reports any.
@@ -418,6 +459,12 @@ impl Listed for nvmlProcessInfo_v1_t {
 impl Listed for nvmlProcessInfo_v2_t {
     fn listed(&self) -> (u32, u64) {
         (self.pid, known(self.usedGpuMemory))
+    }
+}
+
+impl Listed for nvmlProcessUtilizationSample_t {
+    fn listed(&self) -> (u32, u64) {
+        (self.pid, self.smUtil.into())
     }
 }
 

@@ -201,18 +201,20 @@ fn say(nvml: &Nvml, peer: &mut Peer, question: ToInventory) -> (u64, Answered<Fr
                     process,
                     present: found.is_some(),
                     bytes: found.map_or(0, |found| found.bytes),
+                    busy: u32::MAX,
                 }
             });
             (serial, answered)
         }
         ToInventory::Nth { serial, unit, index, instance } => {
-            let ask = || nvml.processes(unit, instance);
+            let ask = || nvml.working(unit, instance);
             let found = nth(&mut peer.processes, (unit, instance), index, ask);
             let answer = |found: Option<Process>| FromInventory::Process {
                 serial,
                 process: found.map_or(0, |found| found.pid),
                 present: found.is_some(),
                 bytes: found.map_or(0, |found| found.bytes),
+                busy: found.and_then(|found| found.busy).unwrap_or(u32::MAX),
             };
             (serial, found.map(answer))
         }

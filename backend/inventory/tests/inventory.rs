@@ -17,6 +17,7 @@ use sluice_shared_memory::socket;
 use softgpu_cuda as _;
 use softgpu_nvml as _;
 use std::{
+    ffi::{CStr, c_char, c_void},
     io::{BufRead as _, BufReader, Write as _},
     path::Path,
     process::{Command, Stdio},
@@ -31,7 +32,19 @@ fn holder(state: &Path) -> Process {
 
 /// The same on another device.
 fn holder_on(state: &Path, visible: &str) -> Process {
+    start(Command::new(std::env::current_exe().unwrap()), state, visible)
+}
+
+/// The same, which computes all the time.
+fn computer(state: &Path) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(COMPUTES, "1");
+    start(command, state, "1")
+}
+
+const COMPUTES: &str = "SLUICE_TEST_COMPUTES";
+
+fn start(mut command: Command, state: &Path, visible: &str) -> Process {
     command.args(["--ignored", "--exact", "--nocapture", "holds_memory"]).stdout(Stdio::piped());
     command.env("CUDA_VISIBLE_DEVICES", visible);
     on_device(&mut command, state);
@@ -60,10 +73,39 @@ fn holds_memory() {
     cuda!(cuMemAlloc_v2(&raw mut address => *mut u64, 3 * PAGE => u64));
     println!("holding");
     std::io::stdout().flush().unwrap();
+    if std::env::var_os(COMPUTES).is_none() {
+        loop {
+            thread::sleep(PATIENCE);
+        }
+    }
+    let (mut module, mut function) = (0u64, 0u64);
+    cuda!(cuModuleLoadData(&raw mut module => *mut u64, SPIN.as_ptr() => *const c_char));
+    cuda!(cuModuleGetFunction(&raw mut function => *mut u64, module => u64, c"spin".as_ptr() => *const c_char));
+    let none = std::ptr::null_mut::<*mut c_void>();
     loop {
-        thread::sleep(PATIENCE);
+        cuda!(cuLaunchKernel(
+            function => u64, 1 => u32, 1 => u32, 1 => u32, 32 => u32, 1 => u32, 1 => u32, 0 => u32, 0 => u64,
+            none => *mut *mut c_void, none => *mut *mut c_void
+        ));
+        cuda!(cuCtxSynchronize());
     }
 }
+
+/// Some milliseconds of nothing.
+const SPIN: &CStr = c".version 8.0
+.target sm_80
+.address_size 64
+.visible .entry spin() {
+    .reg .pred %p;
+    .reg .u32 %r;
+    mov.u32 %r, 1000000;
+again:
+    sub.u32 %r, %r, 1;
+    setp.ne.u32 %p, %r, 0;
+    @%p bra again;
+    ret;
+}
+";
 
 fn used(socket: &OwnedFd, unit: u32) -> u64 {
     match ask(socket, ToInventory::Memory { serial: 7, unit, instance: WHOLE }) {
@@ -77,7 +119,7 @@ fn used(socket: &OwnedFd, unit: u32) -> u64 {
 
 fn listed(socket: &OwnedFd, unit: u32, process: u32) -> (bool, u64) {
     match ask(socket, ToInventory::Process { serial: 8, unit, process, instance: WHOLE }) {
-        FromInventory::Process { serial: 8, process: same, present, bytes } if same == process => {
+        FromInventory::Process { serial: 8, process: same, present, bytes, .. } if same == process => {
             (present, bytes)
         }
         other => panic!("{other:?}"),
@@ -88,7 +130,7 @@ fn all(socket: &OwnedFd, unit: u32) -> Vec<(u32, u64)> {
     let mut list = Vec::new();
     for index in 0.. {
         match ask(socket, ToInventory::Nth { serial: 9, unit, index, instance: WHOLE }) {
-            FromInventory::Process { serial: 9, process, present: true, bytes } => {
+            FromInventory::Process { serial: 9, process, present: true, bytes, .. } => {
                 list.push((process, bytes))
             }
             FromInventory::Process { process: 0, present: false, bytes: 0, .. } => break,
@@ -131,6 +173,29 @@ fn the_inventory_says_who_holds_what_and_who_is_gone() {
         ask(&client, ToInventory::Memory { serial: 3, unit: 2, instance: WHOLE }),
         FromInventory::Failed { serial: 3, error: 2 }
     );
+    assert!(inventory.ends());
+}
+
+// Promise: T35
+#[test]
+fn the_inventory_says_who_computes() {
+    let state = state();
+    let inventory = Inventory::start(state.path());
+    let client = inventory.client();
+    let (idle, busy) = (holder(state.path()), computer(state.path()));
+    let percent = |of: u32| {
+        let nth = |index| ask(&client, ToInventory::Nth { serial: 9, unit: 1, index, instance: WHOLE });
+        (0..2).map(nth).find_map(|answer| match answer {
+            FromInventory::Process { process, busy, .. } if process == of => Some(busy),
+            _ => None,
+        })
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while percent(busy.0.id()).is_none_or(|percent| !(10..=100).contains(&percent)) {
+        assert!(Instant::now() < deadline, "{:?}", percent(busy.0.id()));
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(percent(idle.0.id()), Some(0));
     assert!(inventory.ends());
 }
 

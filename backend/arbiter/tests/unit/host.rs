@@ -14,7 +14,7 @@ use sluice_protocol::control::{
 use sluice_protocol::inventory::{Visible, WHOLE};
 use sluice_shared_memory::socket;
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
@@ -60,6 +60,8 @@ pub(crate) struct Listed {
     pub(crate) stuck: HashSet<u32>,
     /// Processes it lists, with their bytes.
     pub(crate) processes: Vec<(u32, u64)>,
+    /// Percent of the time for which kernels of a process run, where that is known.
+    pub(crate) busy: HashMap<u32, u32>,
     /// Bytes used on the device; `None` does not answer.
     pub(crate) used: Option<u64>,
     /// How often that was asked for.
@@ -108,9 +110,9 @@ pub(crate) struct Host {
     pub(crate) context: u64,
     pub(crate) events: Vec<(ArbiterEvent, u32, u32, u64)>,
     pub(crate) wanted: Vec<(u32, u64)>,
-    used: std::collections::HashMap<u32, u64>,
+    used: HashMap<u32, u64>,
     /// `[launches, copies, bytes copied, calls]` by VM, as last said.
-    pub(crate) work: std::collections::HashMap<u32, [u64; 4]>,
+    pub(crate) work: HashMap<u32, [u64; 4]>,
     /// The VM of which it was last said how much it has pinned.
     pinned: (u32, u64),
     /// `[scrubs, scrubbed, took, drift]` as last said.
@@ -176,8 +178,8 @@ impl Host {
             context: 0,
             events: Vec::new(),
             wanted: Vec::new(),
-            used: std::collections::HashMap::new(),
-            work: std::collections::HashMap::new(),
+            used: HashMap::new(),
+            work: HashMap::new(),
             pinned: (0, 0),
             upkeep: [0; 4],
         };
@@ -401,7 +403,7 @@ fn inventory(socket: &OwnedFd, listed: &Mutex<Listed>) {
         let answer = match message {
             ToInventory::Process { serial, process, .. } => {
                 let present = listed.stuck.contains(&process) || lives(process);
-                FromInventory::Process { serial, process, present, bytes: 0 }
+                FromInventory::Process { serial, process, present, bytes: 0, busy: u32::MAX }
             }
             ToInventory::Memory { serial, .. } => match listed.used {
                 Some(used) => {
@@ -412,7 +414,8 @@ fn inventory(socket: &OwnedFd, listed: &Mutex<Listed>) {
             ToInventory::Nth { serial, index, .. } => {
                 let found = listed.processes.get(index as usize).copied();
                 let (process, bytes) = found.unwrap_or((0, 0));
-                FromInventory::Process { serial, process, present: found.is_some(), bytes }
+                let busy = listed.busy.get(&process).copied().unwrap_or(u32::MAX);
+                FromInventory::Process { serial, process, present: found.is_some(), bytes, busy }
             }
             ToInventory::Units { serial } => FromInventory::Units { serial, count: 1 },
             ToInventory::Client {} => continue,

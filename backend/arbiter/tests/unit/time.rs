@@ -171,3 +171,26 @@ fn what_a_worker_used_is_charged_although_it_dies_before_anybody_looks() {
     eventually("and its time is charged", || host.used(1) >= 150_000_000);
     host.assert_sound();
 }
+
+// Promise: T35
+#[test]
+fn who_uses_more_time_than_it_says_is_ended() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let (mut secretive, honest) = (host.worker(1), host.worker(2));
+    for worker in [&secretive, &honest] {
+        worker.ask("waits 1");
+    }
+    eventually("both have begun", || is_open(&secretive) || is_open(&honest));
+    honest.ask("flies 1 0");
+    {
+        let mut listed = host.listed.lock().unwrap();
+        listed.processes = vec![(secretive.process(), MIB), (honest.process(), MIB)];
+        listed.busy = [(secretive.process(), 50), (honest.process(), 50)].into();
+    }
+    eventually("who says nothing of it is ended", || secretive.is_killed());
+    assert!(host.saw(ArbiterEvent::Abuse));
+    assert_eq!(honest.ask("serial"), honest.ask("serial"), "the other one lives");
+    host.assert_sound();
+}

@@ -302,10 +302,10 @@ fn answer_questions(client: &OwnedFd, program: PathBuf) -> Result<()> {
                 FromInventory::Units { serial, count: count.trim().parse().unwrap_or(1) }
             }
             ToInventory::Process { serial, process, .. } => {
-                FromInventory::Process { serial, process, present: false, bytes: 0 }
+                FromInventory::Process { serial, process, present: false, bytes: 0, busy: u32::MAX }
             }
             ToInventory::Nth { serial, .. } => {
-                FromInventory::Process { serial, process: 0, present: false, bytes: 0 }
+                FromInventory::Process { serial, process: 0, present: false, bytes: 0, busy: u32::MAX }
             }
             ToInventory::Memory { serial, .. } => {
                 FromInventory::Memory { serial, total: 1 << 30, used: 0, free: 1 << 30 }
