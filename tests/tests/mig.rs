@@ -104,18 +104,19 @@ fn an_instance_whose_making_hangs_is_given_up() -> Result<()> {
 }
 
 /// A GPU is switched to MIG mode, and out of it, once it is drained and nobody is on it; where the driver needs a reset for
-/// that it is out of use until then, and goes on by itself. One unit alone can be emptied, too.
+/// that it is out of use until then, also for a daemon that comes after, and goes on by itself. One unit alone can be emptied, too.
 // Promise: P25
 #[test]
 fn a_gpu_that_is_empty_is_switched_and_one_that_is_used_is_not() -> Result<()> {
-    let host = Host::start(&Options { gpus: 2, ..Options::default() })?;
-    let gpu = |number: u32| host.done("GET", &format!("/v1/gpus/{number}"), None);
+    let mut host = Host::start(&Options { gpus: 2, ..Options::default() })?;
+    let first_gpu = |host: &Host| host.done("GET", "/v1/gpus/0", None);
     let off = json!({ "enabled": false });
     host.put("a", &json!({ "profile": "1g.10gb" }))?;
     host.put("b", &json!({ "profile": "2g.20gb" }))?;
-    let unit = |vm: &str| {
+    let place = |host: &Host, vm: &str| {
         Ok::<_, anyhow::Error>(host.done("GET", &format!("/v1/vms/{vm}"), None)?["placed"].clone())
     };
+    let unit = |vm: &str| place(&host, vm);
 
     // One unit: its VM is elsewhere, the instance is gone, its neighbour is where it was.
     let (first, other) = (unit("a")?, unit("b")?);
@@ -144,7 +145,7 @@ fn a_gpu_that_is_empty_is_switched_and_one_that_is_used_is_not() -> Result<()> {
     host.done("DELETE", "/v1/vms/whole", None)?;
     host.fault(0, "fail nvmlDeviceSetMigMode 19\n")?;
     host.refused("PUT", "/v1/gpus/0/mig", Some(&on), "in-use")?;
-    let still = gpu(0)?;
+    let still = first_gpu(&host)?;
     ensure!(still["mig"] == false && still["mig_pending"].is_null(), "{still}");
 
     // One that needs a reset for it is nobody's until it has had it.
@@ -153,9 +154,13 @@ fn a_gpu_that_is_empty_is_switched_and_one_that_is_used_is_not() -> Result<()> {
     ensure!(pending["mig"] == false && pending["mig_pending"] == true, "{pending}");
     ensure!(host.units()?.iter().all(|unit| unit["gpu"] != 0), "{:?}", host.units()?);
     host.refused("POST", "/v1/gpus/0/readmit", None, "in-use")?;
+    host.restart()?;
+    let pending = first_gpu(&host)?;
+    ensure!(pending["mig"] == false && pending["mig_pending"] == true, "after a crash: {pending}");
+    host.refused("POST", "/v1/gpus/0/readmit", None, "in-use")?;
     host.fault(0, "")?;
-    host.wait_for("it is switched", |_| {
-        let gpu = gpu(0)?;
+    host.wait_for("it is switched", |host| {
+        let gpu = first_gpu(host)?;
         Ok(gpu["mig"] == true && gpu["mig_pending"].is_null())
     })?;
     host.done("POST", "/v1/gpus/0/readmit", None)?;
@@ -242,4 +247,48 @@ fn moves_are_suggested_that_leave_more_room() -> Result<()> {
     host.wait_for("it is not suggested any more", |_| {
         Ok(suggested()?["suggestions"].as_array().is_some_and(Vec::is_empty))
     })
+}
+
+/// Where the configuration says so, a VM whose load a unit is short for is moved, but not before it has no session.
+// Promise: P26
+#[test]
+#[ignore = "for the full tier"]
+fn a_vm_is_moved_for_load_once_it_has_no_session() -> Result<()> {
+    let program = programs::hostile("instance")?;
+    let host = Host::start(&Options { gpus: 2, file: "rebalance = \"apply\"\n", ..Options::default() })?;
+    for gpu in [0, 1] {
+        host.empty(gpu)?;
+        host.switch(gpu, false)?;
+        host.done("POST", &format!("/v1/gpus/{gpu}/readmit"), None)?;
+    }
+    let total = |host: &Host| {
+        let totals =
+            host.units()?.into_iter().map(|unit| unit["memory"]["total_bytes"].as_u64().unwrap_or(0));
+        Ok::<_, anyhow::Error>(totals.min().unwrap_or(0))
+    };
+    host.wait_for("both lend", |host| Ok(host.units()?.len() == 2 && total(host)? > 0))?;
+    // Most of a GPU each: together more than one has to spare, and either has room on the other.
+    let quota = total(&host)? * 46 / 100 / (2 * MIB) * (2 * MIB);
+    let wanted = json!({ "memory_bytes": quota, "placement": { "policy": "time-slice" } });
+    let vms = ["a", "b"].map(|vm| host.put_with(vm, wanted.clone()));
+    let [one, other] = vms;
+    let (one, other) = (one?, other?);
+    ensure!(one["placed"]["gpu"] == other["placed"]["gpu"], "they are packed: {one} {other}");
+    let (busy, stays) = (host.holder(&program, &one, 1)?, host.holder(&program, &other, 2)?);
+    let suggested = |host: &Host| {
+        let answer = host.done("GET", "/v1/placement/suggestions", None)?;
+        Ok::<_, anyhow::Error>(answer["suggestions"].as_array().and_then(|all| all.first()).cloned())
+    };
+    host.wait_for("a move is suggested", |host| Ok(suggested(host)?.is_some()))?;
+    let suggestion = suggested(&host)?.context("a suggestion")?;
+    ensure!(suggestion["reason"] == "memory", "{suggestion}");
+    let gpu_of = |host: &Host, vm: &str| {
+        Ok::<_, anyhow::Error>(host.done("GET", &format!("/v1/vms/{vm}"), None)?["placed"]["gpu"].clone())
+    };
+    let mover = suggestion["vm"].as_str().context("a VM")?.to_owned();
+    ensure!(gpu_of(&host, &mover)? == one["placed"]["gpu"], "nobody moves who has a session");
+    let (ends, mut goes_on) = if mover == "a" { (busy, stays) } else { (stays, busy) };
+    drop(ends);
+    host.wait_for("it is moved", |host| Ok(gpu_of(host, &mover)? != one["placed"]["gpu"]))?;
+    goes_on.look()
 }
