@@ -129,3 +129,15 @@ pub const REPORTED_BYTES_PER_MILLISECOND: u64 = 1 << 34;
 /// Pieces of work that a worker may have submitted after its permit was closed: its threads may have looked before, each of them
 /// with one piece.
 pub const WITHOUT_PERMIT: u64 = 64;
+/// The vsock port on which a guest whose memory is not shared finds the host: "sl" in ASCII.
+pub const STREAM_PORT: u32 = 0x736c;
+/// Bytes of arena memory in one frame of a stream.
+pub const STREAM_BULK_BYTES: usize = 256 << 10;
+/// Streams of one device at once; each is a guest process.
+pub const STREAMS_PER_DEVICE: usize = 128;
+/// Bytes of host memory that stand for guest memory behind all streams of one device, and behind any one of them.
+pub const STREAM_BYTES: u64 = 4 << 30;
+/// Calls of one stream that will write arena memory and have not: what their results are sent by.
+pub const STREAM_RESULTS: usize = 1 << 14;
+/// Milliseconds within which a new stream opens its session.
+pub const STREAM_OPEN_MILLISECONDS: u64 = 10_000;
