@@ -143,17 +143,30 @@ impl Reservation {
         unsafe { mm::madvise(pointer, length, mm::Advice::LinuxDontFork) }.map_err(error)
     }
 
+    /// Lays private memory of zeroes over the reservation at `at`, readable and writable, replacing what was there. What is
+    /// not touched costs nothing.
+    ///
+    /// # Errors
+    /// [`MapError`] when the range is not inside the reservation or the kernel refuses.
+    pub fn fill(&self, at: u64, bytes: u64) -> Result<(), MapError> {
+        self.lay(at, bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
     /// Takes a part back to `PROT_NONE`.
     ///
     /// # Errors
     /// [`MapError`] when the range is not inside the reservation or the kernel refuses.
     pub fn unmap(&self, at: u64, bytes: u64) -> Result<(), MapError> {
+        self.lay(at, bytes, ProtFlags::empty())
+    }
+
+    fn lay(&self, at: u64, bytes: u64, access: ProtFlags) -> Result<(), MapError> {
         let (address, length) = self.part(at, bytes).ok_or(MapError::Layout(bytes))?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         let pointer = core::ptr::without_provenance_mut(address);
         let error = |error| MapError::Reserve { base: at, bytes, error };
-        // SAFETY: the range lies inside this reservation; the caller says that nobody uses it any more.
-        unsafe { mm::mmap_anonymous(pointer, length, ProtFlags::empty(), flags) }.map_err(error)?;
+        // SAFETY: the range lies inside this reservation; the caller says that nobody uses what was there any more.
+        unsafe { mm::mmap_anonymous(pointer, length, access, flags) }.map_err(error)?;
         // SAFETY: as above; advice about the mapping just made.
         unsafe { mm::madvise(pointer, length, mm::Advice::LinuxDontFork) }.map_err(error)
     }
@@ -218,14 +231,7 @@ impl Mapping {
     /// [`MapError`] when addresses are taken or the kernel refuses.
     pub fn private(base: u64, bytes: u64) -> Result<Mapping, MapError> {
         let reservation = Reservation::new(base, bytes)?;
-        let pointer = core::ptr::without_provenance_mut(reservation.base);
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        let error = |error| MapError::Reserve { base, bytes, error };
-        // SAFETY: exactly the range that was just reserved and nobody knows yet.
-        unsafe { mm::mmap_anonymous(pointer, reservation.bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }
-            .map_err(error)?;
-        // SAFETY: as above; advice about the mapping just made.
-        unsafe { mm::madvise(pointer, reservation.bytes, mm::Advice::LinuxDontFork) }.map_err(error)?;
+        reservation.fill(reservation.base(), reservation.bytes())?;
         Ok(Mapping { reservation })
     }
 

@@ -7,18 +7,12 @@ use super::{TransportError, held::Held};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
-use std::collections::BTreeMap;
+use sluice_shared_memory::ranges::Free;
+pub(super) use sluice_shared_memory::ranges::Range;
 
 /// Bytes when `SLUICE_DIRECT_MEMORY` says nothing: address space, not memory.
 const DEFAULT_BYTES: u64 = 64 << 30;
 const PAGE: u64 = 4096;
-
-/// A range of the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Range {
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
-}
 
 /// The file and which of it is free.
 #[derive(Debug)]
@@ -27,10 +21,6 @@ pub(super) struct Ram {
     pub(super) bytes: u64,
     free: Free,
 }
-
-/// Free ranges by offset, never adjacent.
-#[derive(Debug)]
-struct Free(BTreeMap<u64, u64>);
 
 impl Ram {
     /// A file whose first `reserved` bytes are not for ranges.
@@ -43,8 +33,7 @@ impl Ram {
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(system("sealing the memory file"))?;
         let file = Held::new(file).map_err(system("the memory file"))?;
-        let free = BTreeMap::from([(reserved, bytes.saturating_sub(reserved))]);
-        Ok(Ram { file, bytes, free: Free(free) })
+        Ok(Ram { file, bytes, free: Free::new(reserved, bytes.saturating_sub(reserved)) })
     }
 
     /// Takes a range.
@@ -65,34 +54,6 @@ impl Ram {
         }
         self.free.give(range);
         Ok(())
-    }
-}
-
-impl Free {
-    fn take(&mut self, bytes: u64) -> Option<Range> {
-        let (offset, room) =
-            self.0.iter().map(|(offset, room)| (*offset, *room)).find(|(_, room)| *room >= bytes)?;
-        self.0.remove(&offset);
-        if room > bytes {
-            self.0.insert(offset + bytes, room - bytes);
-        }
-        Some(Range { offset, bytes })
-    }
-
-    fn give(&mut self, range: Range) {
-        let Range { mut offset, mut bytes } = range;
-        if let Some((before, room)) =
-            self.0.range(..offset).next_back().map(|(before, room)| (*before, *room))
-            && before + room == offset
-        {
-            self.0.remove(&before);
-            offset = before;
-            bytes += room;
-        }
-        if let Some(room) = self.0.remove(&(offset + bytes)) {
-            bytes += room;
-        }
-        self.0.insert(offset, bytes);
     }
 }
 
@@ -133,19 +94,6 @@ mod tests {
         for wrong in ["", "G", "1K", "12X", "-1", "1GG", "99999999999999999999", "1T1", "2T"] {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
-    }
-
-    #[test]
-    fn ranges_merge_when_they_come_back() {
-        let mut free = Free(BTreeMap::from([(PAGE, 16 * PAGE)]));
-        let ranges: Vec<_> = (0..16).map(|_| free.take(PAGE).unwrap()).collect();
-        assert_eq!(free.take(PAGE), None);
-        for range in ranges.iter().step_by(2).chain(ranges.iter().skip(1).step_by(2)) {
-            free.give(*range);
-        }
-        assert_eq!(free.0, BTreeMap::from([(PAGE, 16 * PAGE)]));
-        assert_eq!(free.take(17 * PAGE), None);
-        assert_eq!(free.take(16 * PAGE), Some(Range { offset: PAGE, bytes: 16 * PAGE }));
     }
 
     #[test]
