@@ -442,9 +442,10 @@ fn connect(vm: &Value) -> String {
         return format!("SLUICE_TRANSPORT=direct SLUICE_SOCKET={socket}\n");
     }
     format!(
-        "socket            {socket}\nqemu              {}\ncloud-hypervisor  {}\n",
+        "socket            {socket}\nqemu              {}\ncloud-hypervisor  {}\nvsock             {}\n",
         words(&connect["qemu"]),
-        words(&connect["cloud_hypervisor"])
+        words(&connect["cloud_hypervisor"]),
+        text(&connect["vsock"]["socket"])
     )
 }
 

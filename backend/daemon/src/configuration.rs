@@ -417,12 +417,34 @@ impl Configuration {
     pub fn device_socket(&self, id: u32) -> PathBuf {
         device_socket(&self.runtime_dir, id)
     }
+
+    /// Where the device of a VM listens for guests that share no memory.
+    #[must_use]
+    pub fn stream_socket(&self, id: u32) -> PathBuf {
+        stream_socket(&self.runtime_dir, id)
+    }
 }
 
 /// Where in `directory` the device of VM `id` listens.
 #[must_use]
 pub fn device_socket(directory: &Path, id: u32) -> PathBuf {
     directory.join(format!("vm-{id}.sock"))
+}
+
+/// The socket of a virtual socket device of VM `id` whose VMM is told to put it into `directory`: it exists only where
+/// there is such a device.
+#[must_use]
+pub fn vsock_socket(directory: &Path, id: u32) -> PathBuf {
+    directory.join(format!("vm-{id}.vsock"))
+}
+
+/// Where in `directory` the device of VM `id` listens for guests that share no memory. The name is what such a VMM makes of
+/// its socket's and the port that a guest connects to.
+#[must_use]
+pub fn stream_socket(directory: &Path, id: u32) -> PathBuf {
+    let mut path = vsock_socket(directory, id).into_os_string();
+    path.push(format!("_{}", limits::STREAM_PORT));
+    path.into()
 }
 
 fn read(path: &Path) -> Result<File> {

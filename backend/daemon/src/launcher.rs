@@ -18,7 +18,7 @@ use std::{
     fs::Permissions,
     io,
     os::unix::{fs::PermissionsExt as _, net::UnixListener},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Instant,
 };
 
@@ -40,7 +40,7 @@ use sluice_shared_memory::socket;
 
 use crate::{
     cgroup::Cgroups,
-    configuration::{NumberRange, SocketMode, VmSpec, device_socket},
+    configuration::{NumberRange, SocketMode, VmSpec, device_socket, stream_socket},
     logging,
     rate::TokenBucket,
     spawn::{self, Given, Program, Reserved},
@@ -439,15 +439,17 @@ impl Launcher {
     }
 
     fn start_device(&self, spec: VmSpec, control: OwnedFd) -> io::Result<spawn::Started> {
-        let listener = self.listen(spec.id)?;
+        let listener = self.listen(&device_socket(&self.socket_dir, spec.id))?;
+        let streams = self.listen(&stream_socket(&self.socket_dir, spec.id))?;
         let mut arguments: Vec<OsString> = vec!["--fd".into(), (spawn::FIRST + 1).to_string().into()];
+        arguments.extend(["--stream-fd".into(), (spawn::FIRST + 2).to_string().into()]);
         arguments.extend(["--scanouts".into(), spec.scanouts.to_string().into()]);
         if spec.direct {
             arguments.push("--direct".into());
         }
         let given = Given {
             arguments: &arguments,
-            descriptors: &[control.as_fd(), listener.as_fd()],
+            descriptors: &[control.as_fd(), listener.as_fd(), streams.as_fd()],
             ..Given::default()
         };
         spawn::start(&self.reserved, &self.device, &given)
@@ -465,23 +467,22 @@ impl Launcher {
         spawn::start(&self.reserved, program, &given)
     }
 
-    /// The socket a device serves. It is bound and listening before the device runs, so a front-end that connects early
+    /// A socket that a device serves. It is bound and listening before the device runs, so a front-end that connects early
     /// waits in the queue, and the device needs no access to the directory.
-    fn listen(&self, vm: u32) -> io::Result<OwnedFd> {
-        let path = device_socket(&self.socket_dir, vm);
-        match std::fs::remove_file(&path) {
+    fn listen(&self, path: &Path) -> io::Result<OwnedFd> {
+        match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         // The launcher's own until it is the group's: nobody else connects in between.
         let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-        let listener = UnixListener::bind(&path);
+        let listener = UnixListener::bind(path);
         rustix::process::umask(before);
         let listener = listener.and_then(|listener| {
             if self.socket_gid.is_some() {
-                std::os::unix::fs::lchown(&path, None, self.socket_gid)?;
+                std::os::unix::fs::lchown(path, None, self.socket_gid)?;
             }
-            std::fs::set_permissions(&path, Permissions::from_mode(self.socket_mode.0))?;
+            std::fs::set_permissions(path, Permissions::from_mode(self.socket_mode.0))?;
             Ok(OwnedFd::from(listener))
         });
         listener.inspect_err(|error| {

@@ -29,10 +29,10 @@ use sluice_protocol::inventory::Visible;
 pub(crate) const FIRST: RawFd = 3;
 
 /// Descriptors a child can be given.
-const GIVEN: usize = 2;
+const GIVEN: usize = 3;
 
 /// The number after the last one a child can be given.
-const BEYOND: RawFd = FIRST + 2;
+const BEYOND: RawFd = FIRST + 3;
 
 /// A program the launcher may start, all from its own command line and environment.
 #[derive(Debug)]

@@ -30,7 +30,7 @@ use tokio::{
 
 use crate::{
     channel::Channel,
-    configuration::{Configuration, VmSpec},
+    configuration::{Configuration, VmSpec, vsock_socket},
     fence::{Fence, Step},
     journal::{Journal, Subject},
     launching::{Launching, Started},
@@ -304,6 +304,12 @@ impl Vm {
         self.configuration.device_socket(self.id())
     }
 
+    /// Where it listens for guests that share no memory, and where their VMM's own socket must be for that.
+    pub(crate) fn vsock(&self) -> (PathBuf, PathBuf) {
+        let (configuration, id) = (&self.configuration, self.id());
+        (configuration.stream_socket(id), vsock_socket(&configuration.runtime_dir, id))
+    }
+
     /// Who lends to it.
     pub(crate) fn units(&self) -> Rc<[Rc<Unit>]> {
         self.units.borrow().clone().unwrap_or_default()
@@ -487,11 +493,13 @@ impl Vm {
             tracing::warn!("the device of VM {vm} has ended and is started again");
             self.tell("device-ended", "it is started again, without the sessions it had");
         };
-        match std::fs::remove_file(self.configuration.device_socket(vm)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("the socket of VM {vm} stays behind: {error}");
+        for socket in [self.configuration.device_socket(vm), self.configuration.stream_socket(vm)] {
+            match std::fs::remove_file(socket) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!("a socket of VM {vm} stays behind: {error}");
+                }
+                _ => {}
             }
-            _ => {}
         }
         if let Err(error) = &result {
             self.tell("vm-failed", error.to_string());

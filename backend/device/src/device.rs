@@ -292,6 +292,14 @@ impl Device {
         self.sessions.len()
     }
 
+    /// Whether a context has a session that has a worker, or may get one.
+    #[must_use]
+    pub fn serves(&self, context: u32) -> bool {
+        let session = self.contexts.get(context).and_then(|context| context.session);
+        let phase = session.and_then(|number| self.sessions.get(&number)).map(|session| &session.phase);
+        matches!(phase, Some(Phase::Waiting(_) | Phase::Running(_)))
+    }
+
     /// Withheld answers.
     #[must_use]
     pub fn withheld(&self) -> usize {

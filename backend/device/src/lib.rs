@@ -35,6 +35,7 @@ pub mod relay;
 pub mod resources;
 pub mod serve;
 pub mod sessions;
+pub mod stream;
 pub mod vring;
 pub mod waiters;
 pub mod workers;

@@ -14,6 +14,7 @@ use sluice_device::{
     memory::Policy,
     relay,
     serve::{self, Options},
+    stream,
 };
 use std::{os::unix::net::UnixListener, path::PathBuf, sync::Arc};
 
@@ -27,6 +28,9 @@ struct Arguments {
     /// Use this inherited socket, listening or connected.
     #[arg(long, group = "listener")]
     fd: Option<RawFd>,
+    /// Serve guests that share no memory, too, on this inherited listening socket.
+    #[arg(long)]
+    stream_fd: Option<RawFd>,
     /// Print what this program can do, as JSON, and exit.
     #[arg(long, group = "listener")]
     print_capabilities: bool,
@@ -69,6 +73,7 @@ fn main() -> anyhow::Result<()> {
         (None, Some(fd)) => relay::listener(inherited(fd).context("--fd")?).context("--fd")?,
         (None, None) => bail!("--socket-path or --fd is required"),
     };
+    let streams = arguments.stream_fd.map(inherited).transpose().context("--stream-fd")?;
     let options = Options {
         direct: arguments.direct,
         mode,
@@ -85,6 +90,9 @@ fn main() -> anyhow::Result<()> {
     let broker = Arc::clone(&link);
     std::thread::Builder::new().name("link".into()).spawn(move || link::serve(&broker, control))?;
     sluice_sandbox::enter(sluice_sandbox::Role::Device)?;
+    if let Some(listener) = streams {
+        stream::start(listener.into(), Arc::clone(&link))?;
+    }
     tracing::info!("ready");
     serve::serve(listener, options, &link)?;
     Ok(())

@@ -62,11 +62,16 @@ const PIPE: u32 = 0o010_000;
 /// hangs up and is of no use; only the kernel's own pipes are known to be asked without waiting.
 fn pipe(file: File) -> Option<Arc<File>> {
     let is_pipe = fstat(&file).is_ok_and(|status| status.st_mode & TYPE == PIPE);
-    let pipe = Arc::new(Some(file).filter(|_| is_pipe)?);
+    Some(file).filter(|_| is_pipe).map(known)
+}
+
+/// Keeps a file that hangs up when its front-end goes; the connection is cleared up when nobody else has what is returned.
+pub(crate) fn known(file: File) -> Arc<File> {
+    let file = Arc::new(file);
     let mut pipes = lock(&PIPES);
     pipes.retain(|pipe| pipe.strong_count() > 0);
-    pipes.push(Arc::downgrade(&pipe));
-    Some(pipe)
+    pipes.push(Arc::downgrade(&file));
+    file
 }
 
 /// Connections whose front-end has gone and which are not cleared up yet. When one is, nobody can upgrade its entry.

@@ -6,8 +6,9 @@ use crate::{
     filter::{Profile, Rule},
 };
 use libc::{
-    F_ADD_SEALS, F_DUPFD_CLOEXEC, F_GET_SEALS, SYS_accept4, SYS_fstatfs, SYS_getsockopt, SYS_memfd_create,
-    SYS_pidfd_send_signal, SYS_pipe2, SYS_preadv2, SYS_shutdown, SYS_timerfd_create, SYS_timerfd_settime,
+    F_ADD_SEALS, F_DUPFD_CLOEXEC, F_GET_SEALS, SYS_accept4, SYS_fallocate, SYS_fstatfs, SYS_ftruncate,
+    SYS_getsockopt, SYS_memfd_create, SYS_pidfd_send_signal, SYS_pipe2, SYS_preadv2, SYS_shutdown,
+    SYS_timerfd_create, SYS_timerfd_settime,
 };
 
 pub(crate) fn profile() -> Profile {
@@ -22,7 +23,12 @@ pub(crate) fn profile() -> Profile {
             "what the VMM hands over as its back channel and its display: whether it is a socket",
         ),
         Rule::any(SYS_fstatfs, "whether a memory region is made of huge pages"),
-        Rule::any(SYS_memfd_create, "page lists for workers"),
+        Rule::any(
+            SYS_memfd_create,
+            "page lists for workers; what stands for the memory of a guest that shares none",
+        ),
+        Rule::any(SYS_ftruncate, "the length of such memory"),
+        Rule::any(SYS_fallocate, "emptying what a guest has given back of it"),
         Rule::any(SYS_preadv2, "kicks, without waiting for one that somebody else took"),
         Rule::any(SYS_pipe2, "the doorbell of a new session"),
         Rule::any(SYS_timerfd_create, "the timer of a new connection"),

@@ -229,7 +229,7 @@ mod tests {
             Profile::Allow { allowed, .. } => allowed.len(),
             Profile::Deny(_) => 0,
         };
-        assert!(allowed(Role::Device) <= 46, "{}", allowed(Role::Device));
+        assert!(allowed(Role::Device) <= 48, "{}", allowed(Role::Device));
         assert!(allowed(Role::WorkerSettled) <= 85, "{}", allowed(Role::WorkerSettled));
         assert!(allowed(Role::Arbiter) <= 112, "{}", allowed(Role::Arbiter));
         assert!(allowed(Role::Worker) <= 110, "{}", allowed(Role::Worker));

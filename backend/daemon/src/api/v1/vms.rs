@@ -302,6 +302,35 @@ pub(crate) struct Connect {
     qemu: Vec<String>,
     /// Arguments for Cloud Hypervisor, 53 or newer. Without `guest_memory_bytes` add `--memory size=SIZE,shared=on`.
     cloud_hypervisor: Vec<String>,
+    /// Instead, for guests that share no memory with the host.
+    vsock: Vsock,
+}
+
+/// For guests whose kernel has no `virtio_gpu` driver, or whose VMM no vhost-user device: a virtual socket device. The guest's
+/// library finds the host through it by itself. A VMM that makes a socket beside the device's must be allowed to, or be given a
+/// path of its own, beside which a symbolic link of the same ending leads to the device's.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Vsock {
+    /// What a connection of the guest to port 29548 of the host (CID 2) must reach. Programs without a VM connect with
+    /// `SLUICE_TRANSPORT=vsock SLUICE_SOCKET=PATH`.
+    socket: String,
+    /// Arguments for Cloud Hypervisor.
+    cloud_hypervisor: Vec<String>,
+    /// What Firecracker takes as `PUT /vsock`.
+    firecracker: Firecracker,
+    /// Arguments for the program `vhost-device-vsock`, which QEMU needs for its own.
+    vhost_device_vsock: Vec<String>,
+    /// Arguments for QEMU, besides shared memory.
+    qemu: Vec<String>,
+}
+
+/// A virtual socket device of Firecracker.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Firecracker {
+    /// The guest's address.
+    guest_cid: u32,
+    /// Where Firecracker makes its socket.
+    uds_path: String,
 }
 
 /// A guest process.
@@ -639,7 +668,33 @@ impl Connect {
         // As a virtio-gpu device, with its two queues.
         let device = format!("socket={socket},device_type=16,queue_sizes=[1024,16]");
         cloud_hypervisor.extend(["--generic-vhost-user".to_owned(), device]);
-        Self { socket, qemu, cloud_hypervisor }
+        Self { socket, qemu, cloud_hypervisor, vsock: Vsock::of(room) }
+    }
+}
+
+/// The address of a guest: the first that may be one. Each VM has a virtual socket device of its own, so all may have the same.
+const GUEST_CID: u32 = 3;
+
+impl Vsock {
+    fn of(room: &Room) -> Self {
+        let (socket, vmm) = room.vsock();
+        let (socket, vmm) = (socket.display().to_string(), vmm.display().to_string());
+        let device = format!("{vmm}.vhost");
+        Self {
+            cloud_hypervisor: vec!["--vsock".to_owned(), format!("cid={GUEST_CID},socket={vmm}")],
+            firecracker: Firecracker { guest_cid: GUEST_CID, uds_path: vmm.clone() },
+            vhost_device_vsock: vec![
+                "--vm".to_owned(),
+                format!("guest-cid={GUEST_CID},uds-path={vmm},socket={device}"),
+            ],
+            qemu: vec![
+                "-chardev".to_owned(),
+                format!("socket,id=sluice-vsock,path={}", device.replace(',', ",,")),
+                "-device".to_owned(),
+                "vhost-user-vsock-pci,chardev=sluice-vsock".to_owned(),
+            ],
+            socket,
+        }
     }
 }
 

@@ -1,0 +1,242 @@
+//! Memory of the host that stands for a guest's: one sealed file, resources as ranges of it, and where they are attached.
+
+use rustix::{
+    fd::AsFd,
+    fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create},
+    io::Errno,
+};
+use sluice_protocol::{control::Run, gpu::PAGE, limits, shared::Shared as _};
+use sluice_shared_memory::{
+    Mapping,
+    mapping::MapError,
+    ranges::{Free, Range},
+};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+
+/// Bytes that all connections of a device may still take.
+#[derive(Debug)]
+pub(super) struct Budget(AtomicU64);
+
+impl Budget {
+    pub(super) fn new(bytes: u64) -> Arc<Budget> {
+        Arc::new(Budget(AtomicU64::new(bytes)))
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let less = |left: u64| left.checked_sub(bytes);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    fn give(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Why there is no such memory.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MemoryError {
+    #[error(transparent)]
+    System(#[from] Errno),
+    #[error(transparent)]
+    Map(#[from] MapError),
+    #[error("the memory cannot be a guest's: {0}")]
+    Guest(String),
+}
+
+/// One connection's memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    file: Arc<File>,
+    mapping: Mapping,
+    free: Free,
+    /// Resources that are attached, by their addresses: resource and where in the file.
+    attached: BTreeMap<u64, (u32, Range)>,
+    budget: Arc<Budget>,
+    taken: u64,
+}
+
+impl Memory {
+    pub(super) fn new(budget: &Arc<Budget>) -> Result<Memory, MemoryError> {
+        let file = memfd_create(c"sluice-stream", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, limits::STREAM_BYTES)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let run = Run { offset: 0, bytes: limits::STREAM_BYTES };
+        let mapping = Mapping::scattered(0, limits::STREAM_BYTES, [(file.as_fd(), run)])?;
+        Ok(Memory {
+            file: Arc::new(File::from(file)),
+            mapping,
+            free: Free::new(0, limits::STREAM_BYTES),
+            attached: BTreeMap::new(),
+            budget: Arc::clone(budget),
+            taken: 0,
+        })
+    }
+
+    /// The memory as a front-end would bring it.
+    pub(super) fn as_guest(&self) -> Result<crate::memory::Memory, MemoryError> {
+        let guest = |error: &dyn core::fmt::Display| MemoryError::Guest(error.to_string());
+        let bytes = usize::try_from(limits::STREAM_BYTES).map_err(|error| guest(&error))?;
+        let file = FileOffset::from_arc(Arc::clone(&self.file), 0);
+        let region = (GuestAddress(0), bytes, Some(file));
+        let memory = GuestMemoryMmap::from_ranges_with_files([region]).map_err(|error| guest(&error))?;
+        Ok(crate::memory::Memory::new(memory))
+    }
+
+    /// Maps a resource by itself.
+    pub(super) fn map(&self, range: Range) -> Result<Mapping, MapError> {
+        let run = Run { offset: range.offset, bytes: range.bytes };
+        Mapping::scattered(0, range.bytes, [(self.file.as_fd(), run)])
+    }
+
+    /// Memory for a resource, of zeroes, unless that is too much.
+    pub(super) fn take(&mut self, bytes: u64) -> Option<Range> {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE) || bytes > limits::RESOURCE_BYTES {
+            return None;
+        }
+        if !self.budget.take(bytes) {
+            return None;
+        }
+        let range = self.free.take(bytes);
+        if range.is_none() {
+            self.budget.give(bytes);
+        }
+        self.taken = self.taken.saturating_add(range.map_or(0, |range| range.bytes));
+        range
+    }
+
+    /// Takes back the memory of a resource that nobody maps any more.
+    pub(super) fn give(&mut self, range: Range) {
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let emptied = loop {
+            match fallocate(&self.file, punch, range.offset, range.bytes) {
+                Err(Errno::INTR) => {}
+                emptied => break emptied,
+            }
+        };
+        match emptied {
+            Ok(()) => {
+                self.free.give(range);
+                self.taken = self.taken.saturating_sub(range.bytes);
+                self.budget.give(range.bytes);
+            }
+            // It is not zero, so it is nobody's any more.
+            Err(error) => tracing::error!(%error, "memory of a stream cannot be emptied"),
+        }
+    }
+
+    /// A resource is attached at an address; the device has checked that nothing else is.
+    pub(super) fn attach(&mut self, address: u64, resource: u32, range: Range) {
+        self.attached.insert(address, (resource, range));
+    }
+
+    /// A resource is attached nowhere any more.
+    pub(super) fn detach(&mut self, resource: u32) {
+        self.attached.retain(|_, (attached, _)| *attached != resource);
+    }
+
+    /// Where an address lies in the mapping, and how many bytes lie there side by side.
+    fn find(&self, address: u64) -> Option<(usize, usize)> {
+        let (base, (_, range)) = self.attached.range(..=address).next_back()?;
+        let inside = address.checked_sub(*base)?;
+        let left = range.bytes.checked_sub(inside).filter(|left| *left > 0)?;
+        let at = range.offset.checked_add(inside)?;
+        Some((usize::try_from(at).ok()?, usize::try_from(left).ok()?))
+    }
+
+    /// Copies bytes to arena memory; `false` when some of it is none.
+    #[must_use]
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        let (mut address, mut bytes) = (address, bytes);
+        while !bytes.is_empty() {
+            let Some((at, room)) = self.find(address) else { return false };
+            let (now, later) = bytes.split_at(bytes.len().min(room));
+            self.mapping.words().write(at, now);
+            address = address.wrapping_add(now.len() as u64);
+            bytes = later;
+        }
+        true
+    }
+
+    /// Copies bytes from arena memory, as many as there are.
+    pub(super) fn read(&self, address: u64, into: &mut [u8]) -> usize {
+        let (mut address, mut done) = (address, 0usize);
+        while let Some(left) = into.get_mut(done..).filter(|left| !left.is_empty()) {
+            let Some((at, room)) = self.find(address) else { break };
+            let count = left.len().min(room);
+            let Some(now) = left.get_mut(..count) else { break };
+            self.mapping.words().read(at, now);
+            address = address.wrapping_add(count as u64);
+            done = done.saturating_add(count);
+        }
+        done
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.budget.give(self.taken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::arithmetic_side_effects, reason = "a test")]
+    use super::*;
+
+    const BASE: u64 = limits::WINDOW_BOUNDS.start;
+
+    // Promise: V23
+    #[test]
+    fn only_attached_memory_is_reached_and_neighbours_are_one() {
+        let budget = Budget::new(limits::STREAM_BYTES);
+        let mut memory = Memory::new(&budget).unwrap();
+        let (one, two) = (memory.take(2 * PAGE).unwrap(), memory.take(PAGE).unwrap());
+        assert!(!memory.write(BASE, &[1]), "nothing is attached");
+        memory.attach(BASE, 7, one);
+        memory.attach(BASE + 2 * PAGE, 8, two);
+        let bytes: Vec<u8> = (0..200).collect();
+        assert!(memory.write(BASE + 2 * PAGE - 100, &bytes), "across two resources");
+        let mut back = [0; 200];
+        assert_eq!(memory.read(BASE + 2 * PAGE - 100, &mut back), 200);
+        assert_eq!(back, *bytes);
+        assert!(!memory.write(BASE + 3 * PAGE - 1, &[1, 2]), "behind the end");
+        assert!(!memory.write(BASE - 1, &[1, 2]), "before the beginning");
+        assert!(!memory.write(u64::MAX, &[1, 2]));
+        assert_eq!(memory.read(BASE + 3 * PAGE - 50, &mut back), 50);
+        memory.detach(7);
+        assert!(!memory.write(BASE, &[1]));
+        assert_eq!(memory.read(BASE, &mut back), 0);
+    }
+
+    // Promise: V23
+    #[test]
+    fn all_connections_share_one_budget_and_what_comes_back_is_zero() {
+        let budget = Budget::new(4 * PAGE);
+        let (mut one, mut two) = (Memory::new(&budget).unwrap(), Memory::new(&budget).unwrap());
+        for wrong in [0, 1, PAGE + 1, limits::RESOURCE_BYTES + PAGE, u64::MAX, !(PAGE - 1)] {
+            assert_eq!(one.take(wrong), None, "{wrong:#x}");
+        }
+        let range = one.take(3 * PAGE).unwrap();
+        assert_eq!(two.take(2 * PAGE), None);
+        assert!(two.take(PAGE).is_some());
+        one.attach(BASE, 1, range);
+        assert!(one.write(BASE, &[9; 100]));
+        one.detach(1);
+        one.give(range);
+        let again = one.take(3 * PAGE).unwrap();
+        one.attach(BASE, 2, again);
+        let mut bytes = [1; 100];
+        assert_eq!(one.read(BASE, &mut bytes), 100);
+        assert_eq!(bytes, [0; 100]);
+        drop(one);
+        assert!(two.take(3 * PAGE).is_some(), "a connection that is over has nothing");
+    }
+}

@@ -1,0 +1,433 @@
+//! What the worker publishes in the session page, found out and put in an order in which it can be sent.
+//!
+//! This is the guest's end of the page: it publishes records there, announces that it sleeps, and is woken. What the
+//! worker publishes it compares with what was sent last. The order of reading is the reverse of the order of sending:
+//! what a worker published before something else is there when that is seen, and arrives before it.
+
+use sluice_protocol::{
+    calls::CallError,
+    field::FieldError,
+    limits,
+    park::Parking,
+    record::{Header, NO_REPLY, NO_STREAM},
+    reply,
+    ring::{Full, Producer},
+    session::{self, Attachment},
+    shared::Shared as _,
+    staged::{Range, staged},
+    stream::ToGuest,
+};
+use sluice_shared_memory::{Mapping, mapping::Words};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::atomic::Ordering,
+};
+
+/// Why a record ends its connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RecordError {
+    #[error("a record's header: {0}")]
+    Header(FieldError),
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("a record of {0} bytes says that it has others")]
+    Size(usize),
+    #[error(transparent)]
+    Ring(#[from] Full),
+}
+
+/// Something to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Out {
+    /// A frame without a payload.
+    Frame(ToGuest),
+    /// The answer in a slot.
+    Reply { slot: u32, ticket: u32 },
+    /// Arena memory.
+    Bulk(Range),
+}
+
+/// A stream slot with work that is not complete.
+#[derive(Debug, Default)]
+struct Stream {
+    /// What was sent.
+    sent: u64,
+    posted: u64,
+    /// What calls will have written, by their sequences, ascending.
+    results: VecDeque<(u64, Range)>,
+}
+
+/// A reply slot in which an answer is due.
+#[derive(Debug)]
+struct Due {
+    ticket: u32,
+    result: Option<Range>,
+}
+
+/// What the guest has of the page, and what is due.
+#[derive(Debug)]
+pub(super) struct Mirror {
+    page: Mapping,
+    producer: Producer,
+    state: u32,
+    sticky: u32,
+    console: u32,
+    head: u64,
+    /// Entries of the attach table that were asked for.
+    attachments: BTreeMap<u32, Attachment>,
+    /// Stream slots with work.
+    streams: BTreeMap<u32, Stream>,
+    /// Reply slots that wait.
+    replies: BTreeMap<u32, Due>,
+    /// Results that are due, of all streams and replies.
+    results: usize,
+    out: VecDeque<Out>,
+}
+
+impl Mirror {
+    /// The mirror of a fresh page.
+    pub(super) fn new(page: Mapping) -> Mirror {
+        page.words().store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+        Mirror {
+            page,
+            producer: Producer::new(),
+            state: session::NEW,
+            sticky: 0,
+            console: 0,
+            head: 0,
+            attachments: BTreeMap::from([(0, Attachment::Pending)]),
+            streams: BTreeMap::new(),
+            replies: BTreeMap::new(),
+            results: 0,
+            out: VecDeque::new(),
+        }
+    }
+
+    fn words(&self) -> Words {
+        self.page.words()
+    }
+
+    /// Whether another record has to wait until results were sent.
+    pub(super) const fn is_full(&self) -> bool {
+        self.results >= limits::STREAM_RESULTS
+    }
+
+    /// Publishes a record. `true`: the dispatcher sleeps and is to be rung.
+    pub(super) fn record(&mut self, record: &[u8]) -> Result<bool, RecordError> {
+        let (header, fields) = Header::read(record).map_err(RecordError::Header)?;
+        let says = record.first_chunk().map(|size| u32::from_le_bytes(*size));
+        if says.and_then(|size| usize::try_from(size).ok()) != Some(record.len()) {
+            return Err(RecordError::Size(record.len()));
+        }
+        let writes =
+            staged(&header, fields).map_err(|error| CallError::Field { call: header.call, error })?.writes;
+        let on_stream = header.stream != NO_STREAM && header.stream < limits::STREAMS;
+        if on_stream {
+            // What was complete when the slot was last looked at was sent.
+            let sent = session::completed(&self.words(), header.stream);
+            let stream =
+                self.streams.entry(header.stream).or_insert_with(|| Stream { sent, ..Stream::default() });
+            stream.posted = stream.posted.max(header.sequence);
+            if let Some(range) = writes {
+                stream.results.push_back((header.sequence, range));
+                self.results = self.results.saturating_add(1);
+            }
+        }
+        if header.reply != NO_REPLY && header.reply < limits::REPLY_SLOTS {
+            let result = writes.filter(|_| !on_stream);
+            self.results = self.results.saturating_add(usize::from(result.is_some()));
+            let due = Due { ticket: header.ticket, result };
+            // A guest that asks again where it waits for an answer gets the later one.
+            let before = self.replies.insert(header.reply, due);
+            let forgotten = before.is_some_and(|before| before.result.is_some());
+            self.results = self.results.saturating_sub(usize::from(forgotten));
+        }
+        let words = self.words();
+        self.producer.publish(&words, record)?;
+        Ok(Parking::WORKER.must_wake(&words))
+    }
+
+    /// The guest has asked for an entry of the attach table, or that it be left.
+    pub(super) fn watch(&mut self, slot: u32) {
+        if slot < limits::ATTACHMENTS {
+            self.attachments.entry(slot).or_insert(Attachment::Pending);
+        }
+    }
+
+    /// Announces sleep. `false`: something has changed, and is to be sent first.
+    pub(super) fn enter(&mut self) -> bool {
+        let words = self.words();
+        Parking::GUEST.enter(&words, || self.look())
+    }
+
+    /// Sleep is over.
+    pub(super) fn leave(&self) {
+        Parking::GUEST.leave(&self.words());
+    }
+
+    /// Whether the guest has been told that there is no worker any more: then nothing else is ever published.
+    pub(super) const fn is_over(&self) -> bool {
+        self.state == session::LOST
+    }
+
+    /// There is no worker any more, whatever the page says.
+    pub(super) fn end(&mut self, error: u32) {
+        let written = session::lost(&self.words()).unwrap_or(error);
+        self.state = session::LOST;
+        self.out.push_back(Out::Frame(ToGuest::State { state: session::LOST, error: written }));
+    }
+
+    /// Looks for changes, if all that was found before was sent; whether there is something to be sent.
+    pub(super) fn look(&mut self) -> bool {
+        if self.out.is_empty() && !self.is_over() {
+            self.find();
+        }
+        !self.out.is_empty()
+    }
+
+    fn find(&mut self) {
+        let words = self.words();
+        let state = words.load_u32(session::STATE, Ordering::Acquire);
+        let answered: Vec<u32> = self
+            .replies
+            .iter()
+            .filter(|(slot, due)| reply::is_ready(&words, **slot, due.ticket))
+            .map(|(slot, _)| *slot)
+            .collect();
+        let head = words.load_u64(session::RING_HEAD, Ordering::Acquire);
+        let completed: Vec<(u32, u64)> = self
+            .streams
+            .iter()
+            .map(|(slot, stream)| (*slot, session::completed(&words, *slot), stream.sent))
+            .filter(|(_, now, sent)| now > sent)
+            .map(|(slot, now, _)| (slot, now))
+            .collect();
+        let attachments: Vec<(u32, Attachment)> = self
+            .attachments
+            .iter()
+            .map(|(slot, sent)| (*slot, session::attachment(&words, *slot), *sent))
+            .filter(|(_, now, sent)| now != sent)
+            .map(|(slot, now, _)| (slot, now))
+            .collect();
+        let console = words.load_u32(session::CONSOLE, Ordering::Acquire);
+        let sticky = words.load_u32(session::STICKY, Ordering::Acquire);
+
+        let out = &mut self.out;
+        if sticky != self.sticky {
+            self.sticky = sticky;
+            out.push_back(Out::Frame(ToGuest::Sticky { error: sticky }));
+        }
+        if console != self.console {
+            self.console = console;
+            out.push_back(Out::Frame(ToGuest::Console { waiting: console }));
+        }
+        for (slot, now) in attachments {
+            self.attachments.insert(slot, now);
+            // The worker maps it; the guest has another memory, which is brought to it and fetched.
+            let attachment = match now {
+                Attachment::Adopted(bytes) => Attachment::Gathered(bytes),
+                other => other,
+            };
+            out.push_back(Out::Frame(ToGuest::Attachment { slot, attachment }));
+        }
+        for (slot, sequence) in completed {
+            let Some(stream) = self.streams.get_mut(&slot) else { continue };
+            while let Some((_, range)) = stream.results.pop_front_if(|(due, _)| *due <= sequence) {
+                self.results = self.results.saturating_sub(1);
+                out.push_back(Out::Bulk(range));
+            }
+            stream.sent = sequence;
+            out.push_back(Out::Frame(ToGuest::Sequence { slot, sequence }));
+            // A slot without work is not looked at; its sequence is remembered by the page.
+            if stream.sent >= stream.posted && stream.results.is_empty() {
+                self.streams.remove(&slot);
+            }
+        }
+        if head != self.head {
+            self.head = head;
+            out.push_back(Out::Frame(ToGuest::Room { head }));
+        }
+        for slot in answered {
+            let Some(due) = self.replies.remove(&slot) else { continue };
+            if let Some(range) = due.result {
+                self.results = self.results.saturating_sub(1);
+                out.push_back(Out::Bulk(range));
+            }
+            out.push_back(Out::Reply { slot, ticket: due.ticket });
+        }
+        if state != self.state {
+            self.state = state;
+            let error = words.load_u32(session::LOST_ERROR, Ordering::Relaxed);
+            out.push_back(Out::Frame(ToGuest::State { state, error }));
+        }
+    }
+
+    /// The next thing to be sent.
+    pub(super) fn next(&mut self) -> Option<Out> {
+        self.out.pop_front()
+    }
+
+    /// Puts something back that could be sent only in part.
+    pub(super) fn put_back(&mut self, rest: Out) {
+        self.out.push_front(rest);
+    }
+
+    /// The answer in a slot: its result and its fields.
+    pub(super) fn answer<'b>(&self, slot: u32, into: &'b mut [u8; limits::REPLY_BYTES]) -> (u32, &'b [u8]) {
+        reply::take(&self.words(), slot, into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::arithmetic_side_effects, reason = "a test")]
+    use super::*;
+    use sluice_protocol::{
+        calls::wire,
+        field::{ArenaAddress, DeviceAddress, Size, Writer},
+        handle::Id,
+    };
+
+    const ARENA: u64 = limits::WINDOW_BOUNDS.start;
+    const DEVICE: u64 = limits::WINDOW_BOUNDS.end - 4096;
+
+    fn mirror() -> Mirror {
+        Mirror::new(Mapping::private(0, session::BYTES as u64).unwrap())
+    }
+
+    fn record(
+        call: u16,
+        stream: u32,
+        sequence: u64,
+        reply: u32,
+        put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
+    ) -> Vec<u8> {
+        let header = Header { call, reply, ticket: 9, context: 1, stream, thread: 0, sequence };
+        let mut buffer = vec![0; limits::RECORD_BYTES];
+        header.build(&mut buffer, put).unwrap().to_vec()
+    }
+
+    fn fetch(stream: u32, sequence: u64, address: u64, bytes: u64) -> Vec<u8> {
+        record(wire::copy_from_device::CALL, stream, sequence, NO_REPLY, |writer| {
+            wire::copy_from_device::put(writer, ArenaAddress(address), DeviceAddress(DEVICE), bytes)
+        })
+    }
+
+    fn sent(mirror: &mut Mirror) -> Vec<Out> {
+        mirror.look();
+        core::iter::from_fn(|| mirror.next()).collect()
+    }
+
+    const fn bulk(address: u64, bytes: u64) -> Out {
+        Out::Bulk(Range { address, bytes })
+    }
+
+    // Promise: V21
+    #[test]
+    fn what_a_call_wrote_is_sent_before_it_is_complete() {
+        let mut mirror = mirror();
+        let words = mirror.words();
+        for (stream, sequence) in [(5, 1), (5, 2), (5, 3), (6, 1)] {
+            let address = ARENA + u64::from(stream) * 0x1000 + sequence * 0x100;
+            mirror.record(&fetch(stream, sequence, address, 16)).unwrap();
+        }
+        assert_eq!(sent(&mut mirror), [], "nothing is complete");
+        session::set_completed(&words, 5, 2);
+        let sequence = |slot, sequence| Out::Frame(ToGuest::Sequence { slot, sequence });
+        assert_eq!(
+            sent(&mut mirror),
+            [bulk(ARENA + 0x5100, 16), bulk(ARENA + 0x5200, 16), sequence(5, 2)],
+            "what is complete and nothing else"
+        );
+        session::set_completed(&words, 5, 3);
+        session::set_completed(&words, 6, 1);
+        assert_eq!(
+            sent(&mut mirror),
+            [bulk(ARENA + 0x5300, 16), sequence(5, 3), bulk(ARENA + 0x6100, 16), sequence(6, 1)]
+        );
+        assert!(mirror.streams.is_empty(), "a slot without work is not looked at");
+        mirror.record(&fetch(5, 4, ARENA, 0)).unwrap();
+        assert_eq!(sent(&mut mirror), [], "an old sequence is not sent again");
+        session::set_completed(&words, 5, 4);
+        assert_eq!(sent(&mut mirror), [sequence(5, 4)]);
+    }
+
+    // Promise: V21
+    #[test]
+    fn an_answer_comes_after_what_its_call_wrote() {
+        let mut mirror = mirror();
+        let words = mirror.words();
+        let name = record(wire::module_function_name::CALL, NO_STREAM, 0, 3, |writer| {
+            wire::module_function_name::put(writer, Id::new(0, 1), 0, ArenaAddress(ARENA), Size(64))
+        });
+        mirror.record(&name).unwrap();
+        assert_eq!(sent(&mut mirror), []);
+        reply::publish(&words, 3, 8, 0, &[]);
+        assert_eq!(sent(&mut mirror), [], "the answer to an earlier call");
+        reply::publish(&words, 3, 9, 0, &[1; 8]);
+        words.store_u32(session::CONSOLE, 1, Ordering::Relaxed);
+        let console = Out::Frame(ToGuest::Console { waiting: 1 });
+        assert_eq!(sent(&mut mirror), [console, bulk(ARENA, 64), Out::Reply { slot: 3, ticket: 9 }]);
+        assert_eq!(mirror.answer(3, &mut [0; limits::REPLY_BYTES]), (0, &[1; 8][..]));
+        assert_eq!(sent(&mut mirror), []);
+    }
+
+    // Promise: V22
+    #[test]
+    fn memory_that_the_worker_maps_is_gathered_to_the_guest() {
+        let mut mirror = mirror();
+        let words = mirror.words();
+        session::set_attachment(&words, 0, Attachment::Adopted(4096));
+        words.store_u32(session::STATE, session::READY, Ordering::Release);
+        let attachment = |slot, attachment| Out::Frame(ToGuest::Attachment { slot, attachment });
+        let ready = Out::Frame(ToGuest::State { state: session::READY, error: 0 });
+        assert_eq!(sent(&mut mirror), [attachment(0, Attachment::Gathered(4096)), ready]);
+        session::set_attachment(&words, 4, Attachment::Refused(2));
+        assert_eq!(sent(&mut mirror), [], "nobody asked for this one");
+        mirror.watch(4);
+        mirror.watch(limits::ATTACHMENTS);
+        assert_eq!(sent(&mut mirror), [attachment(4, Attachment::Refused(2))]);
+    }
+
+    // Promise: V23
+    #[test]
+    fn what_is_due_is_bounded_whoever_lies() {
+        let mut mirror = mirror();
+        let words = mirror.words();
+        let mut sequence = 0;
+        while !mirror.is_full() {
+            sequence += 1;
+            let record = fetch(1, sequence, ARENA, 8);
+            mirror.record(&record).unwrap();
+            // As if it were consumed.
+            let tail = words.load_u64(session::RING_TAIL, Ordering::Relaxed);
+            words.store_u64(session::RING_HEAD, tail, Ordering::Relaxed);
+        }
+        assert_eq!(sequence, limits::STREAM_RESULTS as u64);
+        // A guest that does not read is found nothing more for.
+        session::set_completed(&words, 1, 5);
+        assert!(mirror.look());
+        let found = mirror.out.len();
+        session::set_completed(&words, 1, sequence);
+        assert!(mirror.look());
+        assert_eq!(mirror.out.len(), found);
+        assert_eq!(sent(&mut mirror).len(), found);
+        assert_eq!(sent(&mut mirror).len(), limits::STREAM_RESULTS - 5 + 1);
+        assert!(!mirror.is_full());
+
+        assert!(matches!(mirror.record(&[0; 40]), Err(RecordError::Size(40))));
+        let mut full = Ok(false);
+        for _ in 0..=limits::RING_BYTES / 40 {
+            full = mirror.record(&fetch(2, 1, ARENA, 0));
+            if full.is_err() {
+                break;
+            }
+        }
+        assert!(matches!(full, Err(RecordError::Ring(Full))), "more than the ring holds");
+        words.store_u32(session::STATE, session::LOST, Ordering::Release);
+        assert!(mirror.look() && sent(&mut mirror).len() == 1);
+        words.store_u32(session::STATE, session::READY, Ordering::Release);
+        session::set_completed(&words, 2, 1);
+        assert!(mirror.is_over() && !mirror.look(), "lost is lost");
+    }
+}

@@ -1,0 +1,191 @@
+//! Guests whose memory is not shared: a session over a byte stream.
+//!
+//! A virtual socket of a VM ends in a Unix socket of the host, and so does a program that was told to speak so; what is
+//! said is [`sluice_protocol::stream`]'s. Each connection is one guest process with one session. Memory of this process
+//! stands for the guest's ([`memory`]): it is what the worker maps, so the worker does not know the difference. A
+//! [`bridge`] says to a [`crate::device::Device`] of the connection's own what a guest's kernel would, so every rule
+//! for resources, workers and their ends holds here, too. The [`mirror`] finds out what the worker has published.
+//!
+//! Each [`connection`] has a thread, which waits in one place and never for its guest, its worker or `sluiced`. What a
+//! connection may take is bounded: its buffers by constants, the memory behind all connections by a budget, and a guest
+//! that does not read is sent nothing more. Whatever a guest sends ends its own connection at worst.
+
+mod bridge;
+mod connection;
+mod memory;
+mod mirror;
+
+use crate::{limiter::Limiter, link::Link};
+use connection::Connection;
+use memory::Budget;
+use sluice_protocol::limits;
+use std::{
+    io,
+    os::unix::net::UnixListener,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::Duration,
+};
+
+/// Serves a listener for ever, in a thread that this starts.
+///
+/// # Errors
+/// The kernel's, if there can be no thread.
+pub fn start(listener: UnixListener, link: Arc<Link>) -> io::Result<()> {
+    std::thread::Builder::new().name("streams".into()).spawn(move || serve(&listener, &link)).map(drop)
+}
+
+fn serve(listener: &UnixListener, link: &Arc<Link>) {
+    let budget = Budget::new(limits::STREAM_BYTES);
+    let places = Arc::new(Places { taken: Mutex::new(0), freed: Condvar::new() });
+    loop {
+        // Those who come too many wait in the listener's queue, which the kernel bounds.
+        let place = Place::take(&places);
+        let socket = match listener.accept() {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                static LINES: Limiter = Limiter::new();
+                LINES.run(|suppressed| tracing::error!(%error, suppressed, "accept"));
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        let (link, budget) = (Arc::clone(link), Arc::clone(&budget));
+        let spawned = std::thread::Builder::new().name("stream".into()).spawn(move || {
+            let _place = place;
+            let served = catch_unwind(AssertUnwindSafe(|| {
+                Connection::new(socket.into(), &link, &budget).and_then(Connection::serve)
+            }));
+            static LINES: Limiter = Limiter::new();
+            match served {
+                Ok(Ok(())) => {}
+                Ok(Err(end)) => LINES.run(|suppressed| tracing::info!(%end, suppressed, "stream")),
+                Err(_) => LINES.run(|suppressed| tracing::error!(suppressed, "a stream's thread panicked")),
+            }
+        });
+        if let Err(error) = spawned {
+            static LINES: Limiter = Limiter::new();
+            LINES.run(|suppressed| tracing::error!(%error, suppressed, "a stream cannot be served"));
+        }
+    }
+}
+
+/// Places for connections.
+struct Places {
+    taken: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// A connection's place, until it is dropped.
+struct Place(Arc<Places>);
+
+impl Place {
+    fn take(places: &Arc<Places>) -> Place {
+        let taken = places.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |taken: &mut usize| *taken >= limits::STREAMS_PER_DEVICE;
+        let mut taken = places.freed.wait_while(taken, full).unwrap_or_else(PoisonError::into_inner);
+        *taken = taken.saturating_add(1);
+        Place(Arc::clone(places))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        *taken = taken.saturating_sub(1);
+        self.0.freed.notify_one();
+    }
+}
+
+/// Serves one connection in the calling thread, for a fuzz target and for tests.
+///
+/// # Errors
+/// In words, why it ended other than by its guest's going.
+#[cfg(any(test, fuzzing))]
+pub fn serve_one(socket: rustix::fd::OwnedFd, link: &Arc<Link>) -> Result<(), String> {
+    let connection = Connection::new(socket, link, &Budget::new(limits::STREAM_BYTES));
+    connection.and_then(Connection::serve).map_err(|end| end.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::arithmetic_side_effects, reason = "a test")]
+    use super::*;
+    use proptest::prelude::*;
+    use sluice_protocol::{
+        calls, session,
+        stream::{FromGuest, HEAD_BYTES, ToGuest},
+    };
+    use std::{
+        io::{Read as _, Write as _},
+        os::unix::net::UnixStream,
+    };
+
+    /// What a hostile guest may say: frames that are, in any order and with any numbers, and bytes that are none.
+    fn said() -> impl Strategy<Value = Vec<u8>> {
+        let id = 0u32..4;
+        let sizes =
+            prop_oneof![Just(session::BYTES as u64), Just(4096), Just(limits::RESOURCE_BYTES), any::<u64>()];
+        let addresses = prop_oneof![Just(limits::WINDOW_BOUNDS.start), any::<u64>()];
+        let frame = prop_oneof![
+            (id.clone(), sizes).prop_map(|(resource, bytes)| FromGuest::Create { resource, bytes }),
+            id.clone().prop_map(|resource| FromGuest::Destroy { resource }),
+            id.clone().prop_map(|resource| FromGuest::Open { resource }),
+            (id.clone(), 0u32..300, addresses.clone())
+                .prop_map(|(resource, slot, address)| FromGuest::Attach { resource, slot, address }),
+            (0u32..300).prop_map(|slot| FromGuest::Detach { slot }),
+            Just(FromGuest::Close),
+            (5u32..600).prop_map(|words| FromGuest::Record { bytes: words * 8 }),
+            (addresses, 1u32..9000).prop_map(|(address, bytes)| FromGuest::Bulk { address, bytes }),
+        ];
+        let frame = frame.prop_map(|frame| {
+            let payload = vec![7; frame.payload() as usize];
+            [frame.encode().as_slice(), &payload].concat()
+        });
+        let part = prop_oneof![9 => frame, 1 => prop::collection::vec(any::<u8>(), 0..64)];
+        prop::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        // Promise: V23
+        #[test]
+        fn whatever_a_guest_says_its_connection_ends_with_it(said in said(), greets in any::<bool>()) {
+            let link = Arc::new(Link::new(true).unwrap());
+            let (theirs, ours) = UnixStream::pair().unwrap();
+            let server = std::thread::spawn(move || {
+                let served = serve_one(ours.into(), &link);
+                (served, link.sessions())
+            });
+            let mut guest = &theirs;
+            if greets {
+                guest.write_all(&FromGuest::Hello { version: calls::VERSION }.encode()).unwrap();
+            }
+            // The connection may have ended by now, and is read to its end.
+            let _ = guest.write_all(&said);
+            let _ = theirs.shutdown(std::net::Shutdown::Write);
+            let mut answer = Vec::new();
+            let _ = guest.read_to_end(&mut answer);
+            let (served, sessions) = server.join().expect("no panic");
+            prop_assert_eq!(sessions, 0, "nothing of it is left: {:?}", served);
+            // What breaks the rules in the same breath is not greeted.
+            if let Some(head) = answer.first_chunk::<HEAD_BYTES>() {
+                prop_assert_eq!(ToGuest::decode(head), Ok(ToGuest::Hello { version: calls::VERSION }));
+                prop_assert!(greets);
+            }
+        }
+    }
+
+    #[test]
+    fn a_guest_of_another_version_is_told_ours() {
+        let link = Arc::new(Link::new(true).unwrap());
+        let (mut theirs, ours) = UnixStream::pair().unwrap();
+        let server = std::thread::spawn(move || serve_one(ours.into(), &link));
+        theirs.write_all(&FromGuest::Hello { version: calls::VERSION.wrapping_add(1) }.encode()).unwrap();
+        let mut answer = Vec::new();
+        theirs.read_to_end(&mut answer).unwrap();
+        assert_eq!(answer, ToGuest::Hello { version: calls::VERSION }.encode());
+        assert!(server.join().unwrap().unwrap_err().contains("version"));
+    }
+}
