@@ -25,6 +25,16 @@ macro_rules! masks {
     };
 }
 
+/// Whether an attribute promises that kernels reach host memory where it is, which they do not where a guest shares no
+/// memory with the host.
+pub const fn reaches_host_memory(attribute: i32) -> bool {
+    const CAN_MAP: i32 = Attribute::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY as i32;
+    const UNIFIED: i32 = Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING as i32;
+    const MANAGED: i32 = Attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY as i32;
+    const ATOMICS: i32 = Attribute::CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED as i32;
+    matches!(attribute, CAN_MAP | UNIFIED | MANAGED | ATOMICS)
+}
+
 masks! {
     // External semaphores.
     0 => CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED;

@@ -3,8 +3,11 @@
 //! The arena grows by resources laid side by side into one reservation; allocations never move. Staging memory is freed
 //! when the work that reads it is complete, which its stream's sequence tells.
 //!
-//! Where the worker cannot map guest pages side by side (huge pages, or too many pieces) it gathers them. Such memory is
-//! as good as any for staging, but the device does not reach it, so it cannot be pinned memory of the program.
+//! Where the worker cannot map guest pages side by side (huge pages, or too many pieces) it gathers them, and where no memory
+//! is shared they are brought to it. Such memory is as good as any for staging, but the device does not reach it. A session
+//! that is so from its beginning says that its devices reach no host memory; what a program then calls pinned is memory of
+//! its own, copied through staging like any other, and has no address on the device. Where that is found out later, when
+//! the program may have been told otherwise, there is no pinned memory.
 
 use crate::{
     error::{Error, Result},
@@ -16,7 +19,7 @@ use crate::{
 use core::sync::atomic::{AtomicBool, Ordering};
 use offset_allocator::{Allocation, Allocator};
 use sluice_protocol::limits;
-use sluice_shared_memory::Reservation;
+use sluice_shared_memory::{Mapping, Reservation};
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard, Once, OnceLock},
@@ -64,7 +67,7 @@ struct Staged {
 
 /// Pinned host memory of the program.
 pub(crate) struct Pinned {
-    room: Room,
+    place: Place,
     pub(crate) bytes: u64,
     /// Tells it from an earlier allocation at its address.
     pub(crate) identity: u64,
@@ -72,6 +75,21 @@ pub(crate) struct Pinned {
     pub(crate) flags: u32,
     /// Raw id of the context it was allocated in.
     pub(crate) context: u64,
+}
+
+impl Pinned {
+    /// Whether the device reaches it, at its own address.
+    pub(crate) const fn is_mapped(&self) -> bool {
+        matches!(self.place, Place::Arena(_))
+    }
+}
+
+/// Where pinned memory is.
+enum Place {
+    /// In the arena.
+    Arena(Room),
+    /// In memory that only this process has.
+    Private(#[expect(dead_code, reason = "unmaps it when it is dropped")] Mapping),
 }
 
 /// An allocation in the arena.
@@ -143,7 +161,7 @@ impl Arena {
         if let Some(room) = self.lock().allocate(bytes, reach) {
             return Ok(room);
         }
-        if reach == Reach::InPlace && (process.session.gathers() || self.gathers.load(Ordering::Relaxed)) {
+        if reach == Reach::InPlace && self.gathers.load(Ordering::Relaxed) {
             return Err(Arena::refuse_pinned());
         }
         let reservation = self.reservation()?;
@@ -229,10 +247,21 @@ impl Arena {
         if bytes == 0 {
             return Err(Error::INVALID_VALUE);
         }
-        let room = self.allocate_for(process, bytes, Reach::InPlace)?;
-        let address = room.address;
+        let (address, place) = if process.session.gathers() {
+            let whole = bytes.checked_next_multiple_of(4096).ok_or(Error::OUT_OF_MEMORY)?;
+            let pinned: u64 = self.lock().pinned.values().map(|pinned| pinned.bytes).sum();
+            // As much as there is where it is shared, for nothing here is locked that would run out.
+            if whole > limits::SESSION_BYTES.saturating_sub(pinned) {
+                return Err(Error::OUT_OF_MEMORY);
+            }
+            let memory = Mapping::private(0, whole).map_err(|_| Error::OUT_OF_MEMORY)?;
+            (memory.base(), Place::Private(memory))
+        } else {
+            let room = self.allocate_for(process, bytes, Reach::InPlace)?;
+            (room.address, Place::Arena(room))
+        };
         let identity = crate::memory::identity();
-        self.lock().pinned.insert(address, Pinned { room, bytes, identity, flags, context });
+        self.lock().pinned.insert(address, Pinned { place, bytes, identity, flags, context });
         Ok(address)
     }
 
@@ -241,7 +270,7 @@ impl Arena {
         // Off the list first, so that it is freed once, whoever else tries meanwhile.
         let pinned = self.lock().pinned.remove(&address).ok_or(Error::INVALID_VALUE)?;
         process.wait_all()?;
-        self.free(pinned.room);
+        self.lock().free_place(pinned.place);
         Ok(())
     }
 
@@ -252,7 +281,7 @@ impl Arena {
             state.pinned.iter().filter(|(_, pinned)| pinned.context == context).map(|(at, _)| *at).collect();
         for address in gone {
             if let Some(pinned) = state.pinned.remove(&address) {
-                state.free(pinned.room);
+                state.free_place(pinned.place);
             }
         }
     }
@@ -264,7 +293,7 @@ impl Arena {
         (address - start < pinned.bytes).then(|| look(*start, pinned))
     }
 
-    /// Whether `bytes` from `address` are pinned memory of one allocation: the worker reaches them in place.
+    /// Whether `bytes` from `address` are pinned memory of one allocation that the worker reaches in place.
     pub(crate) fn is_pinned(&self, address: u64, bytes: u64) -> bool {
         // Cheap and without the lock for everything that cannot be.
         let Some(reservation) = self.reservation.get() else { return false };
@@ -305,6 +334,13 @@ impl State {
     fn free(&mut self, room: Room) {
         if let Some(block) = self.blocks.get_mut(room.block) {
             block.allocator.free(room.allocation);
+        }
+    }
+
+    fn free_place(&mut self, place: Place) {
+        match place {
+            Place::Arena(room) => self.free(room),
+            Place::Private(_) => {}
         }
     }
 

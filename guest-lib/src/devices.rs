@@ -5,7 +5,10 @@ use crate::{
     log,
     session::Session,
 };
-use sluice_cuda_abi::{attributes::guest_mask, tables::DeviceIdentity};
+use sluice_cuda_abi::{
+    attributes::{guest_mask, reaches_host_memory},
+    tables::DeviceIdentity,
+};
 use sluice_protocol::{calls::wire, limits};
 
 /// Attribute ids (`CUdevice_attribute`) the shim itself looks at.
@@ -132,6 +135,9 @@ fn read_one(session: &Session, ordinal: u32) -> Result<Device> {
     for (id, value) in (0i32..).zip(attributes.iter_mut()) {
         if let Some(masked) = guest_mask(id) {
             *value = masked;
+        }
+        if session.gathers() && reaches_host_memory(id) {
+            *value = 0;
         }
     }
     Ok(Device {

@@ -312,7 +312,13 @@ impl Session {
         if let Some(target) = target {
             target.posted.store(sequence, Ordering::Release);
         }
+        // Under the lock: where records are sent, they are sent in their order.
+        let posted = self.shared.transport.posted(record);
         drop(ring);
+        posted.map_err(|error| {
+            log::error(format_args!("cannot reach the device any more: {error}"));
+            Error::DEVICE_UNAVAILABLE
+        })?;
         self.ring_if_asleep()?;
         Ok(sequence)
     }

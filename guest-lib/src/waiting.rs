@@ -205,7 +205,8 @@ impl Waiting {
             sleepers.list.push(sleeper.clone());
             if !sleepers.waker {
                 let (shared, state) = (self.shared.clone(), self.state.clone());
-                sleepers.waker = process::spawn(move || wake_sleepers(&shared, &state)).is_ok();
+                sleepers.waker =
+                    process::spawn("sluice-waker", move || wake_sleepers(&shared, &state)).is_ok();
             }
             self.state.some.notify_one();
         }

@@ -10,8 +10,8 @@ __global__ void hold(volatile int *released) {
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "killed")) {
         int *released;
-        CHECK(cudaMallocHost((void **)&released, sizeof(int)));
-        *released = 0;
+        CHECK(cudaMalloc((void **)&released, sizeof(int)));
+        CHECK(cudaMemset(released, 0, sizeof(int)));
         hold<<<1, 1>>>(released);
         CHECK(cudaGetLastError());
         printf("waiting\n");

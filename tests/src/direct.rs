@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use sluice_protocol::limits;
 use tempfile::TempDir;
 
 use crate::paths::Binaries;
@@ -54,6 +55,17 @@ impl Backend {
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect();
         Ok(Self { holder, environment, folder })
+    }
+
+    /// The same backend for programs that share no memory with it: what they say goes over a stream.
+    ///
+    /// # Errors
+    /// When the environment names no socket.
+    pub fn over_stream(mut self) -> Result<Self> {
+        let socket = self.socket()?.with_file_name(format!("vm-1.vsock_{}", limits::STREAM_PORT));
+        self.environment.insert("SLUICE_SOCKET".to_owned(), socket.display().to_string());
+        self.environment.insert("SLUICE_TRANSPORT".to_owned(), "vsock".to_owned());
+        Ok(self)
     }
 
     /// A program on this backend, to be configured further.

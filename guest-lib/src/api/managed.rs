@@ -17,6 +17,9 @@ pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c
         return Err(Error::INVALID_VALUE);
     }
     let context = process.contexts.current(process)?;
+    if process.session.gathers() {
+        return Err(Error::NOT_SUPPORTED);
+    }
     let start = process.arena.pin(process, context.raw, bytes as u64, 0)?;
     // The arena's memory may have been the program's before; managed memory begins with zeroes.
     host::zero(start, bytes);

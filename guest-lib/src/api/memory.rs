@@ -81,7 +81,7 @@ pub(crate) fn cuMemGetAddressRange_v2(_: Call, start: Out<u64>, bytes: Out<usize
 
 /// `CU_MEMHOSTALLOC_*` bits that exist: PORTABLE, DEVICEMAP, WRITECOMBINED (which changes nothing here).
 const HOST_FLAGS: u32 = 7;
-/// `CU_MEMHOSTALLOC_DEVICEMAP`, always so with unified addressing.
+/// `CU_MEMHOSTALLOC_DEVICEMAP`, always so where devices reach host memory at all.
 const DEVICE_MAP: u32 = 2;
 
 pub(crate) fn cuMemHostAlloc(_: Call, place: Out<*mut c_void>, bytes: usize, flags: c_uint) -> Result {
@@ -91,7 +91,9 @@ pub(crate) fn cuMemHostAlloc(_: Call, place: Out<*mut c_void>, bytes: usize, fla
     if flags & !HOST_FLAGS != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    let address = process.arena.pin(process, context.raw, bytes as u64, flags | DEVICE_MAP)?;
+    // Where they do not, the wish is no error before an address on the device is asked for.
+    let flags = if process.session.gathers() { flags } else { flags | DEVICE_MAP };
+    let address = process.arena.pin(process, context.raw, bytes as u64, flags)?;
     place.put(core::ptr::with_exposed_provenance_mut(usize::try_from(address).map_err(|_| Error::UNKNOWN)?));
     Ok(())
 }
@@ -120,7 +122,10 @@ pub(crate) fn cuMemHostGetDevicePointer_v2(
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    process.arena.pinned(memory.address(), |_, _| ()).ok_or(Error::INVALID_VALUE)?;
+    let mapped = process.arena.pinned(memory.address(), |_, pinned| pinned.is_mapped());
+    if mapped != Some(true) {
+        return Err(Error::INVALID_VALUE);
+    }
     device.set(memory.address())
 }
 
@@ -152,6 +157,8 @@ mod pointer {
 /// What is known about the memory a pointer points to.
 struct Known {
     host: bool,
+    /// Whether devices reach it.
+    mapped: bool,
     managed: bool,
     kind: Kind,
     start: u64,
@@ -163,11 +170,21 @@ struct Known {
 fn known(process: &Process, address: u64) -> Option<Known> {
     if let Some(range) = process.device_map.find(address) {
         let Range { start, bytes, identity, context, kind } = range;
-        return Some(Known { host: false, managed: false, kind, start, bytes, identity, context });
+        return Some(Known {
+            host: false,
+            mapped: true,
+            managed: false,
+            kind,
+            start,
+            bytes,
+            identity,
+            context,
+        });
     }
     let managed = process.managed.at(address).is_some();
     process.arena.pinned(address, |start, pinned| Known {
         host: true,
+        mapped: pinned.is_mapped(),
         managed,
         kind: Kind::Own,
         start,
@@ -208,7 +225,8 @@ fn write(
         pointer::CONTEXT => long(known.context),
         // CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE.
         pointer::MEMORY_TYPE => word(if known.host && !known.managed { 1 } else { 2 }),
-        pointer::DEVICE_POINTER => long(address),
+        pointer::DEVICE_POINTER if known.mapped => long(address),
+        pointer::DEVICE_POINTER => Err(Error::INVALID_VALUE),
         pointer::HOST_POINTER if known.host => long(address),
         pointer::HOST_POINTER => Err(Error::INVALID_VALUE),
         pointer::SYNC_MEMOPS => word(1),
@@ -222,13 +240,13 @@ fn write(
         pointer::IS_GPU_DIRECT_RDMA_CAPABLE => flag(false),
         pointer::RANGE_START => long(known.start),
         pointer::RANGE_SIZE => long(known.bytes),
-        pointer::MAPPED => flag(true),
+        pointer::MAPPED => flag(known.mapped),
         pointer::ALLOWED_HANDLE_TYPES => {
             long(process.blocks.shareable_at(known.start).filter(|_| known.kind == Kind::Mapped).unwrap_or(0))
         }
         pointer::MEMPOOL_HANDLE => long(if let Kind::Pool(pool) = known.kind { pool } else { 0 }),
-        // CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE
-        pointer::ACCESS_FLAGS => word(3),
+        // CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE, or none.
+        pointer::ACCESS_FLAGS => word(if known.mapped { 3 } else { 0 }),
         _ => Err(Error::INVALID_VALUE),
     }
 }
@@ -252,8 +270,10 @@ pub(crate) fn cuPointerGetAttributes(
     for index in 0..count as usize {
         let place = Out::<core::ffi::c_char>::from_address(data.get_at(index)?).cast::<c_void>();
         match write(process, attributes.get_at(index)?, address, known.as_ref(), place) {
-            // No host pointer to device memory: the batch form answers null.
-            Err(_) if attributes.get_at(index)? == pointer::HOST_POINTER => {
+            // No host pointer to device memory, or the reverse: the batch form answers null.
+            Err(_)
+                if matches!(attributes.get_at(index)?, pointer::HOST_POINTER | pointer::DEVICE_POINTER) =>
+            {
                 place.set_bytes(&0u64.to_ne_bytes())?
             }
             written => written?,

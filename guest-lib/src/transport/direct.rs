@@ -529,7 +529,7 @@ fn errno(what: &'static str, error: &std::io::Error) -> TransportError {
 
 /// Does something with all signals blocked, and swallows a SIGPIPE that it caused: the vhost-user library neither
 /// expects to be interrupted nor asks not to be signalled, and the program's handlers are none of its business.
-fn signals_blocked<R>(body: impl FnOnce() -> R) -> R {
+pub(super) fn signals_blocked<R>(body: impl FnOnce() -> R) -> R {
     use core::mem::MaybeUninit;
     let mut all = MaybeUninit::uninit();
     let mut old = MaybeUninit::uninit();

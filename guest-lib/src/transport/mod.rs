@@ -1,8 +1,9 @@
 //! How the shim reaches the device: a way to make memory both sides see, to send doorbells, and to sleep.
 //!
 //! [`direct`] is for containers and tests, where this process is its own vhost-user front-end; [`drm`] is for virtual
-//! machines, where the kernel's `virtio_gpu` driver carries everything. What flows through the memory is none of a
-//! transport's business.
+//! machines, where the kernel's `virtio_gpu` driver carries everything; [`vsock`] is for virtual machines whose kernel has
+//! no such driver, and shares nothing: it sends what the other side has to see. What flows through the memory is none of
+//! the business of the others.
 //!
 //! The descriptors belong to a foreign program, which may close any of them: they live at high numbers and are checked
 //! before use (`held`). Nothing here handles or sends a signal.
@@ -12,6 +13,7 @@ pub mod drm;
 mod held;
 mod queue;
 mod ram;
+pub mod vsock;
 
 pub(crate) use held::abandon;
 
@@ -35,6 +37,8 @@ enum Token {
     Handle(u32),
     /// A range of this process' memory file.
     Range(ram::Range),
+    /// Memory of this process alone.
+    Private,
 }
 
 /// Why the device cannot be reached, or not any more.
@@ -130,6 +134,14 @@ pub trait Transport: Send + Sync {
     /// [`TransportError`], mostly [`TransportError::Lost`].
     fn submit(&self, doorbell: Doorbell) -> Result<(), TransportError>;
 
+    /// A record was published in the ring; called in the ring's order. Where memory is shared there is nothing to do.
+    ///
+    /// # Errors
+    /// [`TransportError`], mostly [`TransportError::Lost`].
+    fn posted(&self, _record: &[u8]) -> Result<(), TransportError> {
+        Ok(())
+    }
+
     /// Sleeps until the worker wakes this session, at most `timeout`. Returning proves nothing: the caller looks whether
     /// there is something, and sleeps again.
     ///
@@ -139,8 +151,9 @@ pub trait Transport: Send + Sync {
 }
 
 /// Opens the way that `SLUICE_TRANSPORT` names: `direct` (to the socket `SLUICE_SOCKET`); `drm`, a render node, in the best
-/// mode that it can, or in one of them, `full`, `legacy` or `2d`; or `auto`, which is `direct` if there is such a socket's
-/// name and `drm` otherwise.
+/// mode that it can, or in one of them, `full`, `legacy` or `2d`; `vsock` (through the socket `SLUICE_SOCKET` if there is such
+/// a name, else a virtual socket); or `auto`, which is `direct` if there is a socket's name, else the first of `drm` and
+/// `vsock` that finds a device.
 ///
 /// # Errors
 /// [`TransportError::NoDevice`] when the system has none; others when there is one that cannot be used.
@@ -154,14 +167,25 @@ pub fn open() -> Result<Box<dyn Transport>, TransportError> {
             value: String::new(),
             expected: "the path of a device's socket",
         }),
-        ("" | "auto", None) | ("drm", _) => Ok(Box::new(drm::Drm::open(None)?)),
+        ("" | "auto", None) => match drm::Drm::open(None) {
+            Ok(drm) => Ok(Box::new(drm)),
+            // What keeps this user from the one it may not open is worth more than that there is no other.
+            Err(error) => match vsock::Vsock::open() {
+                Ok(vsock) => Ok(Box::new(vsock)),
+                Err(TransportError::NoDevice) => Err(error),
+                Err(other) => Err(other),
+            },
+        },
+        ("drm", _) => Ok(Box::new(drm::Drm::open(None)?)),
         ("full", _) => Ok(Box::new(drm::Drm::open(Some(drm::Mode::Full))?)),
         ("legacy", _) => Ok(Box::new(drm::Drm::open(Some(drm::Mode::Legacy))?)),
         ("2d", _) => Ok(Box::new(drm::Drm::open(Some(drm::Mode::Flat))?)),
+        ("vsock", Some(socket)) => Ok(Box::new(vsock::Vsock::connect(socket.as_ref())?)),
+        ("vsock", None) => Ok(Box::new(vsock::Vsock::open()?)),
         _ => Err(TransportError::Setting {
             name: "SLUICE_TRANSPORT",
             value: kind,
-            expected: "direct, drm, full, legacy, 2d or auto",
+            expected: "direct, drm, full, legacy, 2d, vsock or auto",
         }),
     }
 }

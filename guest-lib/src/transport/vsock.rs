@@ -1,0 +1,404 @@
+//! No shared memory: a stream to the host, a virtual socket or a Unix socket, that carries what the other side has to see.
+//!
+//! The session page and the arenas are memory of this process. A record goes out when it is published, after the arena
+//! memory that its call reads. What the host publishes a thread of the shim reads from the stream and writes into the
+//! page, so whoever waits there does not know the difference. Memory attached this way is never reached by the device
+//! itself: the host says of all of it that it is gathered.
+//!
+//! One stream is one session: when this process is gone the host ends it.
+
+#![expect(unsafe_code, reason = "the address of a virtual socket, and access to the control resource")]
+
+use super::{Resource, Token, Transport, TransportError, direct::signals_blocked, held::Held};
+use crate::{arguments::host, error::Error, process};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::{AsRawFd, OwnedFd},
+    io::Errno,
+    net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socket_with},
+    thread::futex,
+};
+use sluice_protocol::{
+    calls,
+    doorbell::Doorbell,
+    gpu, limits,
+    record::Header,
+    reply, session as layout,
+    shared::Shared as _,
+    staged::staged,
+    stream::{FromGuest, HEAD_BYTES, Head, ToGuest},
+};
+use sluice_shared_memory::{Reservation, mapping::Words};
+use std::{
+    collections::BTreeMap,
+    os::unix::net::UnixStream,
+    path::Path,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+/// How long the host may take to say hello.
+const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// Bytes that are sent or received at once: a bulk frame and a record.
+const BUFFER_BYTES: usize = limits::STREAM_BULK_BYTES + limits::RECORD_BYTES + 2 * HEAD_BYTES;
+
+/// A connection to the host.
+#[derive(Debug)]
+pub struct Vsock {
+    shared: Arc<Connection>,
+    next_resource: AtomicU32,
+}
+
+/// What the receiving thread has, too.
+#[derive(Debug)]
+struct Connection {
+    socket: Held,
+    /// Locked for as long as frames that belong together are sent.
+    output: Mutex<Output>,
+    /// Resources by their addresses: id and bytes.
+    resources: Mutex<BTreeMap<u64, (u32, u64)>>,
+    /// Counts what has arrived; whoever waits does so for another value.
+    arrivals: AtomicU32,
+    /// The value that was last waited for.
+    seen: AtomicU32,
+    /// Set when the host is gone.
+    lost: AtomicBool,
+}
+
+/// Frames put together.
+#[derive(Debug)]
+struct Output {
+    buffer: Box<[u8]>,
+    length: usize,
+}
+
+impl Vsock {
+    /// Connects through the virtual socket device of this machine.
+    ///
+    /// # Errors
+    /// [`TransportError::NoDevice`] when there is none, or nobody listens at its other end.
+    pub fn open() -> Result<Vsock, TransportError> {
+        let socket = match socket_with(AddressFamily::VSOCK, SocketType::STREAM, SocketFlags::CLOEXEC, None) {
+            Ok(socket) => socket,
+            // No such family, or a sandbox that knows none.
+            Err(_) => return Err(TransportError::NoDevice),
+        };
+        // SAFETY: all zeroes is a value of this structure.
+        let mut address: libc::sockaddr_vm = unsafe { core::mem::zeroed() };
+        #[expect(clippy::cast_possible_truncation, reason = "small constants")]
+        let (family, length) =
+            (libc::AF_VSOCK as libc::sa_family_t, size_of::<libc::sockaddr_vm>() as libc::socklen_t);
+        (address.svm_family, address.svm_cid, address.svm_port) =
+            (family, libc::VMADDR_CID_HOST, limits::STREAM_PORT);
+        let connected = signals_blocked(|| {
+            // SAFETY: an open socket, and an address of the given length.
+            unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) }
+        });
+        // Refused, reset, no device, no route, timed out: nobody there speaks with us.
+        if connected == 0 { Vsock::greet(socket) } else { Err(TransportError::NoDevice) }
+    }
+
+    /// Connects to the host that listens at `path`.
+    ///
+    /// # Errors
+    /// [`TransportError`] when there is none.
+    pub fn connect(path: &Path) -> Result<Vsock, TransportError> {
+        let stream =
+            signals_blocked(|| UnixStream::connect(path)).map_err(|error| TransportError::System {
+                what: "connecting to SLUICE_SOCKET",
+                error: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+            })?;
+        Vsock::greet(stream.into())
+    }
+
+    /// Sees that the other side speaks as this one does.
+    fn greet(socket: OwnedFd) -> Result<Vsock, TransportError> {
+        let system = |error| TransportError::System { what: "the connection", error };
+        let output = Output { buffer: vec![0; BUFFER_BYTES].into(), length: 0 };
+        let shared = Connection {
+            socket: Held::new(socket).map_err(system)?,
+            output: Mutex::new(output),
+            resources: Mutex::default(),
+            arrivals: AtomicU32::new(0),
+            seen: AtomicU32::new(0),
+            lost: AtomicBool::new(false),
+        };
+        shared.say(FromGuest::Hello { version: calls::VERSION })?;
+        let mut head: Head = [0; HEAD_BYTES];
+        let mut done = 0;
+        while done < HEAD_BYTES {
+            let socket = shared.socket.get()?;
+            let polled = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&PATIENCE));
+            match polled {
+                Ok(0) => return Err(TransportError::NoDevice),
+                Err(Errno::INTR) => continue,
+                Ok(_) | Err(_) => {}
+            }
+            match rustix::io::read(socket, &mut head[done..]) {
+                // A host that is not ours closes the connection, at once or when it is greeted.
+                Ok(0) | Err(Errno::CONNRESET) => return Err(TransportError::NoDevice),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(system(error)),
+            }
+        }
+        match ToGuest::decode(&head) {
+            Ok(ToGuest::Hello { version: calls::VERSION }) => {}
+            Ok(ToGuest::Hello { version }) => {
+                return Err(TransportError::Answer { what: "hello of another version", kind: version });
+            }
+            _ => return Err(TransportError::NoDevice),
+        }
+        Ok(Vsock { shared: Arc::new(shared), next_resource: AtomicU32::new(1) })
+    }
+
+    /// Starts the thread that receives, which writes to this control resource.
+    fn receive_into(&self, resource: u32) -> Result<(), TransportError> {
+        let control = {
+            let resources = self.shared.resources();
+            resources.iter().find(|(_, (id, _))| *id == resource).map(|(at, _)| *at)
+        };
+        let base = control.and_then(|at| usize::try_from(at).ok()).ok_or(TransportError::Size(0))?;
+        // SAFETY: the session keeps its control resource mapped for the life of the process.
+        let words = unsafe { Words::new(base, layout::BYTES) };
+        let shared = Arc::clone(&self.shared);
+        process::spawn("sluice-stream", move || shared.receive(&words)).map_err(|error| {
+            TransportError::System {
+                what: "a thread",
+                error: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+            }
+        })
+    }
+}
+
+impl Connection {
+    fn output(&self) -> MutexGuard<'_, Output> {
+        self.output.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn resources(&self) -> MutexGuard<'_, BTreeMap<u64, (u32, u64)>> {
+        self.resources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn alive(&self) -> Result<(), TransportError> {
+        if self.lost.load(Ordering::Relaxed) { Err(TransportError::Lost) } else { Ok(()) }
+    }
+
+    /// Sends a frame without a payload.
+    fn say(&self, frame: FromGuest) -> Result<(), TransportError> {
+        let mut output = self.output();
+        output.put(&frame.encode());
+        self.flush(&mut output)
+    }
+
+    /// Sends what was put together. The host takes what it is sent, or the stream ends; its own frames have a reader here, so
+    /// neither waits for the other.
+    fn flush(&self, output: &mut Output) -> Result<(), TransportError> {
+        let length = core::mem::take(&mut output.length);
+        self.alive()?;
+        let mut left = output.buffer.get(..length).unwrap_or_default();
+        while !left.is_empty() {
+            match send(self.socket.get()?, left, SendFlags::NOSIGNAL) {
+                Ok(count) => left = left.get(count..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    // Half a frame is on its way: nothing that follows would be understood.
+                    self.lost.store(true, Ordering::Relaxed);
+                    return Err(TransportError::Lost);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives until the stream ends, and says so in the page.
+    fn receive(&self, words: &Words) {
+        let mut input = Input { buffer: vec![0; BUFFER_BYTES].into(), length: 0 };
+        while self.receive_some(&mut input, words).is_some() {}
+        self.lost.store(true, Ordering::Relaxed);
+        if words.load_u32(layout::STATE, Ordering::Acquire) != layout::LOST {
+            words.store_u32(layout::LOST_ERROR, Error::DEVICE_UNAVAILABLE.0, Ordering::Relaxed);
+            words.store_u32(layout::STATE, layout::LOST, Ordering::Release);
+        }
+        self.arrived();
+    }
+
+    /// Reads what there is and does what it says; `None` at the end.
+    fn receive_some(&self, input: &mut Input, words: &Words) -> Option<()> {
+        let socket = self.socket.get().ok()?;
+        let count = match rustix::io::read(socket, input.buffer.get_mut(input.length..)?) {
+            Ok(0) => return None,
+            Ok(count) => count,
+            Err(Errno::INTR) => return Some(()),
+            Err(_) => return None,
+        };
+        input.length += count;
+        let mut start = 0;
+        loop {
+            let bytes = input.buffer.get(start..input.length)?;
+            let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else { break };
+            let frame = ToGuest::decode(head).ok()?;
+            let whole = HEAD_BYTES + frame.payload() as usize;
+            let Some(payload) = bytes.get(HEAD_BYTES..whole) else { break };
+            self.frame(frame, payload, words)?;
+            start += whole;
+        }
+        input.buffer.copy_within(start..input.length, 0);
+        input.length -= start;
+        if start > 0 {
+            self.arrived();
+        }
+        Some(())
+    }
+
+    fn frame(&self, frame: ToGuest, payload: &[u8], words: &Words) -> Option<()> {
+        match frame {
+            ToGuest::Hello { .. } => return None,
+            ToGuest::State { state, error } => {
+                words.store_u32(layout::LOST_ERROR, error, Ordering::Relaxed);
+                words.store_u32(layout::STATE, state, Ordering::Release);
+            }
+            ToGuest::Sticky { error } => words.store_u32(layout::STICKY, error, Ordering::Release),
+            ToGuest::Room { head } => words.store_u64(layout::RING_HEAD, head, Ordering::Release),
+            ToGuest::Console { waiting } => words.store_u32(layout::CONSOLE, waiting, Ordering::Release),
+            ToGuest::Attachment { slot, attachment } => layout::set_attachment(words, slot, attachment),
+            ToGuest::Sequence { slot, sequence } => layout::set_completed(words, slot, sequence),
+            ToGuest::Reply { slot, ticket, result, .. } => {
+                reply::publish(words, slot, ticket, result, payload);
+            }
+            ToGuest::Bulk { address, .. } => self.bulk(address, payload)?,
+        }
+        Some(())
+    }
+
+    /// Writes to arena memory, wherever that is attached.
+    fn bulk(&self, address: u64, bytes: &[u8]) -> Option<()> {
+        let resources = self.resources();
+        let (mut at, mut left) = (address, bytes);
+        while !left.is_empty() {
+            let (base, (id, length)) = resources.range(..=at).next_back()?;
+            let room =
+                length.checked_sub(at.checked_sub(*base)?).filter(|room| *room > 0 && *id != CONTROL)?;
+            let (now, later) = left.split_at(left.len().min(usize::try_from(room).ok()?));
+            host::copy(at, now.as_ptr().expose_provenance() as u64, now.len());
+            at += now.len() as u64;
+            left = later;
+        }
+        Some(())
+    }
+
+    /// Something has arrived.
+    fn arrived(&self) {
+        self.arrivals.fetch_add(1, Ordering::Release);
+        // A wake-up of nobody costs a system call and nothing else.
+        let _ = futex::wake(&self.arrivals, futex::Flags::PRIVATE, 1);
+    }
+}
+
+/// The id of the first resource, which is the session page.
+const CONTROL: u32 = 1;
+
+/// What was received and not understood yet.
+struct Input {
+    buffer: Box<[u8]>,
+    length: usize,
+}
+
+impl Output {
+    fn room(&self) -> usize {
+        self.buffer.len() - self.length
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.buffer[self.length..][..bytes.len()].copy_from_slice(bytes);
+        self.length += bytes.len();
+    }
+
+    /// Puts a frame of arena memory together.
+    fn bulk(&mut self, address: u64, bytes: u32) {
+        self.put(&FromGuest::Bulk { address, bytes }.encode());
+        let into = &mut self.buffer[self.length..][..bytes as usize];
+        host::read(address, into);
+        self.length += bytes as usize;
+    }
+}
+
+impl Transport for Vsock {
+    fn create(&self, reservation: &Reservation, at: u64, bytes: u64) -> Result<Resource, TransportError> {
+        if bytes == 0 || !bytes.is_multiple_of(gpu::PAGE) || bytes > limits::RESOURCE_BYTES {
+            return Err(TransportError::Size(bytes));
+        }
+        self.shared.alive()?;
+        reservation.fill(at, bytes)?;
+        let id = self.next_resource.fetch_add(1, Ordering::Relaxed);
+        self.shared.resources().insert(at, (id, bytes));
+        if let Err(error) = self.shared.say(FromGuest::Create { resource: id, bytes }) {
+            self.shared.resources().remove(&at);
+            return Err(error);
+        }
+        Ok(Resource { id, token: Token::Private })
+    }
+
+    fn destroy(&self, resource: Resource) -> Result<(), TransportError> {
+        self.shared.resources().retain(|_, (id, _)| *id != resource.id);
+        self.shared.say(FromGuest::Destroy { resource: resource.id })
+    }
+
+    fn submit(&self, doorbell: Doorbell) -> Result<(), TransportError> {
+        let frame = match doorbell {
+            Doorbell::Open { resource } => {
+                self.receive_into(resource)?;
+                FromGuest::Open { resource }
+            }
+            Doorbell::Attach { resource, slot, address } => FromGuest::Attach { resource, slot, address },
+            Doorbell::Detach { slot } => FromGuest::Detach { slot },
+            Doorbell::Close => FromGuest::Close,
+            // The host rings for itself, and wakes with what it sends.
+            Doorbell::Ring | Doorbell::Wait => return Ok(()),
+        };
+        self.shared.say(frame)
+    }
+
+    fn posted(&self, record: &[u8]) -> Result<(), TransportError> {
+        // What was just put together can be read.
+        let reads = Header::read(record).and_then(|(header, fields)| staged(&header, fields));
+        let mut output = self.shared.output();
+        for range in reads.map(|staged| staged.reads).unwrap_or_default().into_iter().flatten() {
+            let (mut address, mut left) = (range.address, range.bytes);
+            while left > 0 {
+                let most = output.room().saturating_sub(HEAD_BYTES).min(limits::STREAM_BULK_BYTES);
+                let now = u32::try_from(left.min(most as u64)).unwrap_or(0);
+                if now == 0 || most < limits::STREAM_BULK_BYTES && left > most as u64 {
+                    self.shared.flush(&mut output)?;
+                    continue;
+                }
+                output.bulk(address, now);
+                address += u64::from(now);
+                left -= u64::from(now);
+            }
+        }
+        if output.room() < HEAD_BYTES + record.len() {
+            self.shared.flush(&mut output)?;
+        }
+        let bytes = u32::try_from(record.len()).map_err(|_| TransportError::Size(record.len() as u64))?;
+        output.put(&FromGuest::Record { bytes }.encode());
+        output.put(record);
+        self.shared.flush(&mut output)
+    }
+
+    fn wait(&self, timeout: Duration) -> Result<(), TransportError> {
+        let shared = &self.shared;
+        let (seen, now) = (shared.seen.load(Ordering::Relaxed), shared.arrivals.load(Ordering::Acquire));
+        if seen == now {
+            self.shared.alive()?;
+            let timeout = Timespec::try_from(timeout).ok();
+            // Woken, interrupted, timed out, or something had arrived: the caller looks again in any case.
+            let _ = futex::wait(&shared.arrivals, futex::Flags::PRIVATE, now, timeout.as_ref());
+        }
+        shared.seen.store(shared.arrivals.load(Ordering::Acquire), Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! Guests that share no memory with the host. Here what they say goes through a Unix socket, as it leaves a VMM or a
+//! user-space virtual socket device; the same programs, the same processes behind.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use sluice_protocol::calls;
+use sluice_protocol::stream::{FromGuest, HEAD_BYTES, ToGuest};
+use sluice_tests::direct::{self, Backend, PATIENCE};
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::{Finished, signal};
+use sluice_tests::{host, programs};
+
+fn program(name: &str) -> Result<PathBuf> {
+    let programs = programs::compile_all()?;
+    Ok(programs.into_iter().find(|program| program.name == name).context("no such program")?.path)
+}
+
+fn streamed() -> Result<Backend> {
+    Backend::start(&Binaries::locate()?, None)?.over_stream()
+}
+
+fn passed(finished: &Finished) -> Result<()> {
+    let Finished { status, stdout, stderr, .. } = finished;
+    ensure!(status.success() && stdout.ends_with("PASS\n"), "{status}\n{stdout}\n{stderr}");
+    Ok(())
+}
+
+/// Programs that are about memory which kernels reach in place.
+const IN_PLACE: &[&str] = &["held", "lifetimes", "managed", "zero_copy"];
+
+// Promise: V21
+#[test]
+fn programs_print_the_same_without_shared_memory() -> Result<()> {
+    let binaries = Binaries::locate()?;
+    let backend = streamed()?;
+    for program in programs::compile_all()? {
+        if IN_PLACE.contains(&program.name.as_str()) {
+            continue;
+        }
+        let native = host::run_native(&binaries, &program.path, &[], PATIENCE)?;
+        let remoted = backend.run(&program.path, &[])?;
+        println!("{}: native {:?}, streamed {:?}", program.name, native.elapsed, remoted.elapsed);
+        // The one thing they are told otherwise.
+        let expected = native.stdout.replace("unified addressing 1", "unified addressing 0");
+        ensure!(
+            expected == remoted.stdout && native.status == remoted.status,
+            "{}: natively {}\n{}\nstreamed {}\n{}\n{}",
+            program.name,
+            native.status,
+            native.stdout,
+            remoted.status,
+            remoted.stdout,
+            remoted.stderr
+        );
+        passed(&remoted).with_context(|| program.name.clone())?;
+    }
+    backend.stop()
+}
+
+// Promise: V22
+#[test]
+fn what_a_device_does_not_reach_it_does_not_promise() -> Result<()> {
+    let backend = streamed()?;
+    let path = program("zero_copy")?;
+    let finished = backend.run(&path, &[])?;
+    passed(&finished)?;
+    ensure!(finished.stdout.contains("zero-copy is masked: yes"), "{}", finished.stdout);
+    let touched = backend.run(&path, &["touch"])?;
+    passed(&touched)?;
+    ensure!(touched.stdout.contains("cudaErrorIllegalAddress"), "{}", touched.stdout);
+    backend.stop()
+}
+
+// Promise: V21
+#[test]
+fn a_killed_program_takes_its_worker_with_it() -> Result<()> {
+    let backend = streamed()?;
+    let mut neighbour = backend.spawn("neighbour", &program("hold")?, &["5"])?;
+    neighbour.wait_for_line("holding", PATIENCE)?;
+    for (number, arguments) in [&["1000"] as &[&str], &["120", "fork"]].into_iter().enumerate() {
+        let hold = program("hold")?;
+        let mut doomed = backend.spawn(&format!("doomed-{number}"), &hold, arguments)?;
+        doomed.wait_for_line("holding", PATIENCE)?;
+        backend.wait_for_workers(2)?;
+        let name: String = hold.file_name().context("a name")?.to_string_lossy().chars().take(15).collect();
+        let children = direct::descendants(doomed.id(), &name)?;
+        signal(doomed.id(), Signal::KILL)?;
+        backend.wait_for_workers(1)?;
+        for child in children {
+            signal(child, Signal::KILL).context("the child sleeps on")?;
+        }
+    }
+    let status = neighbour.wait(PATIENCE)?.context("the neighbour goes on")?;
+    ensure!(status.success(), "{}", neighbour.printed());
+    // What they had is free at once: each of these takes everything there is.
+    passed(&backend.run(&program("vector_add")?, &[])?)?;
+    backend.stop()
+}
+
+// Promise: V21
+#[test]
+fn a_killed_worker_is_an_error_and_no_wait() -> Result<()> {
+    let backend = streamed()?;
+    let mut bereft = backend.spawn("bereft", &program("bereft")?, &["killed"])?;
+    bereft.wait_for_line("waiting", PATIENCE)?;
+    let (workers, _) = backend.wait_for_workers(1)?;
+    for worker in workers {
+        signal(worker, Signal::KILL)?;
+    }
+    let status = bereft.wait(PATIENCE)?.context("the program is told")?;
+    ensure!(status.success(), "{}", bereft.printed());
+    passed(&backend.run(&program("vector_add")?, &[])?)?;
+    backend.stop()
+}
+
+fn greeted(backend: &Backend) -> Result<UnixStream> {
+    let mut stream = UnixStream::connect(backend.socket()?)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(&FromGuest::Hello { version: calls::VERSION }.encode())?;
+    let mut head = [0; HEAD_BYTES];
+    stream.read_exact(&mut head)?;
+    ensure!(ToGuest::decode(&head) == Ok(ToGuest::Hello { version: calls::VERSION }), "{head:?}");
+    Ok(stream)
+}
+
+// Promise: V23
+#[test]
+fn hostile_streams_end_alone() -> Result<()> {
+    let backend = streamed()?;
+    let device = backend.device()?;
+    let mut neighbour = backend.spawn("neighbour", &program("sleepers")?, &[])?;
+    let said: [(&str, Vec<u8>); 6] = [
+        ("a kind that is none", vec![0xff; HEAD_BYTES]),
+        ("a second hello", FromGuest::Hello { version: calls::VERSION }.encode().into()),
+        ("a record before a session", {
+            [&FromGuest::Record { bytes: 40 }.encode() as &[u8], &[0; 40]].concat()
+        }),
+        ("memory for nothing", FromGuest::Bulk { address: 4096, bytes: 4096 }.encode().into()),
+        ("a session of nothing", FromGuest::Open { resource: 7 }.encode().into()),
+        (
+            "a session page that is too small",
+            [
+                FromGuest::Create { resource: 1, bytes: 4096 }.encode(),
+                FromGuest::Open { resource: 1 }.encode(),
+            ]
+            .concat(),
+        ),
+    ];
+    for (what, bytes) in said {
+        let mut stream = greeted(&backend)?;
+        stream.write_all(&bytes).context(what)?;
+        let end = stream.read(&mut [0; 64]);
+        ensure!(matches!(end, Ok(0)) || end.is_err(), "{what}: {end:?}");
+    }
+    // Many that say nothing, or half of something, are held and closed.
+    let silent: Vec<UnixStream> = (0..60).map(|_| greeted(&backend)).collect::<Result<_>>()?;
+    for stream in &silent {
+        (&*stream).write_all(&FromGuest::Record { bytes: 4096 }.encode()[..11])?;
+    }
+    passed(&backend.run(&program("vector_add")?, &[])?)?;
+    for mut stream in silent {
+        ensure!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)), "it is not served for ever");
+    }
+    let status = neighbour.wait(PATIENCE)?.context("the neighbour goes on")?;
+    ensure!(status.success(), "{}", neighbour.printed());
+    ensure!(backend.device()? == device, "the device is the same process");
+    ensure!(direct::private_kibibytes(device)? < 64 << 10, "it keeps no memory of theirs");
+    backend.stop()
+}
+
+// Promise: V23
+#[test]
+fn a_guest_that_never_reads_costs_itself() -> Result<()> {
+    use sluice_protocol::session;
+    let backend = streamed()?;
+    let device = backend.device()?;
+    let mut stream = greeted(&backend)?;
+    stream.set_write_timeout(Some(Duration::from_millis(200)))?;
+    let bytes = session::BYTES as u64;
+    stream.write_all(&FromGuest::Create { resource: 1, bytes }.encode())?;
+    stream.write_all(&FromGuest::Open { resource: 1 }.encode())?;
+    backend.wait_for_workers(1)?;
+    // More memory than may be, again and again; then answers that nobody fetches.
+    for resource in 2..2000 {
+        let frame = FromGuest::Create { resource, bytes: 1 << 30 }.encode();
+        if stream.write_all(&frame).is_err() {
+            break;
+        }
+        let frame = FromGuest::Attach { resource, slot: resource % 256, address: 0x7e80_0000_0000 }.encode();
+        if stream.write_all(&frame).is_err() {
+            break;
+        }
+    }
+    passed(&backend.run(&program("vector_add")?, &[])?)?;
+    ensure!(direct::private_kibibytes(device)? < 64 << 10, "it keeps no memory of the guest's");
+    drop(stream);
+    backend.wait_for_workers(0)?;
+    ensure!(backend.device()? == device, "the device is the same process");
+    backend.stop()
+}
