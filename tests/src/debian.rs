@@ -356,6 +356,42 @@ pub(crate) fn newer_qemu() -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// A fresh system of Debian 12 with systemd, as a tree: what an installer leaves, without a kernel, documentation and network.
+/// Made the first time, from the cache after that.
+///
+/// # Errors
+/// When it is neither in the cache nor can be made.
+pub fn system() -> Result<PathBuf> {
+    const INCLUDED: &str = "systemd,systemd-sysv,udev,kmod,dbus,libpam-systemd";
+    let _lock = paths::cache_lock("system")?;
+    let folder = paths::cache()?.join("system");
+    let (stamp, tree) = (folder.join("included"), folder.join("bookworm"));
+    if fs::read_to_string(&stamp).is_ok_and(|have| have == INCLUDED) {
+        return Ok(tree);
+    }
+    ensure(&["mmdebstrap", "kmod"])?;
+    progress::step("making a fresh Debian system (mmdebstrap)");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("removing the old {}", folder.display()))?;
+    }
+    fs::create_dir_all(&tree).with_context(|| format!("creating {}", tree.display()))?;
+    let archive = folder.join("bookworm.tar");
+    let mut make = Command::new("mmdebstrap");
+    make.args(["--quiet", "--variant=minbase", "--format=tar"]).arg(format!("--include={INCLUDED}"));
+    make.args(
+        ["doc", "locale", "man", "info"].map(|name| format!("--dpkgopt=path-exclude=/usr/share/{name}/*")),
+    );
+    make.arg("bookworm").arg(&archive).arg(mirror());
+    output_of(&mut make, NETWORK)?;
+    // Nodes need root, and the guest's kernel makes its own.
+    let mut unpack = Command::new("tar");
+    unpack.args(["--extract", "--exclude=./dev/*", "--no-same-owner", "--file"]).arg(&archive);
+    output_of(unpack.arg("--directory").arg(&tree), NETWORK)?;
+    fs::remove_file(&archive)?;
+    fs::write(&stamp, INCLUDED).context("marking the system as complete")?;
+    Ok(tree)
+}
+
 /// Unpacks packages into a folder, without what they depend on and without installing anything.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::debian::Kernel;
+use crate::debian::{self, Kernel};
 use crate::paths::Binaries;
 use crate::process::{output_of, run};
 use crate::programs::Program;
@@ -23,6 +23,11 @@ pub const USER: &str = "cuda";
 const INIT: &str = include_str!("../guest/init");
 const INITTAB: &str = "::respawn:/etc/agent\n";
 const AGENT: &str = "#!/bin/sh\nexport PATH=/usr/local/bin:/usr/bin\nexec /usr/bin/sluice-guest-agent \"$(cat /run/agent-port)\"\n";
+/// The agent where systemd is the first process. It is the last to start, so that what answers is a system that has booted.
+const AGENT_SERVICE: &str = "[Unit]\nDescription=Agent of the tests\nAfter=systemd-udev-settle.service\n\
+                             Wants=systemd-udev-settle.service\n\
+                             [Service]\nExecStart=/usr/local/bin/sluice-guest-agent /dev/virtio-ports/sluice.agent\n\
+                             Type=idle\nStandardError=journal+console\nRestart=on-failure\n";
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\ncuda:x:1000:1000::/home/cuda:/bin/sh\n\
                       other:x:1001:1001::/home/other:/bin/sh\n";
 const GROUP: &str = "root:x:0:\nvideo:x:44:\nrender:x:104:cuda\ncuda:x:1000:\nother:x:1001:\n";
@@ -86,6 +91,61 @@ impl Image {
         image.file("modules/order", 0o644, order.into_bytes());
         image.program(&binaries.get("sluice-guest-agent")?, "usr/bin/sluice-guest-agent")?;
         Ok(image)
+    }
+
+    /// A fresh Debian with systemd, which loads modules and sets up devices itself, and answers to the tests. Nothing of Sluice is
+    /// in it, and `programs` are in the path.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn debian(kernel: &Kernel, binaries: &Binaries, programs: &[Program]) -> Result<Self> {
+        let mut image = Self { nodes: BTreeMap::new() };
+        image.tree(&debian::system()?, "")?;
+        image.link("init", "usr/lib/systemd/systemd");
+        // As the kernel's package has them, so that udev finds what a device needs.
+        let work = tempfile::tempdir().context("a folder for modules")?;
+        let modules = work.path().join("lib/modules").join(&kernel.version).join("kernel");
+        fs::create_dir_all(&modules)?;
+        for module in &kernel.modules {
+            fs::copy(module, modules.join(module.file_name().context("a module has a name")?))?;
+        }
+        let mut index = Command::new("/sbin/depmod");
+        index.arg("--basedir").arg(work.path()).arg(&kernel.version);
+        output_of(&mut index, Duration::from_secs(60))?;
+        image.tree(&work.path().join("lib/modules"), "usr/lib/modules")?;
+        for (name, line) in [
+            ("passwd", "cuda:x:1000:1000::/home/cuda:/bin/sh\n"),
+            ("group", "cuda:x:1000:\n"),
+            ("shadow", "cuda:*:19000:0:99999:7:::\n"),
+        ] {
+            image.append(&format!("etc/{name}"), line)?;
+        }
+        image.folder("home/cuda", 0o755, 1000);
+        image.file("etc/hostname", 0o644, b"debian\n".to_vec());
+        image.file("etc/systemd/system/sluice-test-agent.service", 0o644, AGENT_SERVICE.into());
+        let wanted = "etc/systemd/system/multi-user.target.wants/sluice-test-agent.service";
+        image.link(wanted, "/etc/systemd/system/sluice-test-agent.service");
+        image.program(&binaries.get("sluice-guest-agent")?, "usr/local/bin/sluice-guest-agent")?;
+        for program in programs {
+            image.program(&program.path, &format!("usr/local/bin/{}", program.name))?;
+        }
+        Ok(image)
+    }
+
+    /// Adds to a text file.
+    fn append(&mut self, path: &str, text: &str) -> Result<()> {
+        let node = self.nodes.get_mut(path).with_context(|| format!("there is no {path}"))?;
+        let Node::File { contents, .. } = node else { anyhow::bail!("{path} is no file") };
+        contents.extend_from_slice(text.as_bytes());
+        Ok(())
+    }
+
+    /// Adds a file of the host as it is.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn add(&mut self, from: &Path, to: &str) -> Result<()> {
+        self.copy(from, to, 0o644)
     }
 
     /// The same with the guest's part of Sluice, and `programs` in the path.
@@ -188,20 +248,22 @@ impl Image {
         for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
             let (entry, path) = entry.map(|entry| (entry.file_name(), entry.path()))?;
             let name = entry.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
+            let about = fs::symlink_metadata(&path)?;
             let inside = match to {
                 // Here alone a folder of the guest may be a link: see `new`.
-                "" if name == "lib" => "usr/lib".to_owned(),
+                "" if name == "lib" && about.is_dir() => "usr/lib".to_owned(),
                 "" => name.to_owned(),
                 to => format!("{to}/{name}"),
             };
-            let about = fs::symlink_metadata(&path)?;
+            let mode = about.permissions().mode() & 0o7777;
             if about.is_dir() {
+                self.nodes.entry(inside.clone()).or_insert(Node::Folder { mode, owner: 0 });
                 self.tree(&path, &inside)?;
             } else if about.is_symlink() {
                 let target = fs::read_link(&path)?;
                 self.link(&inside, target.to_str().with_context(|| format!("{}", path.display()))?);
             } else {
-                self.copy(&path, &inside, about.permissions().mode() & 0o777)?;
+                self.copy(&path, &inside, mode)?;
             }
         }
         Ok(())

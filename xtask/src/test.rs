@@ -24,9 +24,9 @@ const TEST: Duration = Duration::from_secs(180);
 const LONG_TEST: Duration = Duration::from_secs(900);
 
 /// Test binaries whose tests run one at a time: machines of their own, or figures that others would spoil.
-const ALONE: &[&str] = &["vm", "figures"];
+const ALONE: &[&str] = &["vm", "figures", "newcomer"];
 /// Test binaries whose tests boot machines.
-const WITH_VM: &[&str] = &["vm", "guest"];
+const WITH_VM: &[&str] = &["vm", "guest", "newcomer"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tier {

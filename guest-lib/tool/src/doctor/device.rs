@@ -169,7 +169,7 @@ fn virtio_gpu(system: &System, gpu: &Path) -> Vec<Finding> {
         };
         return vec![finding];
     }
-    let nodes = render_nodes(gpu);
+    let nodes = render_nodes(system, gpu);
     if nodes.is_empty() {
         let advice =
             "look for virtio_gpu in the kernel's log (dmesg): the driver has it and offers no render node";
@@ -178,10 +178,15 @@ fn virtio_gpu(system: &System, gpu: &Path) -> Vec<Finding> {
     nodes.iter().flat_map(|node| render_node(system, node)).collect()
 }
 
-/// Names of the render nodes of a device.
-fn render_nodes(gpu: &Path) -> Vec<String> {
-    let entries = fs::read_dir(gpu.join("drm")).into_iter().flatten().flatten();
+/// Names of the render nodes of a device. The kernel hangs them below that, or below what it is plugged into.
+fn render_nodes(system: &System, gpu: &Path) -> Vec<String> {
+    let Ok(gpu) = gpu.canonicalize() else { return Vec::new() };
+    let entries = fs::read_dir(system.path("sys/class/drm")).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
+        .filter(|entry| {
+            let device = entry.path().join("device").canonicalize();
+            device.is_ok_and(|device| device == gpu || Some(device.as_path()) == gpu.parent())
+        })
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .filter(|name| name.starts_with("renderD"))
         .collect();
@@ -280,15 +285,26 @@ mod tests {
         }
 
         fn gpu(&self, driven: bool, node: bool) {
-            self.file("sys/bus/virtio/devices/virtio3/device", "0x0010\n");
+            // As Linux has it on a PCI bus: the node hangs below the slot.
+            self.file("sys/devices/pci/slot/virtio3/device", "0x0010\n");
+            self.link("sys/bus/virtio/devices/virtio3", "sys/devices/pci/slot/virtio3");
             if driven {
-                let driver = self.folder.path().join("sys/bus/virtio/devices/virtio3/driver");
-                symlink(self.folder.path(), driver).unwrap();
+                self.link("sys/devices/pci/slot/virtio3/driver", "sys");
             }
             if node {
-                self.file("sys/bus/virtio/devices/virtio3/drm/renderD128/dev", "");
+                self.node();
                 self.file("dev/dri/renderD128", "");
             }
+        }
+
+        fn node(&self) {
+            self.link("sys/class/drm/renderD128/device", "sys/devices/pci/slot");
+        }
+
+        fn link(&self, path: &str, target: &str) {
+            let path = self.folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            symlink(self.folder.path().join(target), path).unwrap();
         }
 
         fn says(&self, name: &str, verdict: Verdict, found: &str, advice: &str) {
@@ -328,7 +344,7 @@ mod tests {
         let mut fake = Fake::new();
         fake.gpu(true, false);
         fake.says(DEVICE, Verdict::Bad, "no render node", "dmesg");
-        fake.file("sys/bus/virtio/devices/virtio3/drm/renderD128/dev", "");
+        fake.node();
         fake.says(DEVICE, Verdict::Bad, "there is no /dev/dri/renderD128", "container");
         fake.file("dev/dri/renderD128", "");
         fake.says(TRANSPORT, Verdict::Good, "LEGACY", "");

@@ -1,0 +1,259 @@
+//! Fresh Debian systems with systemd, in which the packages are installed as a newcomer does: one plays a host, and one is a guest.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sluice_tests::debian::{Kernel, Series};
+use sluice_tests::host::Host;
+use sluice_tests::image::Image;
+use sluice_tests::packages::{self, Package, Packages};
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::output_of;
+use sluice_tests::programs;
+use sluice_tests::vm::{Completed, Gpu, Guest, GuestCommand, Machine};
+
+/// From the first command to the end of the first CUDA program.
+const NEWCOMER: Duration = Duration::from_secs(180);
+/// Software emulation of a whole distribution takes its time to boot.
+const BOOT: Duration = Duration::from_secs(600);
+const COMMAND: Duration = Duration::from_secs(600);
+
+/// Later than any.
+const NEWER: &str = "999.0";
+/// Until the daemon says that it has a unit to lend.
+const READY: &str =
+    "for i in $(seq 300); do sluice units 2> /dev/null | grep -q lending && exit 0; sleep 1; done; exit 1";
+
+/// A fresh system with packages in /root.
+fn boot(name: &str, gpu: Gpu, packages: &Packages, which: &[Package]) -> Result<Guest> {
+    start(name, gpu, &image(packages, which)?)
+}
+
+/// The same without graphics, with all packages, and other files.
+fn boot_with(name: &str, packages: &Packages, others: &[(String, Vec<u8>)]) -> Result<Guest> {
+    let mut image = image(packages, &Package::ALL)?;
+    for (name, contents) in others {
+        image.file(&format!("root/{name}"), 0o644, contents.clone());
+    }
+    start(name, Gpu::None, &image)
+}
+
+fn image(packages: &Packages, which: &[Package]) -> Result<Image> {
+    let binaries = Binaries::locate()?;
+    let kernel = Kernel::fetch(Series::V6_12)?;
+    let mut programs = programs::compile_all()?;
+    programs.extend(programs::compile_hostile()?);
+    programs.retain(|program| ["vector_add", "instance"].contains(&program.name.as_str()));
+    let mut image = Image::debian(&kernel, &binaries, &programs)?;
+    for package in which {
+        let file = packages.deb(*package);
+        let name = file.file_name().and_then(|name| name.to_str()).context("a package has a name")?;
+        image.add(&file, &format!("root/{name}"))?;
+    }
+    Ok(image)
+}
+
+fn start(name: &str, gpu: Gpu, image: &Image) -> Result<Guest> {
+    let machine = Machine { memory_mib: 4608, cpus: 2, gpu, boot_limit: BOOT, ..Machine::new(name) };
+    Guest::boot(&machine, &Kernel::fetch(Series::V6_12)?, image)
+}
+
+/// The last line, which says how programs connect.
+fn last(text: &str) -> &str {
+    text.lines().last().unwrap_or_default()
+}
+
+/// Runs a script as root; when it fails, the service's log is in the error.
+fn root(guest: &Guest, script: &str) -> Result<Completed> {
+    let run = |script: &str| guest.start(&GuestCommand::script(script).user("root").limit(COMMAND))?.wait();
+    let completed = run(script)?;
+    if completed.success() {
+        return Ok(completed);
+    }
+    let log = run("journalctl --no-pager --lines 40 --unit sluiced 2>&1")?.stdout;
+    completed.expect_success().with_context(|| format!("{script}\n{log}"))
+}
+
+fn user(guest: &Guest, script: &str) -> Result<Completed> {
+    guest.start(&GuestCommand::script(script).limit(COMMAND))?.wait()
+}
+
+/// `apt install` of packages that are in /root.
+fn install(guest: &Guest, which: &[Package]) -> Result<Duration> {
+    let files: Vec<String> = which.iter().map(|package| format!("/root/{}_*.deb", package.name())).collect();
+    let script = format!("DEBIAN_FRONTEND=noninteractive apt-get install --yes {} 2>&1", files.join(" "));
+    Ok(root(guest, &script)?.elapsed)
+}
+
+/// Everything that is installed, but what changes by itself, or is the system's own record of it.
+const FILES: &str = "find / -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /var/lib/dpkg \
+                     -o -path /var/cache -o -path /var/log -o -path /var/lib/apt -o -path /root -o -path /var/lib/systemd \\) -prune -o \
+                     -print | grep -v -e '^/etc/group-*$' -e '^/etc/gshadow-*$' -e '^/etc/ld.so.cache$' | sort";
+
+// Promise: A32
+#[test]
+#[ignore = "for the full tier"]
+fn a_newcomers_host_computes_within_three_minutes_and_is_as_it_was_after_a_purge() -> Result<()> {
+    let packages = packages::quick()?;
+    let guest = boot("newcomer-host", Gpu::None, &packages, &Package::ALL)?;
+    root(&guest, "systemctl is-system-running --wait || systemctl --failed")?;
+    let before = root(&guest, FILES)?.stdout;
+
+    let installed = install(&guest, &[Package::Host, Package::Softgpu])?;
+    let ran = user(&guest, "sluice run -- vector_add")?.expect_success()?;
+    ensure!(ran.stdout.contains("PASS"), "{}", ran.stdout);
+    let took = installed + ran.elapsed;
+    println!("apt install {:.0} s, sluice run {:.0} s", installed.as_secs_f64(), ran.elapsed.as_secs_f64());
+    if took >= NEWCOMER {
+        let log = root(&guest, "journalctl --no-pager --output short-monotonic --lines 100")?.stdout;
+        anyhow::bail!("it took {took:?}\n{log}");
+    }
+
+    root(&guest, READY).context("the service")?;
+    root(&guest, "systemd-analyze verify --man=no sluiced.service")?;
+    install(&guest, &[Package::Guest])?;
+    let connect = root(&guest, "sluice create web-1 --direct --memory 64MiB")?.stdout;
+    let program = root(&guest, &format!("{} vector_add", last(&connect)))?;
+    ensure!(program.stdout.contains("PASS"), "{}", program.stdout);
+
+    let purged = root(
+        &guest,
+        "DEBIAN_FRONTEND=noninteractive apt-get purge --yes sluice-host sluice-softgpu sluice-guest 2>&1",
+    )?;
+    let after = root(&guest, FILES)?.stdout;
+    let extra: Vec<&str> = after.lines().filter(|file| !before.lines().any(|there| there == *file)).collect();
+    ensure!(extra.is_empty(), "left behind: {extra:?}\n{}", purged.stdout);
+    let running = root(
+        &guest,
+        "ls -l /proc/[0-9]*/exe 2> /dev/null | grep -e /libexec/ -e bin/sluice$ || true; ls /dev/shm /run/sluice 2> /dev/null || true",
+    )?;
+    ensure!(!running.stdout.contains("sluice"), "{}", running.stdout);
+    guest.kill()
+}
+
+/// The processes of the daemon and of the device of `web-1`.
+fn processes(guest: &Guest) -> Result<(String, String)> {
+    let daemon = root(guest, "systemctl show --property MainPID --value sluiced")?.stdout.trim().to_owned();
+    let shown = root(guest, "sluice show web-1")?.stdout;
+    let device = shown.lines().find_map(|line| line.trim().strip_prefix("device")).context(shown.clone())?;
+    Ok((daemon, device.trim().to_owned()))
+}
+
+// Promise: A33
+#[test]
+#[ignore = "for the full tier"]
+fn an_upgrade_of_the_package_ends_no_device_and_no_program() -> Result<()> {
+    let packages = packages::quick()?;
+    let newer = newer(&packages)?;
+    let guest = boot_with("newcomer-upgrade", &packages, &newer)?;
+    install(&guest, &Package::ALL)?;
+    root(&guest, READY).context("the service")?;
+    root(&guest, "echo '# Changed here.' >> /etc/sluice/sluiced.toml")?;
+    let connect = root(&guest, "sluice create web-1 --direct --memory 64MiB")?.stdout;
+    let script =
+        format!("mkfifo /root/in && exec 3<>/root/in && {} exec instance 5 <&3 >/root/out", last(&connect));
+    let program = guest.start(&GuestCommand::script(&script).user("root").limit(COMMAND))?;
+    let mut seen = 0;
+    let mut look = || -> Result<()> {
+        seen += 1;
+        let script = format!(
+            "[ {seen} -gt 1 ] && echo >/root/in; for i in $(seq 300); do \
+             [ $(grep -c -e '^holding' -e '^as it should be' /root/out) -ge {seen} ] && exit 0; sleep 1; done; cat /root/out; exit 1"
+        );
+        root(&guest, &script).map(drop)
+    };
+    look()?;
+    let (mut daemon, device) = processes(&guest)?;
+    let files = newer.iter().map(|(name, _)| format!("/root/{name}")).collect::<Vec<_>>().join(" ");
+    let upgrade = format!("DEBIAN_FRONTEND=noninteractive apt-get install --yes {files} 2>&1");
+    for change in [
+        "systemctl reload sluiced",
+        &upgrade,
+        "kill -KILL $(systemctl show --property MainPID --value sluiced)",
+    ] {
+        root(&guest, change)?;
+        let followed = format!(
+            "for i in $(seq 120); do p=$(systemctl show --property MainPID --value sluiced); \
+                                [ $p != 0 ] && [ $p != {daemon} ] && exit 0; sleep 1; done; exit 1"
+        );
+        root(&guest, &followed).with_context(|| format!("{change}: another daemon"))?;
+        root(&guest, READY).with_context(|| change.to_owned())?;
+        let now = processes(&guest)?;
+        ensure!(now.0 != daemon && now.1 == device, "{change}: {daemon} {device} {now:?}");
+        look().with_context(|| change.to_owned())?;
+        daemon = now.0;
+    }
+    let installed = root(
+        &guest,
+        "dpkg-query --show --showformat '${Version}' sluice-host && tail -1 /etc/sluice/sluiced.toml",
+    )?;
+    ensure!(installed.stdout.trim() == format!("{NEWER}# Changed here."), "{}", installed.stdout);
+    drop(program);
+    guest.kill()
+}
+
+/// A newer version of the host's packages, the same but for its number: names and contents.
+fn newer(packages: &Packages) -> Result<Vec<(String, Vec<u8>)>> {
+    let folder = tempfile::tempdir()?;
+    let mut made = Vec::new();
+    for package in [Package::Host, Package::Softgpu] {
+        let tree = folder.path().join(package.name());
+        let deb = |arguments: &[&std::ffi::OsStr]| {
+            output_of(std::process::Command::new("dpkg-deb").args(arguments), COMMAND)
+        };
+        deb(&["--raw-extract".as_ref(), packages.deb(package).as_ref(), tree.as_ref()])?;
+        let control = tree.join("DEBIAN/control");
+        let text = std::fs::read_to_string(&control)?;
+        let old = env!("CARGO_PKG_VERSION");
+        let text = text.replace(&format!("Version: {old}\n"), &format!("Version: {NEWER}\n"));
+        std::fs::write(&control, text.replace(&format!("(= {old})"), &format!("(= {NEWER})")))?;
+        let name = format!("newer-{}.deb", package.name());
+        let file = folder.path().join(&name);
+        deb(&[
+            "--root-owner-group".as_ref(),
+            "-Zgzip".as_ref(),
+            "--build".as_ref(),
+            tree.as_ref(),
+            file.as_ref(),
+        ])?;
+        made.push((name, std::fs::read(file)?));
+    }
+    Ok(made)
+}
+
+// Promise: G22
+#[test]
+#[ignore = "for the full tier"]
+fn a_newcomers_guest_computes_within_three_minutes() -> Result<()> {
+    let packages = packages::quick()?;
+    let binaries = Binaries::locate()?;
+    let host = Host::start(&binaries, Series::V6_12, None)?;
+    let guest =
+        boot("newcomer-guest", Gpu::VhostUser(host.socket().to_owned()), &packages, &[Package::Guest])?;
+    root(&guest, "systemctl is-system-running --wait || systemctl --failed")?;
+
+    let installed = install(&guest, &[Package::Guest])?;
+    let ran = user(&guest, "vector_add")?.expect_success()?;
+    ensure!(ran.stdout.contains("PASS"), "{}", ran.stdout);
+    println!("apt install {:.0} s, the program {:.0} s", installed.as_secs_f64(), ran.elapsed.as_secs_f64());
+    ensure!(installed + ran.elapsed < NEWCOMER, "it took {:?}", installed + ran.elapsed);
+
+    let said = user(&guest, "sluice-guest doctor")?.expect_success()?.stdout;
+    ensure!(said.contains("LEGACY") && said.contains("/usr/lib/sluice-guest/libcuda.so.1"), "{said}");
+    root(&guest, "sluice-guest disable")?;
+    let said = user(&guest, "sluice-guest doctor --json; vector_add")?;
+    ensure!(!said.success() && said.stdout.contains("sluice-guest enable"), "{}", said.stdout);
+    root(&guest, "sluice-guest enable")?;
+    user(&guest, "sluice-guest doctor && vector_add")?.expect_success()?;
+    // Whom the device does not belong to: the same system without the rule.
+    root(&guest, "chmod 0660 /dev/dri/renderD128; chown root:root /dev/dri/renderD128")?;
+    let said = user(&guest, "sluice-guest doctor")?;
+    ensure!(!said.success() && said.stdout.contains("permission"), "{}", said.stdout);
+    let left =
+        root(&guest, "apt-get purge --yes sluice-guest > /dev/null && ldconfig -p | grep libcuda || true")?
+            .stdout;
+    ensure!(left.is_empty(), "{left}");
+    guest.kill()?;
+    host.stop()?;
+    Ok(())
+}
