@@ -52,6 +52,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) without: &'a [&'a str],
     /// Runs of guest pages that workers map one by one, if not as many as usual.
     pub(crate) mapped_runs: Option<u32>,
+    /// Whether VMs may bring memory that their VMM could shrink.
+    pub(crate) trust_vmm_memory: bool,
     /// What its processes say, if not what the environment says.
     pub(crate) log: Option<&'a str>,
 }
@@ -94,6 +96,9 @@ impl Backend {
         command.arg("--libexec").arg(program.parent().context("sluiced has no directory")?);
         if wanted.ephemeral {
             command.arg("--ephemeral");
+        }
+        if wanted.trust_vmm_memory {
+            command.arg("--trust-vmm-memory");
         }
         if let Some(runs) = wanted.mapped_runs {
             command.arg("--mapped-runs").arg(runs.to_string());

@@ -27,6 +27,9 @@ pub(crate) struct Arguments {
     /// Displays of the graphics device, 0 or 1
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     scanouts: u8,
+    /// Accept memory that the VMM could shrink, where it cannot seal it, as Cloud Hypervisor
+    #[arg(long)]
+    trust_vmm_memory: bool,
     /// Serve this one beside it, on the same device: its number and what `sluiced --vm` takes, for instance `2,direct`; repeatable
     #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1][,memory=SIZE]…")]
     vms: Vec<VmSpec>,
@@ -50,6 +53,7 @@ pub(crate) fn host(arguments: Arguments) -> Result<()> {
         ephemeral: false,
         without: &[],
         mapped_runs: arguments.options.mapped_runs,
+        trust_vmm_memory: arguments.trust_vmm_memory,
         log: options.log.as_deref(),
     };
     let Start::Ready(backend) = Backend::start(&wanted, &signals)? else { return Ok(()) };

@@ -79,6 +79,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
         // The program's own: its shim applies it to what the worker offers, so a worker that did so too would apply it twice.
         without: &["CUDA_VISIBLE_DEVICES"],
         mapped_runs: arguments.options.mapped_runs,
+        trust_vmm_memory: false,
         log: options.log.as_deref(),
     };
     let backend = match Backend::start(&wanted, &signals)? {

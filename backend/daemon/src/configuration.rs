@@ -76,6 +76,10 @@ pub struct Arguments {
     /// Where what must outlive sluiced is kept, fences above all [default: the runtime directory]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    /// Accept memory of VMs that their VMM could shrink, and with that end their device, where a VMM cannot seal it, as
+    /// Cloud Hypervisor
+    #[arg(long)]
+    pub trust_vmm_memory: bool,
     /// Clear memory inside a worker each time its guest frees it, too
     #[arg(long)]
     pub scrub_every_free: bool,
@@ -140,6 +144,7 @@ struct File {
     vm_socket_gid: Option<u32>,
     vm_socket_mode: Option<SocketMode>,
     state_dir: Option<PathBuf>,
+    trust_vmm_memory: bool,
     scrub_every_free: bool,
     verify: Option<VerifyWord>,
     starts_per_second: Option<u32>,
@@ -282,6 +287,8 @@ pub struct Configuration {
     pub vm_socket_mode: SocketMode,
     /// Where what must outlive the daemon is kept.
     pub state_dir: PathBuf,
+    /// Whether memory of VMs is accepted that their VMM could shrink.
+    pub trust_vmm_memory: bool,
     /// Whether memory is cleared inside workers as well.
     pub scrub_every_free: bool,
     /// How much of what is scrubbed is read back.
@@ -388,6 +395,7 @@ impl Configuration {
             access: file.access,
             api: std::path::absolute(api)?,
             api_read: std::path::absolute(api_read)?,
+            trust_vmm_memory: arguments.trust_vmm_memory || file.trust_vmm_memory,
             scrub_every_free: arguments.scrub_every_free || file.scrub_every_free,
             verify: if all { Verify::All } else { Verify::Sampled },
             scrub: std::env::var_os(UNSAFE_NO_SCRUB).is_none_or(|value| value != "1"),

@@ -106,6 +106,9 @@ pub struct Arguments {
     /// Who may connect to them
     #[arg(long, value_name = "MODE", default_value_t)]
     pub socket_mode: SocketMode,
+    /// Devices accept memory that their VMM could shrink
+    #[arg(long)]
+    pub trust_vmm_memory: bool,
     /// A VM that may be started; repeatable
     #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1]")]
     pub vms: Vec<VmSpec>,
@@ -177,6 +180,7 @@ pub struct Launcher {
     socket_dir: PathBuf,
     socket_gid: Option<u32>,
     socket_mode: SocketMode,
+    trust_vmm_memory: bool,
     vms: Vec<VmSpec>,
     vm_numbers: Option<NumberRange>,
     units: u32,
@@ -240,6 +244,7 @@ impl Launcher {
             socket_dir: arguments.socket_dir,
             socket_gid: arguments.socket_gid,
             socket_mode: arguments.socket_mode,
+            trust_vmm_memory: arguments.trust_vmm_memory,
             vms: arguments.vms,
             vm_numbers: arguments.vm_numbers,
             free_uids: arguments.worker_uids.map(|range| range.numbers().collect()),
@@ -445,7 +450,10 @@ impl Launcher {
         arguments.extend(["--stream-fd".into(), (spawn::FIRST + 2).to_string().into()]);
         arguments.extend(["--scanouts".into(), spec.scanouts.to_string().into()]);
         if spec.direct {
+            // Programs seal their memory, each its own.
             arguments.push("--direct".into());
+        } else if self.trust_vmm_memory {
+            arguments.push("--trust-memory".into());
         }
         let given = Given {
             arguments: &arguments,

@@ -259,6 +259,9 @@ impl Launching {
         if configuration.vm_socket_mode != SocketMode::default() {
             arguments.extend(["--socket-mode".to_owned(), configuration.vm_socket_mode.to_string()]);
         }
+        if configuration.trust_vmm_memory {
+            arguments.push("--trust-vmm-memory".to_owned());
+        }
         for vm in &configuration.vms {
             arguments.extend(["--vm".to_owned(), vm.to_string()]);
         }
