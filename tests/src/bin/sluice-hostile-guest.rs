@@ -1,11 +1,13 @@
 //! A guest process that means harm: an ordinary user with a render node, who knows the protocol and keeps none of it.
 //!
-//! Each attack has a file of its own, that is a virtio-gpu context. What the attacks may achieve is checked here as far
-//! as the attacker can see it; that nobody else noticed is for the test to see. Usage: sluice-hostile-guest `SEED [ROUNDS]`
+//! Each attack has a file of its own, that is a virtio-gpu context; where the driver has none, a control resource with a
+//! nonce of its own. What the attacks may achieve is checked here as far as the attacker can see it; that nobody else
+//! noticed is for the test to see. Usage: sluice-hostile-guest `SEED [ROUNDS]`
 
 #![expect(unsafe_code, reason = "ioctls of the virtio_gpu driver with arguments that no library would make")]
 #![expect(clippy::cast_possible_truncation, reason = "random numbers")]
 
+use std::cell::Cell;
 use std::env;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -17,7 +19,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Opcode, Updater};
 use sluice_protocol::doorbell::Doorbell;
-use sluice_protocol::session::{self, Attachment};
+use sluice_protocol::gpu::Purpose;
+use sluice_protocol::session::{self, Attachment, Nonce};
 use sluice_protocol::shared::Shared as _;
 use sluice_protocol::{limits, record};
 use sluice_shared_memory::Reservation;
@@ -31,9 +34,11 @@ const IDS: u32 = 96;
 
 const GEM_CLOSE: Opcode = ioctl::opcode::write::<[u32; 2]>(b'd', 0x09);
 const MAP: Opcode = ioctl::opcode::read_write::<Map>(b'd', 0x41);
+const GETPARAM: Opcode = ioctl::opcode::read_write::<[u64; 2]>(b'd', 0x43);
+const PRIME_HANDLE_TO_FD: Opcode = ioctl::opcode::read_write::<[u32; 3]>(b'd', 0x2d);
 const EXECBUFFER: Opcode = ioctl::opcode::read_write::<Execbuffer>(b'd', 0x42);
 const RESOURCE_CREATE: Opcode = ioctl::opcode::read_write::<[u32; 14]>(b'd', 0x44);
-const TRANSFER_TO_HOST: Opcode = ioctl::opcode::read_write::<[u32; 12]>(b'd', 0x47);
+const TRANSFER_TO_HOST: Opcode = ioctl::opcode::read_write::<[u32; 11]>(b'd', 0x47);
 const GET_CAPS: Opcode = ioctl::opcode::read_write::<GetCaps>(b'd', 0x49);
 const FENCE_OUT: u32 = 2;
 
@@ -86,12 +91,42 @@ impl Random {
 }
 
 /// An open render node.
-struct Node(File);
+struct Node {
+    file: File,
+    /// Where the driver has no contexts.
+    flat: Option<Flat>,
+}
+
+/// What stands in for a context.
+struct Flat {
+    nonce: [u8; Nonce::BYTES],
+    /// The handle whose transfers are doorbells: of the control resource, when there is one.
+    vessel: Cell<u32>,
+}
 
 impl Node {
     fn open() -> Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(NODE);
-        Ok(Self(file.with_context(|| format!("opening {NODE}"))?))
+        let mut node = Self { file: file.with_context(|| format!("opening {NODE}"))?, flat: None };
+        let mut three_d = 0i32;
+        let mut get = [1, (&raw mut three_d).expose_provenance() as u64];
+        // SAFETY: the structure of this ioctl; its one address names an int that may be written.
+        unsafe { node.call::<GETPARAM, _>(&mut get) }.context("GETPARAM")?;
+        if three_d == 0 {
+            let mut nonce = [0; Nonce::BYTES];
+            rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
+            node.flat = Some(Flat { nonce, vessel: Cell::new(0) });
+            let (handle, _) = node.create(4096).context("creating a resource")?;
+            node.sail(handle);
+        }
+        Ok(node)
+    }
+
+    /// Rings with another resource from now on.
+    fn sail(&self, handle: u32) {
+        if let Some(flat) = &self.flat {
+            flat.vessel.set(handle);
+        }
     }
 
     /// # Safety
@@ -101,7 +136,7 @@ impl Node {
             // SAFETY: the caller says that this is the structure of the ioctl.
             let request = unsafe { Updater::<OPCODE, T>::new(value) };
             // SAFETY: the caller says that the addresses in it are valid.
-            match unsafe { ioctl::ioctl(self.0.as_fd(), request) } {
+            match unsafe { ioctl::ioctl(self.file.as_fd(), request) } {
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 result => return result,
             }
@@ -128,11 +163,51 @@ impl Node {
     }
 
     fn say(&self, doorbell: Doorbell) -> Result<()> {
-        self.execute(&doorbell.encode(), 0).map(drop).with_context(|| format!("{doorbell:?}"))
+        let said = match (&self.flat, doorbell.numbers()) {
+            (Some(flat), Some(numbers)) => self.transfer(flat.vessel.get(), numbers),
+            _ => self.execute(&doorbell.encode(), 0).map(drop),
+        };
+        said.with_context(|| format!("{doorbell:?}"))
+    }
+
+    fn transfer(&self, handle: u32, [x, y, width, height, offset]: [u32; 5]) -> Result<(), Errno> {
+        // handle, x, y, z, width, height, depth, level, offset, stride, layer_stride
+        let mut transfer = [handle, x, y, 0, width, height, 1, 0, offset, 0, 0];
+        // SAFETY: the structure of this ioctl, without addresses: it is the device that reads what it names.
+        unsafe { self.call::<TRANSFER_TO_HOST, _>(&mut transfer) }
+    }
+
+    /// A sleep, in a session of one's own or, without contexts, in any whose key is known; what becomes readable at its end.
+    fn sleep(&self, key: Option<u64>) -> Result<OwnedFd> {
+        let Some(flat) = &self.flat else {
+            let fence = self.execute(&Doorbell::Wait.encode(), FENCE_OUT).context("a wait")?;
+            return fence.context("a wait has a fence");
+        };
+        let own = Nonce::new(flat.nonce).context("a nonce that is not zero")?.key();
+        let (handle, _) =
+            self.create_2d(Purpose::Token { key: key.unwrap_or(own) }, 4096).context("a token")?;
+        let mut prime = [handle, 0, u32::MAX];
+        // SAFETY: the structure of this ioctl, without addresses.
+        let exported = unsafe { self.call::<PRIME_HANDLE_TO_FD, _>(&mut prime) };
+        self.close(handle);
+        exported.context("exporting a token")?;
+        // SAFETY: the driver made this descriptor for us just now.
+        Ok(unsafe { OwnedFd::from_raw_fd(prime[2].cast_signed()) })
+    }
+
+    fn create_2d(&self, purpose: Purpose, size: u32) -> Result<(u32, u32), Errno> {
+        let [format, width, height] = purpose.encode();
+        let mut create = [2, format, 0, width, height, 1, 1, 0, 0, 0, 0, 0, size, 0];
+        // SAFETY: the structure of this ioctl, without addresses.
+        unsafe { self.call::<RESOURCE_CREATE, _>(&mut create) }?;
+        Ok((create[10], create[11]))
     }
 
     /// A buffer resource of any size: its handle and id.
     fn create(&self, size: u32) -> Result<(u32, u32), Errno> {
+        if self.flat.is_some() {
+            return self.create_2d(Purpose::Memory, size);
+        }
         // target, format, bind, width, height, depth, array_size, last_level, samples, flags, handle, id, size, stride
         let mut create = [0, 64, 1 << 17, size, 1, 1, 1, 0, 0, 0, 0, 0, size, 0];
         // SAFETY: the structure of this ioctl, without addresses.
@@ -151,16 +226,20 @@ impl Node {
         // SAFETY: the structure of this ioctl, without addresses.
         unsafe { self.call::<MAP, _>(&mut map) }.context("mapping a resource")?;
         let memory = Reservation::new(0, bytes as u64)?;
-        memory.map(memory.base(), self.0.as_fd(), map.offset, bytes as u64)?;
+        memory.map(memory.base(), self.file.as_fd(), map.offset, bytes as u64)?;
         // SAFETY: the reservation lives as long as the value that holds both, and nobody refers to its bytes.
         let words = unsafe { Words::new(memory.base() as usize, bytes) };
-        Ok(Resource { id, words, _memory: memory })
+        if let Some(flat) = &self.flat {
+            words.write(session::NONCE_AT, &flat.nonce);
+        }
+        Ok(Resource { id, handle, words, _memory: memory })
     }
 
     /// A session that a worker serves, opened as the library would.
     fn session(&self) -> Result<Resource> {
         let control = self.resource(session::BYTES)?;
         control.words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+        self.sail(control.handle);
         self.say(Doorbell::Open { resource: control.id })?;
         let state = self.await_state(&control, |state| state != session::NEW)?;
         ensure!(state == session::READY, "no worker: state {state}");
@@ -183,6 +262,7 @@ impl Node {
 /// A resource, seen by this process.
 struct Resource {
     id: u32,
+    handle: u32,
     words: Words,
     _memory: Reservation,
 }
@@ -219,16 +299,16 @@ fn payloads(random: &mut Random) -> Result<()> {
                 let _ = node.execute(&payload, 0);
             }
         }
-        let size = 4096;
-        let (handle, _) = node.create(size).context("creating a resource")?;
-        let wild = random.bytes(48);
-        let mut transfer = [0u32; 12];
-        for (word, chunk) in transfer.iter_mut().zip(wild.chunks_exact(4)) {
-            *word = u32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]);
+        let (handle, _) = node.create(4096).context("creating a resource")?;
+        for round in 0..200 {
+            let mut numbers = [0; 5].map(|_: u32| random.next() as u32);
+            // Half of them of the own session where transfers are doorbells; not Close, which would end the game.
+            let vessel = node.flat.as_ref().filter(|_| round % 2 == 0).map(|flat| flat.vessel.get());
+            if vessel.is_some() {
+                numbers[0] = 1 + random.below(4) as u32;
+            }
+            let _ = node.transfer(vessel.unwrap_or(handle), numbers);
         }
-        transfer[0] = handle;
-        // SAFETY: the structure of this ioctl, without addresses: it is the device that reads what it names.
-        let _ = unsafe { node.call::<TRANSFER_TO_HOST, _>(&mut transfer) };
     }
     Ok(())
 }
@@ -241,11 +321,13 @@ fn foreign_control(own: &Node) -> Result<()> {
     }
     let small = node.resource(4096)?;
     small.words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+    node.sail(small.handle);
     node.say(Doorbell::Open { resource: small.id })?;
     let other = own.resource(session::BYTES)?;
     other.words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
     node.say(Doorbell::Open { resource: other.id })?;
     let unmarked = node.resource(session::BYTES)?;
+    node.sail(unmarked.handle);
     node.say(Doorbell::Open { resource: unmarked.id })?;
     // The context is still free, so none of it opened a session.
     let control = node.session()?;
@@ -255,6 +337,51 @@ fn foreign_control(own: &Node) -> Result<()> {
     }
     node.say(Doorbell::Open { resource: control.id })?;
     node.say(Doorbell::Close)?;
+    Ok(())
+}
+
+/// Without contexts: nonces that are not there, or somebody's; sleeps in the sessions of others; memory of others in one's own.
+fn nonces(random: &mut Random) -> Result<()> {
+    let (alice, mallory) = (Node::open()?, Node::open()?);
+    let (Some(known), Some(_)) = (&alice.flat, &mallory.flat) else { return Ok(()) };
+    let hers = alice.session()?;
+    // Her nonce is not to be found where she has put it.
+    let mut left = [0; Nonce::BYTES];
+    hers.words.read(session::NONCE_AT, &mut left);
+    ensure!(left == [0; Nonce::BYTES], "the nonce stays in the page");
+    for nonce in [[0; Nonce::BYTES], known.nonce] {
+        let control = mallory.resource(session::BYTES)?;
+        control.words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+        control.words.write(session::NONCE_AT, &nonce);
+        mallory.sail(control.handle);
+        mallory.say(Doorbell::Open { resource: control.id })?;
+        let state = mallory.await_state(&control, |state| state != session::NEW)?;
+        ensure!(state == session::LOST, "a session with a nonce that cannot be got state {state}");
+    }
+    // Her memory, which carries her nonce until she has attached it, for a session of his.
+    let his = mallory.session()?;
+    let memory = alice.resource(1 << 20)?;
+    let address = limits::WINDOW_BOUNDS.start;
+    mallory.say(Doorbell::Attach { resource: memory.id, slot: 1, address })?;
+    let deadline = Instant::now() + PATIENCE;
+    while session::attachment(&his.words, 1) == Attachment::Pending && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    let became = session::attachment(&his.words, 1);
+    ensure!(matches!(became, Attachment::Refused(_)), "another's memory became {became:?}");
+    // Sleeps of nobody's session, more than there is room for.
+    let sleeps: Vec<OwnedFd> = (0..300).map(|_| mallory.sleep(Some(random.next()))).collect::<Result<_>>()?;
+    for sleep in &sleeps {
+        let mut fds = [PollFd::new(sleep, PollFlags::IN)];
+        let left = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+        ensure!(poll(&mut fds, Some(&left))? == 1, "a sleep of nobody's never ends");
+    }
+    alice.say(Doorbell::Attach { resource: memory.id, slot: 1, address })?;
+    while session::attachment(&hers.words, 1) == Attachment::Pending && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    let became = session::attachment(&hers.words, 1);
+    ensure!(became == Attachment::Adopted(1 << 20), "her memory became {became:?}");
     Ok(())
 }
 
@@ -337,8 +464,7 @@ fn floods() -> Result<()> {
     }
     let mut fences = Vec::new();
     for _ in 0..400 {
-        let fence = node.execute(&Doorbell::Wait.encode(), FENCE_OUT).context("a wait")?;
-        fences.push(fence.context("a wait has a fence")?);
+        fences.push(node.sleep(None)?);
     }
     for fence in &fences {
         let mut fds = [PollFd::new(fence, PollFlags::IN)];
@@ -347,7 +473,7 @@ fn floods() -> Result<()> {
     }
     // Waits that nobody waits for, and an end in the middle of them.
     for _ in 0..50 {
-        let _ = node.execute(&Doorbell::Wait.encode(), FENCE_OUT);
+        let _ = node.sleep(None);
     }
     Ok(())
 }
@@ -442,6 +568,7 @@ fn main() -> Result<()> {
         attack("capsets", &mut |_| capsets())?;
         attack("payloads", &mut payloads)?;
         attack("foreign control resources", &mut |_| foreign_control(&own))?;
+        attack("nonces", &mut nonces)?;
         attack("attachments", &mut attachments)?;
         attack("floods", &mut |_| floods())?;
         attack("resources", &mut resources)?;
