@@ -220,31 +220,84 @@ fn mirror_from(targets: &str) -> Option<String> {
 /// A series of guest kernels that Sluice is tested on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Series {
+    /// Debian 11's.
+    V5_10,
+    /// Ubuntu 22.04's.
+    V5_15,
     /// Debian 12's own.
     V6_1,
+    /// Ubuntu 24.04's.
+    V6_8,
     /// Debian 13's own, and in the backports of Debian 12.
     V6_12,
+    /// The newest in the backports of Debian 13.
+    V7,
+}
+
+/// Where a kernel comes from: the folder of a private apt, what the sources are, and the metapackage.
+struct Source {
+    apt: &'static str,
+    sources: Sources,
+    metapackage: &'static str,
+}
+
+/// What a private apt knows.
+enum Sources {
+    /// The suites of Debian from which guests are made on this host.
+    Host,
+    /// These suites of Debian.
+    Debian(&'static [&'static str]),
+    /// These suites of Ubuntu.
+    Ubuntu(&'static [&'static str]),
 }
 
 impl Series {
-    /// All of them, oldest first.
-    pub const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
+    /// Those that setup fetches and that every run of the tests boots, oldest first.
+    pub const USUAL: [Self; 2] = [Self::V6_1, Self::V6_12];
 
-    /// The first two numbers of the version.
+    /// How its version begins.
     #[must_use]
     pub const fn number(self) -> &'static str {
         match self {
+            Self::V5_10 => "5.10",
+            Self::V5_15 => "5.15",
             Self::V6_1 => "6.1",
+            Self::V6_8 => "6.8",
             Self::V6_12 => "6.12",
+            Self::V7 => "7",
         }
+    }
+
+    /// The distribution that has it, with its version.
+    #[must_use]
+    pub const fn distribution(self) -> &'static str {
+        match self {
+            Self::V5_10 => "Debian 11",
+            Self::V5_15 => "Ubuntu 22.04",
+            Self::V6_1 => "Debian 12",
+            Self::V6_8 => "Ubuntu 24.04",
+            Self::V6_12 => "Debian 13",
+            Self::V7 => "Debian 13 backports",
+        }
+    }
+
+    const fn source(self) -> Source {
+        let (apt, sources, metapackage) = match self {
+            Self::V6_1 | Self::V6_12 => ("apt", Sources::Host, "linux-image-amd64"),
+            Self::V5_10 => ("apt-11", Sources::Debian(&["bullseye"]), "linux-image-amd64"),
+            Self::V7 => ("apt-newer", Sources::Debian(&NEWER_QEMU), "linux-image-amd64"),
+            Self::V5_15 => ("apt-jammy", Sources::Ubuntu(&["jammy", "jammy-updates"]), "linux-image-generic"),
+            Self::V6_8 => ("apt-noble", Sources::Ubuntu(&["noble", "noble-updates"]), "linux-image-generic"),
+        };
+        Source { apt, sources, metapackage }
     }
 
     /// Outputs the virtio-gpu device must have: kernels before 6.12 refuse to drive one without any.
     #[must_use]
     pub const fn max_outputs(self) -> u32 {
         match self {
-            Self::V6_1 => 1,
-            Self::V6_12 => 0,
+            Self::V5_10 | Self::V5_15 | Self::V6_1 | Self::V6_8 => 1,
+            Self::V6_12 | Self::V7 => 0,
         }
     }
 }
@@ -277,13 +330,28 @@ impl Kernel {
     /// # Errors
     /// When it is neither in the cache nor can be downloaded.
     pub fn fetch(series: Series) -> Result<Self> {
+        Self::fetch_with(series, &[])
+    }
+
+    /// The same with further modules.
+    ///
+    /// # Errors
+    /// As [`Kernel::fetch`].
+    pub fn fetch_with(series: Series, further: &[&str]) -> Result<Self> {
         let _lock = paths::cache_lock("kernels")?;
-        let folder = paths::cache()?.join("kernels").join(series.number());
+        let name: Vec<&str> = [series.number()].iter().chain(further).copied().collect();
+        let folder = paths::cache()?.join("kernels").join(name.join("+"));
+        let modules: Vec<&str> = MODULES.iter().chain(further).copied().collect();
         // The list of modules is written last, so that a folder with the right one is complete.
-        if fs::read_to_string(folder.join("wanted")).ok().as_deref() != Some(MODULES.join("\n").as_str()) {
-            progress::step(format!("downloading the Debian kernel {series} for guests"));
-            let apt = PrivateApt::new()?;
-            apt.unpack_kernel(series, &folder).with_context(|| format!("fetching guest kernel {series}"))?;
+        if fs::read_to_string(folder.join("wanted")).ok().as_deref() != Some(modules.join("\n").as_str()) {
+            progress::step(format!(
+                "downloading the kernel {series} of {} for guests",
+                series.distribution()
+            ));
+            let source = series.source();
+            let apt = PrivateApt::of(source.apt, &source.sources)?;
+            apt.unpack_kernel(series, source.metapackage, &modules, &folder)
+                .with_context(|| format!("fetching guest kernel {series}"))?;
         }
         Self::open(series, &folder)
     }
@@ -347,7 +415,7 @@ pub(crate) fn newer_qemu() -> Result<PathBuf> {
         if new.exists() {
             fs::remove_dir_all(&new).with_context(|| format!("removing the incomplete {}", new.display()))?;
         }
-        let apt = PrivateApt::of("apt-newer", &NEWER_QEMU)?;
+        let apt = PrivateApt::of("apt-newer", &Sources::Debian(&NEWER_QEMU))?;
         let packages = apt.with_dependencies("qemu-system-x86", NEWER_QEMU[1])?;
         let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
         apt.unpack(&packages, &new)?;
@@ -392,6 +460,21 @@ pub fn system() -> Result<PathBuf> {
     Ok(tree)
 }
 
+/// Ubuntu's archive.
+const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu";
+
+/// The keys of Ubuntu's archive, which Debian has a package of.
+fn ubuntu_keyring() -> Result<PathBuf> {
+    let _lock = paths::cache_lock("ubuntu-keyring")?;
+    let folder = paths::cache()?.join("ubuntu-keyring");
+    let keyring = folder.join("usr/share/keyrings/ubuntu-archive-keyring.gpg");
+    if !keyring.exists() {
+        unpack_packages(&["ubuntu-keyring"], &folder)?;
+    }
+    ensure!(keyring.exists(), "the package ubuntu-keyring has no {}", keyring.display());
+    Ok(keyring)
+}
+
 /// Unpacks packages into a folder, without what they depend on and without installing anything.
 ///
 /// # Errors
@@ -410,17 +493,16 @@ struct PrivateApt {
 impl PrivateApt {
     /// With the suites from which guests are made.
     fn new() -> Result<Self> {
-        let release = Release::of_this_host()?;
-        let suites: &[&str] = if release.version == "12" {
-            &["bookworm", "bookworm-backports"]
-        } else {
-            &["bookworm", "trixie"]
-        };
-        Self::of("apt", suites)
+        Self::of("apt", &Sources::Host)
     }
 
-    /// With these suites, in a folder of the cache of its own.
-    fn of(name: &str, suites: &[&str]) -> Result<Self> {
+    /// With these sources, in a folder of the cache of its own.
+    fn of(name: &str, sources: &Sources) -> Result<Self> {
+        // Before the lock of the folder: it has one itself.
+        let (keyring, mirror) = match sources {
+            Sources::Host | Sources::Debian(_) => (PathBuf::from(KEYRING), mirror()),
+            Sources::Ubuntu(_) => (ubuntu_keyring()?, UBUNTU.to_owned()),
+        };
         let lock = paths::cache_lock(name)?;
         let folder = paths::cache()?.join(name);
         for sub in ["lists/partial", "archives/partial"] {
@@ -432,9 +514,14 @@ impl PrivateApt {
             "what goes into guests is fetched with apt from Debian's suites; this host is {:?}",
             release.id
         );
-        let mirror = mirror();
+        let suites: &[&str] = match sources {
+            Sources::Host if release.version == "12" => &["bookworm", "bookworm-backports"],
+            Sources::Host => &["bookworm", "trixie"],
+            Sources::Debian(suites) | Sources::Ubuntu(suites) => suites,
+        };
+        let keyring = keyring.display();
         let sources: String =
-            suites.iter().map(|suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n")).collect();
+            suites.iter().map(|suite| format!("deb [signed-by={keyring}] {mirror} {suite} main\n")).collect();
         fs::write(folder.join("sources.list"), sources).context("writing the list of sources")?;
         fs::write(folder.join("status"), "").context("writing an empty package status")?;
         let at = |name: &str| folder.join(name).display().to_string();
@@ -490,30 +577,43 @@ impl PrivateApt {
         Ok(simulated(&output_of(&mut simulate, QUICK)?))
     }
 
-    fn unpack_kernel(&self, series: Series, into: &Path) -> Result<()> {
-        let known = output_of(self.command("apt-cache").args(["show", "linux-image-amd64"]), QUICK)?;
+    /// The packages a kernel is in: some have modules, and even the image, in packages of their own.
+    fn parts_of(&self, kernel: &str) -> Result<Vec<String>> {
+        let depends = output_of(self.command("apt-cache").args(["depends", kernel]), QUICK)?;
+        let parts = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        // The one without a version is for all kernels, and has none of them.
+        let holds = ["linux-modules-", "linux-binary-", "linux-base-"];
+        let parts = parts.filter(|part| holds.iter().any(|start| part.starts_with(start)));
+        Ok([kernel].into_iter().chain(parts).map(str::to_owned).collect())
+    }
+
+    fn unpack_kernel(&self, series: Series, metapackage: &str, modules: &[&str], into: &Path) -> Result<()> {
+        let known = output_of(self.command("apt-cache").args(["show", metapackage]), QUICK)?;
         let package = kernel_package(&known, series)
-            .with_context(|| format!("no version of linux-image-amd64 depends on a kernel {series}"))?;
+            .with_context(|| format!("no version of {metapackage} depends on a kernel {series}"))?;
         let version = package.trim_start_matches("linux-image-").to_owned();
         progress::step(format!("{package}: download and unpack"));
         let work = tempfile::tempdir_in(paths::cache()?).context("creating a folder to unpack in")?;
         let root = work.path().join("root");
-        self.unpack(&[&package], &root)?;
+        let parts = self.parts_of(&package)?;
+        self.unpack(&parts.iter().map(String::as_str).collect::<Vec<_>>(), &root)?;
 
         let ready = work.path().join("ready");
         fs::create_dir_all(ready.join("modules"))?;
-        fs::copy(root.join(format!("boot/vmlinuz-{version}")), ready.join("vmlinuz"))
-            .context("copying the kernel")?;
         // Debian 13 moved them.
         let tree = ["usr/lib/modules", "lib/modules"]
             .map(|folder| root.join(folder).join(&version))
             .into_iter()
             .find(|folder| folder.is_dir())
             .context("the kernel package has no modules")?;
-        let order = copy_modules(&tree, &ready.join("modules"))?;
+        // What comes after Debian 13 has it there, too.
+        let image = [root.join(format!("boot/vmlinuz-{version}")), tree.join("vmlinuz")];
+        let image = image.into_iter().find(|image| image.exists()).context("the package has no kernel")?;
+        fs::copy(&image, ready.join("vmlinuz")).with_context(|| format!("copying {}", image.display()))?;
+        let order = copy_modules(&tree, modules, &ready.join("modules"))?;
         fs::write(ready.join("order"), order.join("\n"))?;
         fs::write(ready.join("version"), &version)?;
-        fs::write(ready.join("wanted"), MODULES.join("\n"))?;
+        fs::write(ready.join("wanted"), modules.join("\n"))?;
         fs::create_dir_all(into.parent().context("the cache has a parent")?)?;
         if into.exists() {
             fs::remove_dir_all(into)
@@ -547,7 +647,7 @@ fn kernel_package(known: &str, series: Series) -> Option<String> {
 }
 
 /// Copies the wanted modules and what they depend on, uncompressed; returns file names in loading order.
-fn copy_modules(tree: &Path, to: &Path) -> Result<Vec<String>> {
+fn copy_modules(tree: &Path, modules: &[&str], to: &Path) -> Result<Vec<String>> {
     let mut index = HashMap::new();
     index_modules(tree, &mut index)?;
     ensure!(!index.is_empty(), "no kernel modules under {}", tree.display());
@@ -558,7 +658,7 @@ fn copy_modules(tree: &Path, to: &Path) -> Result<Vec<String>> {
         .collect();
     let mut order = Vec::new();
     let mut seen = BTreeSet::new();
-    for module in MODULES {
+    for module in modules {
         copy_module(module, &index, &built_in, to, &mut seen, &mut order)?;
     }
     Ok(order)

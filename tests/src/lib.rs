@@ -4,7 +4,7 @@
 //! guest kernels ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and
 //! languages ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), a host as a service has it ([`managed`]) under a service manager ([`keeper`]), the management API ([`management`]), several VMs on one
 //! device ([`tenants`]) and cgroups for them ([`cgroups`]), guest images ([`image`]) and the Python that some of them carry ([`python`]), virtual machines ([`vm`]) of
-//! whichever QEMU ([`qemu`]), the ways to reach the device from there ([`way`]) with the record of where they were gone ([`matrix`]), and huge pages ([`huge_pages`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
+//! whichever QEMU ([`qemu`]) and words with its monitor ([`qmp`]), the ways to reach the device from there ([`way`]) with the record of where they were gone ([`matrix`]), and huge pages ([`huge_pages`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
 
 pub mod agent_protocol;
 pub mod cgroups;
@@ -25,6 +25,7 @@ pub mod programs;
 pub mod progress;
 pub mod python;
 pub mod qemu;
+pub mod qmp;
 pub mod tenants;
 pub mod toolchain;
 pub mod vm;

@@ -38,7 +38,7 @@ impl Place {
 pub enum Outcome {
     /// Programs ran and printed what they print natively.
     Ran {
-        /// Version of the VMM.
+        /// Version of the VMM; empty where there is none.
         vmm: String,
         /// Version of the guest's kernel.
         kernel: String,

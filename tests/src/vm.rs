@@ -27,6 +27,7 @@ use crate::image::{Image, USER};
 use crate::paths::{self, Binaries};
 use crate::process::{self, Background};
 use crate::qemu::Qemu;
+use crate::qmp::Monitor;
 
 /// Software emulation on a busy machine of two cores is slow; a limit that is too short only makes tests lie.
 const BOOT: Duration = Duration::from_secs(240);
@@ -134,8 +135,14 @@ pub struct Machine {
     pub huge_pages: bool,
     /// Virtual CPUs.
     pub cpus: u32,
+    /// Whether they can run virtual machines themselves, emulated.
+    pub nested: bool,
     /// Graphics device.
     pub gpu: Gpu,
+    /// The socket of another vhost-user graphics device beside it.
+    pub another: Option<PathBuf>,
+    /// Whether it can give memory back, by [`Guest::monitor`].
+    pub balloon: bool,
     /// What runs it.
     pub qemu: Qemu,
     /// `None`: as [`Accelerator::choose`] says.
@@ -155,7 +162,10 @@ impl Machine {
             memory_mib: 1024,
             huge_pages: false,
             cpus: 1,
+            nested: false,
             gpu: Gpu::None,
+            another: None,
+            balloon: false,
             qemu: Qemu::Installed,
             accelerator: None,
             boot_limit: BOOT,
@@ -169,7 +179,7 @@ impl Machine {
             "-machine",
             &format!("q35,accel={}", accelerator.name()),
             "-cpu",
-            accelerator.cpu(),
+            if self.nested { "max,+svm,+npt" } else { accelerator.cpu() },
             "-smp",
             &self.cpus.to_string(),
             "-nodefaults",
@@ -197,6 +207,19 @@ impl Machine {
         .map(str::to_owned)
         .to_vec();
         let outputs = kernel.series.max_outputs();
+        if let Some(socket) = &self.another {
+            arguments.extend([
+                "-chardev".to_owned(),
+                format!("socket,id=another,path={}", escape(socket)),
+                "-device".to_owned(),
+                format!("vhost-user-gpu-pci,chardev=another,max_outputs={outputs}"),
+            ]);
+        }
+        if self.balloon {
+            arguments.extend(["-device", "virtio-balloon-pci"].map(str::to_owned));
+            arguments
+                .extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", escape(&files.monitor))]);
+        }
         match &self.gpu {
             Gpu::Arguments(given) => {
                 arguments.extend(given.iter().cloned());
@@ -246,6 +269,7 @@ struct Files {
     _folder: TempDir,
     initramfs: PathBuf,
     agent: PathBuf,
+    monitor: PathBuf,
     console: PathBuf,
     qemu_log: PathBuf,
 }
@@ -266,6 +290,7 @@ impl Files {
         Ok(Self {
             initramfs: folder.path().join("initramfs"),
             agent: folder.path().join("agent"),
+            monitor: folder.path().join("monitor"),
             console: logs.join("console"),
             qemu_log: logs.join("qemu"),
             _folder: folder,
@@ -624,6 +649,22 @@ impl Guest {
         self.link
             .wait(BOOT, how, |state| (state.boots > boots).then_some(()))
             .map_err(|error| self.explain(error))
+    }
+
+    /// Starts the kernel in the guest's `/boot` from the one that runs; returns when its agent is there.
+    ///
+    /// # Errors
+    /// When it does not come in time.
+    pub fn into_another_kernel(&self) -> Result<()> {
+        self.restart("kexec")
+    }
+
+    /// QEMU's monitor, of a machine with a balloon.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn monitor(&self) -> Result<Monitor> {
+        Monitor::connect(&self.files.monitor)
     }
 
     /// Orderly shutdown; returns when QEMU has ended.

@@ -10,6 +10,9 @@ use crate::matrix::{self, Place};
 use crate::qemu::Qemu;
 use crate::vm::{Gpu, Machine};
 
+/// The newer QEMU's device that passes on everything.
+const GENERIC: &str = "vhost-user-test-device-pci";
+
 /// How the guest's library speaks to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -97,23 +100,38 @@ impl Way {
     /// # Errors
     /// When the note cannot be written, or QEMU does not say its version.
     pub fn ran(&self, kernel: &Kernel) -> Result<()> {
-        let device = match self.qemu {
-            Qemu::Installed => "vhost-user-gpu-pci",
-            Qemu::Unpacked(_) => "vhost-user-test-device-pci",
-        };
-        let place = place(self.mode, device, kernel.series);
-        matrix::ran(place, &self.qemu.version()?, &kernel.version)
+        matrix::ran(self.place(kernel.series), &self.qemu.version()?, &kernel.version)
+    }
+
+    /// Notes in the matrix why none could.
+    ///
+    /// # Errors
+    /// When the note cannot be written.
+    pub fn not_run(&self, series: Series, reason: &str) -> Result<()> {
+        matrix::not_run(self.place(series), reason)
     }
 
     /// Notes in the matrix that there is no newer QEMU.
     ///
     /// # Errors
     /// When the note cannot be written.
-    pub fn not_run(mode: Mode, series: Series, reason: &str) -> Result<()> {
-        matrix::not_run(place(mode, "vhost-user-test-device-pci", series), reason)
+    pub fn no_newer(mode: Mode, series: Series) -> Result<()> {
+        matrix::not_run(place(mode, GENERIC, series), "no such QEMU could be had")
+    }
+
+    fn place(&self, series: Series) -> Place {
+        let device = match self.qemu {
+            Qemu::Installed => "vhost-user-gpu-pci",
+            Qemu::Unpacked(_) => GENERIC,
+        };
+        place(self.mode, device, series)
     }
 }
 
 fn place(mode: Mode, device: &str, series: Series) -> Place {
-    Place::new(&mode.name().to_uppercase(), &format!("QEMU, `{device}`"), &format!("Debian, {series}"))
+    Place::new(
+        &mode.name().to_uppercase(),
+        &format!("QEMU, `{device}`"),
+        &format!("{series}, {}", series.distribution()),
+    )
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use sluice_tests::direct::{self, Backend, PATIENCE};
+use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Finished, signal};
 use sluice_tests::{host, programs};
@@ -49,6 +50,8 @@ fn programs_print_the_same_natively_and_remoted() -> Result<()> {
         );
         passed(&remoted).with_context(|| program.name.clone())?;
     }
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    matrix::ran(Place::new("DIRECT", "none: a process", "the host's"), "", kernel.trim())?;
     backend.stop()
 }
 

@@ -16,7 +16,7 @@ pub(crate) fn run() -> Result<bool> {
 pub(crate) fn prepare() -> Result<Vec<Program>> {
     debian::ensure_packages()?;
     packages::ensure_tools()?;
-    for series in Series::ALL {
+    for series in Series::USUAL {
         Kernel::fetch(series)?;
     }
     if let Err(error) = debian::promtool() {

@@ -26,7 +26,7 @@ const LONG_TEST: Duration = Duration::from_secs(900);
 /// Test binaries whose tests run one at a time: machines of their own, or figures that others would spoil.
 const ALONE: &[&str] = &["vm", "figures", "newcomer"];
 /// Test binaries whose tests boot machines.
-const WITH_VM: &[&str] = &["vm", "guest", "newcomer"];
+const WITH_VM: &[&str] = &["vm", "guest", "newcomer", "cloud_hypervisor"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tier {

@@ -4,8 +4,10 @@
 //! it must become any user, signal any process and reboot. It knows nothing of Sluice.
 
 use std::env;
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufReader, Read, Write as _};
+use std::io::{self, BufReader, Read, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, Stdio};
@@ -151,8 +153,30 @@ fn shutdown(payload: &[u8]) -> Result<()> {
         b"poweroff" => start("/bin/poweroff", &["-f"]),
         // At once, without a word to any driver: as if somebody had pressed the button.
         b"reset" => fs::write("/proc/sysrq-trigger", "b").context("resetting"),
+        b"kexec" => another_kernel(),
         other => bail!("cannot {}", String::from_utf8_lossy(other)),
     }
+}
+
+/// Starts the kernel that lies in `/boot`, from this one, with this one's command line.
+#[expect(unsafe_code, reason = "two system calls that no crate has")]
+fn another_kernel() -> Result<()> {
+    let open = |path: &str| File::open(path).with_context(|| format!("opening {path}"));
+    let (kernel, initramfs) = (open("/boot/vmlinuz")?, open("/boot/initrd")?);
+    let line = fs::read_to_string("/proc/cmdline").context("reading the command line")?;
+    let line = CString::new(line.trim_end()).context("a command line")?;
+    let length = line.as_bytes_with_nul().len();
+    // SAFETY: two open descriptors, and a string of this length that ends in a zero and is only read.
+    let loaded = unsafe {
+        let (kernel, initramfs) = (kernel.as_raw_fd(), initramfs.as_raw_fd());
+        libc::syscall(libc::SYS_kexec_file_load, kernel, initramfs, length, line.as_ptr(), 0)
+    };
+    if loaded != 0 {
+        return Err(io::Error::last_os_error()).context("loading another kernel");
+    }
+    // SAFETY: no memory is named. It returns only when it is refused.
+    unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
+    Err(io::Error::last_os_error()).context("starting another kernel")
 }
 
 fn start(program: &str, arguments: &[&str]) -> Result<()> {
