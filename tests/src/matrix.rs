@@ -40,7 +40,7 @@ pub enum Outcome {
     Ran {
         /// Version of the VMM; empty where there is none.
         vmm: String,
-        /// Version of the guest's kernel.
+        /// Version of the guest's kernel; empty where there is no guest.
         kernel: String,
     },
     /// Nothing ran, for this reason.

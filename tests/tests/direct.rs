@@ -50,8 +50,8 @@ fn programs_print_the_same_natively_and_remoted() -> Result<()> {
         );
         passed(&remoted).with_context(|| program.name.clone())?;
     }
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    matrix::ran(Place::new("DIRECT", "none: a process", "the host's"), "", kernel.trim())?;
+    // Whichever kernel this is, it is no guest's.
+    matrix::ran(Place::new("DIRECT", "none: a process", "the host's"), "", "")?;
     backend.stop()
 }
 

@@ -51,7 +51,7 @@ fn written(cells: &[Cell]) -> String {
         .to_owned();
     for Cell { place, day, outcome } in cells {
         let result = match outcome {
-            Outcome::Ran { vmm, kernel } if vmm.is_empty() => format!("**ran** {day}: {kernel}"),
+            Outcome::Ran { vmm, .. } if vmm.is_empty() => format!("**ran** {day}"),
             Outcome::Ran { vmm, kernel } => format!("**ran** {day}: {vmm}, {kernel}"),
             Outcome::NotRun { reason } => format!("not run {day}: {reason}"),
         };
