@@ -55,7 +55,7 @@ fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     backend.stop()
 }
 
-// Promise: V15
+// Promise: V15, V22
 #[test]
 fn programs_compute_where_no_guest_page_is_mapped_in_place() -> Result<()> {
     let binaries = Binaries::locate()?;
