@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use sluice_protocol::calls;
 use sluice_protocol::stream::{FromGuest, HEAD_BYTES, ToGuest};
 use sluice_tests::direct::{self, Backend, PATIENCE};
+use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Finished, signal};
 use sluice_tests::{host, programs};
@@ -59,6 +60,7 @@ fn programs_print_the_same_without_shared_memory() -> Result<()> {
         );
         passed(&remoted).with_context(|| program.name.clone())?;
     }
+    matrix::ran(Place::new("VSOCK", "none: a Unix socket", "the host's"), "", "")?;
     backend.stop()
 }
 
