@@ -24,9 +24,9 @@ const TEST: Duration = Duration::from_secs(180);
 const LONG_TEST: Duration = Duration::from_secs(900);
 
 /// Test binaries whose tests run one at a time: machines of their own, or figures that others would spoil.
-const ALONE: &[&str] = &["vm", "figures", "newcomer"];
+const ALONE: &[&str] = &["vm", "figures", "newcomer", "vmms"];
 /// Test binaries whose tests boot machines.
-const WITH_VM: &[&str] = &["vm", "guest", "newcomer", "cloud_hypervisor"];
+const WITH_VM: &[&str] = &["vm", "guest", "newcomer", "cloud_hypervisor", "vmms"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tier {

@@ -97,10 +97,14 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
     for gpu in &gpus {
         findings.extend(virtio_gpu(system, gpu));
     }
-    let others = |finding: &Finding| finding.name == DEVICE && finding.verdict == Verdict::Bad;
-    if findings.iter().any(|finding| finding.name == TRANSPORT) {
+    let is_way = |finding: &Finding| finding.name == TRANSPORT;
+    if !findings.iter().any(is_way) && findings.iter().all(|finding| finding.name == DEVICE) {
+        // Programs try the socket next, unless there is a device that they may not open.
+        findings.extend(vsock(system));
+    }
+    if findings.iter().any(is_way) {
         // One is enough; what is plugged in beside it is somebody else's.
-        findings.retain(|finding| !others(finding));
+        findings.retain(|finding| !(finding.name == DEVICE && finding.verdict == Verdict::Bad));
     }
     findings
 }
@@ -128,10 +132,8 @@ fn direct(socket: &Path) -> Finding {
 /// There is no graphics device on the virtio bus.
 fn no_gpu(system: &System) -> Finding {
     let (release, driver) = (&system.release, system.has_module("virtio_gpu"));
-    if system.path("dev/vsock").exists() && !system.virtio(VSOCK).is_empty() {
-        let found = format!("VSOCK: no virtio GPU is plugged in, a virtio socket is (kernel {release})");
-        let advice = "it works without shared memory, hence slower; plug in Sluice's virtio GPU where the VMM and the kernel can";
-        return Finding::new(TRANSPORT, Verdict::Poor, found, advice);
+    if let Some(finding) = vsock(system) {
+        return finding;
     }
     let advice = if driver {
         "on the host: `sluice create NAME` prints what to add to the VMM's command line; the VM has to be started anew"
@@ -140,6 +142,18 @@ fn no_gpu(system: &System) -> Finding {
          install one that has (Debian: linux-image-amd64 instead of the cloud kernel; Ubuntu: linux-modules-extra)"
     };
     Finding::new(TRANSPORT, Verdict::Bad, format!("no virtio GPU is plugged in (kernel {release})"), advice)
+}
+
+/// A virtual socket, where there is no device that could share memory.
+fn vsock(system: &System) -> Option<Finding> {
+    let there = system.path("dev/vsock").exists() && !system.virtio(VSOCK).is_empty();
+    there.then(|| {
+        let release = &system.release;
+        let found = format!("VSOCK: a virtual socket is plugged in, and no virtio GPU of Sluice's (kernel {release})");
+        let advice = "it works without shared memory, hence slower, if the host serves it (see start); plug in Sluice's virtio GPU where \
+                      the VMM and the kernel can";
+        Finding::new(TRANSPORT, Verdict::Poor, found, advice)
+    })
 }
 
 /// One graphics device on the virtio bus.
@@ -352,6 +366,9 @@ mod tests {
         fake.says("permission", Verdict::Bad, "Permission denied", "usermod -a -G render");
         fake.system.look = |_| Ok(Node::OtherVirtio);
         fake.says(DEVICE, Verdict::Bad, "not Sluice's", "capset 27");
+        fake.file("sys/bus/virtio/devices/virtio1/device", "0x0013\n");
+        fake.file("dev/vsock", "");
+        fake.says(TRANSPORT, Verdict::Poor, "VSOCK", "slower");
     }
 
     // Promise: G21
