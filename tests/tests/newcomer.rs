@@ -221,6 +221,40 @@ fn newer(packages: &Packages) -> Result<Vec<(String, Vec<u8>)>> {
     Ok(made)
 }
 
+// Promise: A31
+#[test]
+#[ignore = "for the full tier"]
+fn the_service_can_be_stopped_at_any_point_of_its_start() -> Result<()> {
+    let packages = packages::quick()?;
+    let which = [Package::Host, Package::Softgpu];
+    let guest = boot("newcomer-stop", Gpu::None, &packages, &which)?;
+    install(&guest, &which)?;
+    root(&guest, READY).context("the service")?;
+    root(&guest, "systemctl stop sluiced")?;
+    for delay in ["0.1", "0.3", "0.6", "1", "1.5", "2", "3", "5"] {
+        // systemd kills what does not end within 90 s.
+        let script = format!(
+            "systemctl start --no-block sluiced; sleep {delay}; begin=$(date +%s); systemctl stop sluiced; \
+             took=$(($(date +%s) - begin)); echo $took; systemctl --quiet is-failed sluiced && exit 1; [ $took -lt 60 ]"
+        );
+        let took = root(&guest, &script).with_context(|| format!("stopped after {delay} s"))?.stdout;
+        println!("stopped after {delay} s: {} s", took.trim());
+    }
+    // As on the first day, again and again: with a device and a state that have to be made.
+    for round in 0..8 {
+        let script = format!(
+            "systemctl stop sluiced; rm -rf /dev/shm/sluice-softgpu-0 /var/lib/sluice/*; begin=$(date +%s); \
+             systemctl start sluiced && ( {READY} ) && echo $(($(date +%s) - begin))"
+        );
+        let took = root(&guest, &script).with_context(|| format!("started for the {round}th time"))?.stdout;
+        println!("started within {} s", took.trim());
+        ensure!(took.trim().parse::<u32>()? < 60, "it took {took} s");
+    }
+    let left = "ls -l /proc/[0-9]*/exe 2> /dev/null | grep -c /libexec/sluice/sluiced";
+    ensure!(root(&guest, left)?.stdout.trim() == "1", "more than one daemon");
+    guest.kill()
+}
+
 // Promise: G22
 #[test]
 #[ignore = "for the full tier"]

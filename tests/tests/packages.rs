@@ -158,6 +158,10 @@ fn the_guests_archives_hold_the_same() -> Result<()> {
 // Promise: G20
 #[test]
 fn in_a_guest_ours_is_found_before_an_installed_driver_until_it_is_switched_off() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP: ldconfig works on another root for root only");
+        return Ok(());
+    }
     let packages = packages::quick()?;
     let root = unpack(&packages, &[Package::Guest])?;
     let at = |path: &str| root.path().join(path);

@@ -6,9 +6,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
 use sluice_tests::debian::{self, Kernel, Series};
 use sluice_tests::host::Host;
 use sluice_tests::image::Image;
+use sluice_tests::managed::{Host as HostOfMany, Options};
 use sluice_tests::paths::{self, Binaries};
 use sluice_tests::process::{output_of, run};
 use sluice_tests::programs::{self, Program};
@@ -170,5 +172,69 @@ fn virsh_starts_the_shipped_domain_and_it_computes() -> Result<()> {
         finished.stderr
     );
     host.stop()?;
+    Ok(())
+}
+
+/// What the management API says of a VM of 4 GiB, with its paths as the shipped files have them.
+fn said_by_the_api() -> Result<Value> {
+    let host = HostOfMany::start(&Options::default())?;
+    let vm =
+        host.put_with("web-1", json!({ "guest_memory_bytes": 4_u64 << 30, "memory_bytes": 64 << 20 }))?;
+    let socket = vm["connect"]["socket"].as_str().context("a socket")?;
+    let stem = socket.strip_suffix(".sock").context("a socket's name")?;
+    let connect = serde_json::from_str(&vm["connect"].to_string().replace(stem, "/run/sluice/vm-1000"))?;
+    host.stop()?;
+    Ok(connect)
+}
+
+/// The values of `name=value` pairs by commas, outside of brackets.
+fn value<'a>(argument: &'a str, name: &str) -> Result<&'a str> {
+    let (_, rest) =
+        argument.split_once(&format!("{name}=")).with_context(|| format!("no {name} in {argument}"))?;
+    let end = if rest.starts_with('[') { rest.find(']').map(|end| end + 1) } else { rest.find(',') };
+    Ok(&rest[..end.unwrap_or(rest.len())])
+}
+
+// Promise: V42
+#[test]
+fn files_for_cloud_hypervisor_and_firecracker_say_what_the_api_says() -> Result<()> {
+    let connect = said_by_the_api()?;
+    let words = |list: &Value| -> Vec<String> {
+        list.as_array().into_iter().flatten().filter_map(|word| Some(word.as_str()?.to_owned())).collect()
+    };
+    let api = words(&connect["cloud_hypervisor"]);
+
+    // The script, run with a program that prints what it is given.
+    let folder = tempfile::tempdir()?;
+    let program = folder.path().join("cloud-hypervisor");
+    fs::write(&program, "#!/bin/sh\nprintf '%s\\n' \"$@\"\n")?;
+    output_of(Command::new("chmod").arg("+x").arg(&program), QUICK)?;
+    let mut script = Command::new("sh");
+    script.arg(paths::workspace().join("vmm-configs/cloud-hypervisor.sh")).arg("--kernel");
+    script.env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()));
+    let given = output_of(&mut script, QUICK)?;
+    let given: Vec<&str> = given.lines().collect();
+    ensure!(given[..api.len()] == api && given[api.len()..] == ["--kernel"], "{given:?} {api:?}");
+
+    let body: Value = serde_json::from_str(&shipped("cloud-hypervisor.json")?)?;
+    let [_, memory, _, device] = &api[..] else { anyhow::bail!("{api:?}") };
+    ensure!(body["memory"]["size"].to_string() == value(memory, "size")?, "{body} {memory}");
+    ensure!(body["memory"]["shared"] == true && value(memory, "shared")? == "on", "{body} {memory}");
+    let gpu = &body["generic_vhost_user"][0];
+    ensure!(gpu["socket"] == value(device, "socket")?, "{gpu} {device}");
+    ensure!(gpu["device_type"].to_string() == value(device, "device_type")?, "{gpu} {device}");
+    ensure!(gpu["queue_sizes"].to_string() == value(device, "queue_sizes")?, "{gpu} {device}");
+
+    let vsock: Value = serde_json::from_str(&shipped("cloud-hypervisor-vsock.json")?)?;
+    let api = words(&connect["vsock"]["cloud_hypervisor"]);
+    let shown = format!(
+        "cid={},socket={}",
+        vsock["vsock"]["cid"],
+        vsock["vsock"]["socket"].as_str().unwrap_or_default()
+    );
+    ensure!(api == ["--vsock", &shown], "{vsock} {api:?}");
+
+    let firecracker: Value = serde_json::from_str(&shipped("firecracker-vsock.json")?)?;
+    ensure!(firecracker == connect["vsock"]["firecracker"], "{firecracker} {}", connect["vsock"]);
     Ok(())
 }

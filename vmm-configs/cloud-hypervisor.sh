@@ -1,0 +1,10 @@
+#!/bin/sh
+# A Sluice GPU for a VM of stock Cloud Hypervisor, 53 or newer. Add your own options: ./cloud-hypervisor.sh --kernel … --disk …
+#
+#     sluice create web-1 --guest-memory 4GiB      # on the host; prints the socket, which must be there before the VMM starts
+#
+# The device maps guest memory, so that must be shared. 16 is a GPU to virtio, which has a queue for commands and one for a cursor.
+exec cloud-hypervisor \
+    --memory size=4294967296,shared=on \
+    --generic-vhost-user 'socket=/run/sluice/vm-1000.sock,device_type=16,queue_sizes=[1024,16]' \
+    "$@"
