@@ -3,7 +3,8 @@
 #
 #     sluice create web-1 --guest-memory 4GiB      # on the host; prints the socket, which must be there before the VMM starts
 #
-# The device maps guest memory, so that must be shared. 16 is a GPU to virtio, which has a queue for commands and one for a cursor.
+# The device maps guest memory, so that must be shared; Cloud Hypervisor does not seal it, so sluiced takes it only with
+# `trust-vmm-memory = true` in its configuration. 16 is a GPU to virtio, which has a queue for commands and one for a cursor.
 exec cloud-hypervisor \
     --memory size=4294967296,shared=on \
     --generic-vhost-user 'socket=/run/sluice/vm-1000.sock,device_type=16,queue_sizes=[1024,16]' \
