@@ -1,6 +1,7 @@
 //! One connection: frames in, frames out, and the one place where its thread waits.
 
 use super::{
+    Neighbours,
     bridge::Bridge,
     memory::{Budget, Memory, MemoryError},
     mirror::{Mirror, Out, RecordError},
@@ -96,6 +97,10 @@ pub(super) struct Connection {
     /// How much of `output` is sent.
     sent: usize,
     began: Instant,
+    /// Of all connections of the device.
+    neighbours: Arc<Neighbours>,
+    /// Written when a new one has come.
+    arrival: Arc<OwnedFd>,
     /// Dropped last: whoever waits for the end of this connection waits for that.
     socket: Arc<File>,
 }
@@ -135,7 +140,12 @@ impl Input {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd, link: &Arc<Link>, budget: &Arc<Budget>) -> Result<Connection, End> {
+    pub(super) fn new(
+        socket: OwnedFd,
+        link: &Arc<Link>,
+        budget: &Arc<Budget>,
+        neighbours: &Arc<Neighbours>,
+    ) -> Result<Connection, End> {
         rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;
         let memory = Memory::new(budget)?;
         let mut device = Device::new(Policy::Sealed, Arc::clone(link))?;
@@ -151,6 +161,8 @@ impl Connection {
             output: Vec::new(),
             sent: 0,
             began: Instant::now(),
+            neighbours: Arc::clone(neighbours),
+            arrival: neighbours.join()?,
             socket: vring::known(File::from(socket)),
         })
     }
@@ -199,7 +211,7 @@ impl Connection {
         !self.bridge.is_waiting()
     }
 
-    fn sleep(&self) -> Result<Flow, End> {
+    fn sleep(&mut self) -> Result<Flow, End> {
         let mut wanted = PollFlags::empty();
         wanted.set(PollFlags::IN, self.may_receive());
         wanted.set(PollFlags::OUT, !self.output.is_empty());
@@ -212,13 +224,25 @@ impl Connection {
             }
         };
         let events = self.bridge.device.poller.descriptor();
-        let mut fds = [PollFd::new(&*self.socket, wanted), PollFd::new(&events, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&*self.socket, wanted),
+            PollFd::new(&events, PollFlags::IN),
+            PollFd::new(&*self.arrival, PollFlags::IN),
+        ];
         match poll(&mut fds, timeout.as_ref()) {
             // Hung up: also where nothing is read for now.
-            Ok(_) if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) => Ok(Flow::Over),
-            Ok(_) | Err(Errno::INTR) => Ok(Flow::More),
-            Err(error) => Err(error.into()),
+            Ok(_) if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) => return Ok(Flow::Over),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
+        if fds[2].revents().contains(PollFlags::IN) {
+            // Taken by nobody else, so it is there.
+            let _ = rustix::io::read(&*self.arrival, &mut [0; 8]);
+            if let Some(mirror) = &mut self.mirror {
+                mirror.pulse();
+            }
+        }
+        Ok(Flow::More)
     }
 
     // ---- in ----
@@ -292,6 +316,7 @@ impl Connection {
                 return Err(order);
             }
             self.greeted = true;
+            self.neighbours.tell(&self.arrival);
             // Whichever side is older says so.
             self.put(&ToGuest::Hello { version: calls::VERSION }.encode());
             if version != calls::VERSION {
@@ -398,9 +423,7 @@ impl Connection {
     /// Collects what is to be sent next.
     fn fill(&mut self) {
         let Some(mirror) = &mut self.mirror else { return };
-        if !mirror.look() {
-            return;
-        }
+        mirror.look();
         while self.output.len() < OUTPUT_BYTES {
             let Some(next) = mirror.next() else { return };
             match next {

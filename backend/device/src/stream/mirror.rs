@@ -177,6 +177,13 @@ impl Mirror {
         self.out.push_back(Out::Frame(ToGuest::State { state: session::LOST, error: written }));
     }
 
+    /// Has something sent that changes nothing, unless something is to be sent anyway.
+    pub(super) fn pulse(&mut self) {
+        if self.out.is_empty() {
+            self.out.push_back(Out::Frame(ToGuest::Room { head: self.head }));
+        }
+    }
+
     /// Looks for changes, if all that was found before was sent; whether there is something to be sent.
     pub(super) fn look(&mut self) -> bool {
         if self.out.is_empty() && !self.is_over() {
@@ -350,6 +357,12 @@ mod tests {
         assert_eq!(sent(&mut mirror), [], "an old sequence is not sent again");
         session::set_completed(&words, 5, 4);
         assert_eq!(sent(&mut mirror), [sequence(5, 4)]);
+        mirror.pulse();
+        assert_eq!(
+            sent(&mut mirror),
+            [Out::Frame(ToGuest::Room { head: 0 })],
+            "what the guest knows already"
+        );
     }
 
     // Promise: V21

@@ -18,12 +18,17 @@ mod mirror;
 use crate::{limiter::Limiter, link::Link};
 use connection::Connection;
 use memory::Budget;
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fd::OwnedFd,
+    io::Errno,
+};
 use sluice_protocol::limits;
 use std::{
     io,
     os::unix::net::UnixListener,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -37,6 +42,7 @@ pub fn start(listener: UnixListener, link: Arc<Link>) -> io::Result<()> {
 
 fn serve(listener: &UnixListener, link: &Arc<Link>) {
     let budget = Budget::new(limits::STREAM_BYTES);
+    let neighbours = Arc::new(Neighbours::default());
     let places = Arc::new(Places { taken: Mutex::new(0), freed: Condvar::new() });
     loop {
         // Those who come too many wait in the listener's queue, which the kernel bounds.
@@ -50,11 +56,11 @@ fn serve(listener: &UnixListener, link: &Arc<Link>) {
                 continue;
             }
         };
-        let (link, budget) = (Arc::clone(link), Arc::clone(&budget));
+        let (link, budget, neighbours) = (Arc::clone(link), Arc::clone(&budget), Arc::clone(&neighbours));
         let spawned = std::thread::Builder::new().name("stream".into()).spawn(move || {
             let _place = place;
             let served = catch_unwind(AssertUnwindSafe(|| {
-                Connection::new(socket.into(), &link, &budget).and_then(Connection::serve)
+                Connection::new(socket.into(), &link, &budget, &neighbours).and_then(Connection::serve)
             }));
             static LINES: Limiter = Limiter::new();
             match served {
@@ -66,6 +72,33 @@ fn serve(listener: &UnixListener, link: &Arc<Link>) {
         if let Err(error) = spawned {
             static LINES: Limiter = Limiter::new();
             LINES.run(|suppressed| tracing::error!(%error, suppressed, "a stream cannot be served"));
+        }
+    }
+}
+
+/// The connections of one device, as far as they concern each other. A guest that was started anew knows nothing of the streams
+/// it had, and says so when it is told something on one, which ends that. So when a new guest process comes, the others are told
+/// something: what one of before still holds, it may be about to want. Not at any other time, for a virtual socket device
+/// whose guest is just starting has been seen to fail when it is given something.
+#[derive(Debug, Default)]
+struct Neighbours(Mutex<Vec<Weak<OwnedFd>>>);
+
+impl Neighbours {
+    /// A connection's own eventfd, to be written when another comes.
+    fn join(&self) -> Result<Arc<OwnedFd>, Errno> {
+        let own = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(&own));
+        Ok(own)
+    }
+
+    /// Tells the others that this one has come.
+    fn tell(&self, own: &Arc<OwnedFd>) {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for other in all.iter().filter_map(Weak::upgrade).filter(|other| !Arc::ptr_eq(other, own)) {
+            // AGAIN would mean that it is told already.
+            let _ = rustix::io::write(&*other, &1u64.to_ne_bytes());
         }
     }
 }
@@ -102,8 +135,9 @@ impl Drop for Place {
 /// # Errors
 /// In words, why it ended other than by its guest's going.
 #[cfg(any(test, fuzzing))]
-pub fn serve_one(socket: rustix::fd::OwnedFd, link: &Arc<Link>) -> Result<(), String> {
-    let connection = Connection::new(socket, link, &Budget::new(limits::STREAM_BYTES));
+pub fn serve_one(socket: OwnedFd, link: &Arc<Link>) -> Result<(), String> {
+    let (budget, neighbours) = (Budget::new(limits::STREAM_BYTES), Arc::new(Neighbours::default()));
+    let connection = Connection::new(socket, link, &budget, &neighbours);
     connection.and_then(Connection::serve).map_err(|end| end.to_string())
 }
 
