@@ -10,7 +10,7 @@
 #![expect(unsafe_code, reason = "the address of a virtual socket, and access to the control resource")]
 
 use super::{Resource, Token, Transport, TransportError, direct::signals_blocked, held::Held};
-use crate::{arguments::host, error::Error, process};
+use crate::{arguments::host, error::Error, log, process};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsRawFd, OwnedFd},
@@ -40,8 +40,16 @@ use std::{
     time::Duration,
 };
 
+/// Seconds that the other end may take to be reached: the kernel's own two are little where machines are slow, and where nobody
+/// listens the answer comes at once.
+const REACHED: libc::time_t = 8;
+/// SO_VM_SOCKETS_CONNECT_TIMEOUT.
+const CONNECT_TIMEOUT: libc::c_int = 6;
 /// How long the host may take to say hello.
 const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// Bytes that are given to a virtual socket at once. What a kernel puts into one packet it may lay into several pieces when it is
+/// more than eight pages, and devices in user space are known that drop such packets.
+const PACKET_BYTES: usize = 28 << 10;
 /// Bytes that are sent or received at once: a bulk frame and a record.
 const BUFFER_BYTES: usize = limits::STREAM_BULK_BYTES + limits::RECORD_BYTES + 2 * HEAD_BYTES;
 
@@ -56,6 +64,8 @@ pub struct Vsock {
 #[derive(Debug)]
 struct Connection {
     socket: Held,
+    /// Bytes that are given to the socket at once.
+    packet: usize,
     /// Locked for as long as frames that belong together are sent.
     output: Mutex<Output>,
     /// Resources by their addresses: id and bytes.
@@ -86,6 +96,15 @@ impl Vsock {
             // No such family, or a sandbox that knows none.
             Err(_) => return Err(TransportError::NoDevice),
         };
+        let patience = libc::timeval { tv_sec: REACHED, tv_usec: 0 };
+        #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
+        let length = size_of::<libc::timeval>() as libc::socklen_t;
+        // An error leaves the kernel's own.
+        // SAFETY: an open socket, and a value of the given length.
+        let _ = unsafe {
+            let (level, name) = (libc::AF_VSOCK, CONNECT_TIMEOUT);
+            libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const patience).cast(), length)
+        };
         // SAFETY: all zeroes is a value of this structure.
         let mut address: libc::sockaddr_vm = unsafe { core::mem::zeroed() };
         #[expect(clippy::cast_possible_truncation, reason = "small constants")]
@@ -97,8 +116,12 @@ impl Vsock {
             // SAFETY: an open socket, and an address of the given length.
             unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) }
         });
-        // Refused, reset, no device, no route, timed out: nobody there speaks with us.
-        if connected == 0 { Vsock::greet(socket) } else { Err(TransportError::NoDevice) }
+        if connected != 0 {
+            // Refused, reset, no device, no route, timed out: nobody there speaks with us.
+            log::info(format_args!("no host at a virtual socket: {}", std::io::Error::last_os_error()));
+            return Err(TransportError::NoDevice);
+        }
+        Vsock::greet(socket, PACKET_BYTES)
     }
 
     /// Connects to the host that listens at `path`.
@@ -111,15 +134,16 @@ impl Vsock {
                 what: "connecting to SLUICE_SOCKET",
                 error: Errno::from_io_error(&error).unwrap_or(Errno::IO),
             })?;
-        Vsock::greet(stream.into())
+        Vsock::greet(stream.into(), BUFFER_BYTES)
     }
 
     /// Sees that the other side speaks as this one does.
-    fn greet(socket: OwnedFd) -> Result<Vsock, TransportError> {
+    fn greet(socket: OwnedFd, packet: usize) -> Result<Vsock, TransportError> {
         let system = |error| TransportError::System { what: "the connection", error };
         let output = Output { buffer: vec![0; BUFFER_BYTES].into(), length: 0 };
         let shared = Connection {
             socket: Held::new(socket).map_err(system)?,
+            packet,
             output: Mutex::new(output),
             resources: Mutex::default(),
             arrivals: AtomicU32::new(0),
@@ -201,7 +225,8 @@ impl Connection {
         self.alive()?;
         let mut left = output.buffer.get(..length).unwrap_or_default();
         while !left.is_empty() {
-            match send(self.socket.get()?, left, SendFlags::NOSIGNAL) {
+            let packet = left.get(..self.packet).unwrap_or(left);
+            match send(self.socket.get()?, packet, SendFlags::NOSIGNAL) {
                 Ok(count) => left = left.get(count..).unwrap_or_default(),
                 Err(Errno::INTR) => {}
                 Err(_) => {
