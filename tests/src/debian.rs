@@ -338,10 +338,24 @@ impl Kernel {
     /// # Errors
     /// As [`Kernel::fetch`].
     pub fn fetch_with(series: Series, further: &[&str]) -> Result<Self> {
-        let _lock = paths::cache_lock("kernels")?;
         let name: Vec<&str> = [series.number()].iter().chain(further).copied().collect();
-        let folder = paths::cache()?.join("kernels").join(name.join("+"));
         let modules: Vec<&str> = MODULES.iter().chain(further).copied().collect();
+        Self::fetch_as(series, series.source().metapackage, &name.join("+"), &modules)
+    }
+
+    /// Debian's build of a series for virtual machines in clouds, which has no graphics of any kind. It loads what a virtual
+    /// socket needs.
+    ///
+    /// # Errors
+    /// As [`Kernel::fetch`].
+    pub fn fetch_cloud(series: Series) -> Result<Self> {
+        let modules = ["virtio_pci", "virtio_console", "vmw_vsock_virtio_transport"];
+        Self::fetch_as(series, "linux-image-cloud-amd64", &format!("{series}-cloud"), &modules)
+    }
+
+    fn fetch_as(series: Series, metapackage: &str, name: &str, modules: &[&str]) -> Result<Self> {
+        let _lock = paths::cache_lock("kernels")?;
+        let folder = paths::cache()?.join("kernels").join(name);
         // The list of modules is written last, so that a folder with the right one is complete.
         if fs::read_to_string(folder.join("wanted")).ok().as_deref() != Some(modules.join("\n").as_str()) {
             progress::step(format!(
@@ -350,7 +364,7 @@ impl Kernel {
             ));
             let source = series.source();
             let apt = PrivateApt::of(source.apt, &source.sources)?;
-            apt.unpack_kernel(series, source.metapackage, &modules, &folder)
+            apt.unpack_kernel(series, metapackage, modules, &folder)
                 .with_context(|| format!("fetching guest kernel {series}"))?;
         }
         Self::open(series, &folder)

@@ -28,6 +28,7 @@ pub mod qemu;
 pub mod qmp;
 pub mod tenants;
 pub mod toolchain;
+pub mod virtual_socket;
 pub mod vm;
 pub mod way;
 pub mod wheels;

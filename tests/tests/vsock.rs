@@ -1,20 +1,25 @@
-//! Guests that share no memory with the host. Here what they say goes through a Unix socket, as it leaves a VMM or a
-//! user-space virtual socket device; the same programs, the same processes behind.
+//! Guests that share no memory with the host. In most tests what they say goes through a Unix socket, as it leaves a VMM or a
+//! user-space virtual socket device; the same programs, the same processes behind. In one it comes out of a virtual machine.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use sluice_protocol::calls;
 use sluice_protocol::stream::{FromGuest, HEAD_BYTES, ToGuest};
+use sluice_tests::debian::{Kernel, Series};
 use sluice_tests::direct::{self, Backend, PATIENCE};
+use sluice_tests::host::{self, Host};
+use sluice_tests::image::Image;
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
-use sluice_tests::process::{Finished, signal};
-use sluice_tests::{host, programs};
+use sluice_tests::process::{Finished, signal, tail};
+use sluice_tests::qemu::Qemu;
+use sluice_tests::vm::{Gpu, Guest, GuestCommand, Machine};
+use sluice_tests::{programs, virtual_socket};
 
 fn program(name: &str) -> Result<PathBuf> {
     let programs = programs::compile_all()?;
@@ -205,3 +210,126 @@ fn a_guest_that_never_reads_costs_itself() -> Result<()> {
     ensure!(backend.device()? == device, "the device is the same process");
     backend.stop()
 }
+
+/// What a machine needs to share its memory with a device of its VMM, and that device: its virtual socket.
+fn arguments(memory_mib: u32, socket: &Path) -> Vec<String> {
+    let memory = format!("memory-backend-memfd,id=mem0,size={memory_mib}M,share=on");
+    let chardev = format!("socket,id=vsock,path={}", socket.display());
+    [
+        "-object",
+        &memory,
+        "-machine",
+        "memory-backend=mem0",
+        "-m",
+        &format!("{memory_mib}M"),
+        "-chardev",
+        &chardev,
+    ]
+    .into_iter()
+    .chain(["-device", "vhost-user-vsock-pci,chardev=vsock"])
+    .map(str::to_owned)
+    .collect()
+}
+
+/// A stock kernel that has no graphics at all, an ordinary user, no settings: the library finds the host by itself.
+// Promise: V24
+#[test]
+#[ignore = "for the full tier"]
+fn a_guest_without_graphics_computes_over_a_virtual_socket() -> Result<()> {
+    let series = Series::V6_12;
+    let kernel = format!("{series} cloud, {}", series.distribution());
+    let place = Place::new("VSOCK", "QEMU, `vhost-user-vsock-pci`", &kernel);
+    let device = match virtual_socket::program() {
+        Ok(device) => device,
+        Err(error) => {
+            println!("SKIP: no virtual socket device: {error:#}");
+            return matrix::not_run(place, "vhost-device-vsock could not be built");
+        }
+    };
+    let binaries = Binaries::locate()?;
+    let programs = programs::compile_all()?;
+    let kernel = Kernel::fetch_cloud(series)?;
+    let image = Image::with_sluice(&kernel, &binaries, &programs)?;
+    let host = Host::start(&binaries, series, None)?;
+    let workers = |count: usize| {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let workers = direct::descendants(host.process(), "sluice-worker")?;
+            if workers.len() == count {
+                return anyhow::Ok(());
+            }
+            ensure!(Instant::now() < deadline, "{} workers live, {count} expected", workers.len());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let uds = host.socket().with_file_name("vm-1.vsock");
+    let socket = host.socket().with_file_name("vm-1.vsock.vhost");
+    let _device = virtual_socket::start(&device, &uds, &socket, &host.folder().join("vsock.log"))?;
+    let memory_mib = 1024;
+    let gpu = Gpu::Arguments(arguments(memory_mib, &socket));
+    let machine = Machine { memory_mib, gpu, ..Machine::new("vsock") };
+    let guest = Guest::boot(&machine, &kernel, &image)?;
+    println!("booted {}", kernel.version);
+    ensure!(!guest.hello()?.render_node, "this kernel has graphics");
+    let run = |words: &[&str]| guest.start(&GuestCommand::program(words).limit(2 * PATIENCE))?.wait();
+    for program in programs.iter().filter(|program| VISITING.contains(&program.name.as_str())) {
+        let native = host::run_native(&binaries, &program.path, &[], PATIENCE)?;
+        let remoted = run(&[&program.name])?;
+        println!("{}: native {:?}, in the VM {:?}", program.name, native.elapsed, remoted.elapsed);
+        let expected = native.stdout.replace("unified addressing 1", "unified addressing 0");
+        ensure!(
+            expected == remoted.stdout && native.status.code() == remoted.code,
+            "{}: natively {}\n{}\nin the VM {:?}\n{}\n{}\nthe host's side:\n{}",
+            program.name,
+            native.status,
+            native.stdout,
+            remoted.code,
+            remoted.stdout,
+            remoted.stderr,
+            tail(&host.printed(), 30)
+        );
+    }
+    let zero_copy = run(&["zero_copy", "touch"])?.expect_success()?;
+    ensure!(zero_copy.stdout.contains("zero-copy is masked: yes"), "{}", zero_copy.stdout);
+
+    // A process that is killed takes its worker with it, and nobody else's.
+    let neighbour = guest.start(&GuestCommand::program(&["hold", "1000"]))?;
+    neighbour.wait_for_output("holding", PATIENCE)?;
+    let doomed = guest.start(&GuestCommand::program(&["hold", "1000"]))?;
+    doomed.wait_for_output("holding", PATIENCE)?;
+    workers(2)?;
+    doomed.signal(Signal::KILL)?;
+    workers(1)?;
+    run(&["vector_add"])?.expect_success()?;
+    // A machine that is reset starts anew, and what it had ends: the new system knows nothing of those streams.
+    guest.reset()?;
+    // The virtual socket device is not ours, and may need a moment to find itself.
+    let command = GuestCommand::program(&["vector_add"]).env("SLUICE_LOG", "info");
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let completed = guest.start(&command)?.wait()?;
+        if completed.success() {
+            break;
+        }
+        println!("after the reset: {}", completed.stderr);
+        ensure!(Instant::now() < deadline, "{completed:?}");
+    }
+    workers(0)?;
+    matrix::ran(place, &Qemu::Installed.version()?, &kernel.version)?;
+    guest.power_off()?;
+    host.stop().map(drop)
+}
+
+/// Programs that show most of what there is in the least time.
+const VISITING: &[&str] = &[
+    "device_query",
+    "driver_api",
+    "errors",
+    "matmul_tiled",
+    "memory",
+    "print",
+    "quota",
+    "streams",
+    "threads",
+    "vector_add",
+];

@@ -1,0 +1,64 @@
+//! A virtual socket device in user space, for QEMU on hosts whose kernel has none: rust-vmm's, as published.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::paths;
+use crate::process::{Background, output_of};
+use crate::progress;
+
+const PACKAGE: &str = "vhost-device-vsock";
+const VERSION: &str = "0.3.0";
+/// It has some hundred dependencies, and is built once.
+const BUILD: Duration = Duration::from_secs(900);
+const START: Duration = Duration::from_secs(30);
+
+/// The program; built the first time, from the cache after that.
+///
+/// # Errors
+/// When it is neither in the cache nor can be downloaded and built.
+pub fn program() -> Result<PathBuf> {
+    let _lock = paths::cache_lock(PACKAGE)?;
+    let folder = paths::cache()?.join(format!("{PACKAGE}-{VERSION}"));
+    let program = folder.join("bin").join(PACKAGE);
+    if !program.exists() {
+        progress::step(format!("building {PACKAGE} {VERSION}"));
+        let work = tempfile::tempdir_in(paths::cache()?).context("creating a folder to build in")?;
+        let mut install = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        install
+            .args(["install", "--locked", "--version", VERSION, PACKAGE, "--root"])
+            .arg(work.path().join("root"));
+        // Its own folder: what is built for other programs is not to be mixed with it.
+        install.env("CARGO_TARGET_DIR", work.path().join("target"));
+        install.env_remove("RUSTFLAGS").current_dir(work.path());
+        output_of(&mut install, BUILD)?;
+        let built = work.path().join("root");
+        ensure!(built.join("bin").join(PACKAGE).exists(), "cargo install left no {PACKAGE}");
+        fs::rename(&built, &folder).with_context(|| format!("putting {} in its place", folder.display()))?;
+    }
+    Ok(program)
+}
+
+/// Starts it for one VM: what the guest connects to on port N of the host comes out at the socket `uds_N`; QEMU connects to
+/// `socket`.
+///
+/// # Errors
+/// When it does not start.
+pub fn start(program: &Path, uds: &Path, socket: &Path, log: &Path) -> Result<Background> {
+    let vm = format!("guest-cid=3,uds-path={},socket={}", uds.display(), socket.display());
+    let mut device = Background::start(PACKAGE, Command::new(program).args(["--vm", &vm]), log)?;
+    let deadline = std::time::Instant::now() + START;
+    while !socket.exists() {
+        ensure!(
+            device.is_running()? && std::time::Instant::now() < deadline,
+            "{PACKAGE} does not listen:\n{}",
+            device.printed()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(device)
+}
