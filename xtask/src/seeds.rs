@@ -9,6 +9,7 @@ use sluice_protocol::doorbell::{Capset, Doorbell};
 use sluice_protocol::gpu::{PAGE, Purpose, command};
 use sluice_protocol::handle::{self, Id, Kind};
 use sluice_protocol::record::{HEADER_BYTES, Header, NO_REPLY};
+use sluice_protocol::stream::FromGuest;
 use sluice_protocol::{limits, session};
 use sluice_tests::paths;
 
@@ -20,6 +21,7 @@ pub(crate) fn write(target: &str, folder: &Path) -> Result<()> {
     let seeds = match target {
         "records" => records()?,
         "gpu_commands" => gpu_commands(),
+        "streams" => streams()?,
         "ptx" => ptx()?,
         "fatbin" => fatbin(),
         _ => return Ok(()),
@@ -121,6 +123,30 @@ fn submit(doorbell: Doorbell) -> Vec<u8> {
 }
 
 /// The life of a session as a program of the target, and each command by itself.
+/// A guest's life over a stream: a session, an arena, memory that goes there, and every record.
+fn streams() -> Result<Vec<Seed>> {
+    const ARENA: u64 = limits::WINDOW_BOUNDS.start;
+    let begin = [
+        FromGuest::Create { resource: 1, bytes: session::BYTES as u64 },
+        FromGuest::Open { resource: 1 },
+        FromGuest::Create { resource: 2, bytes: 1 << 20 },
+        FromGuest::Attach { resource: 2, slot: 1, address: ARENA },
+        FromGuest::Bulk { address: ARENA + 100, bytes: 64 },
+    ];
+    let end = [FromGuest::Detach { slot: 1 }, FromGuest::Destroy { resource: 2 }, FromGuest::Close];
+    let mut life = vec![255];
+    life.extend(begin.iter().flat_map(|frame| frame.encode()));
+    life.extend([7; 64]);
+    for row in WIRE {
+        let record = record(row, NO_REPLY)?;
+        let bytes = u32::try_from(record.len()).context("a short record")?;
+        life.extend(FromGuest::Record { bytes }.encode());
+        life.extend(record);
+    }
+    life.extend(end.iter().flat_map(|frame| frame.encode()));
+    Ok(vec![("life".to_owned(), life)])
+}
+
 fn gpu_commands() -> Vec<Seed> {
     use command::*;
     #[expect(clippy::cast_possible_truncation, reason = "a page and a session's page")]
