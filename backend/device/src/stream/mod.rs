@@ -211,6 +211,18 @@ mod tests {
         }
     }
 
+    // Promise: V24
+    #[test]
+    fn others_are_told_of_one_that_comes() {
+        let neighbours = Neighbours::default();
+        let (one, two) = (neighbours.join().unwrap(), neighbours.join().unwrap());
+        drop(neighbours.join().unwrap());
+        neighbours.tell(&two);
+        let read = |event: &OwnedFd| rustix::io::read(event, &mut [0; 8]);
+        assert_eq!(read(&one), Ok(8));
+        assert_eq!(read(&two), Err(Errno::AGAIN), "not itself");
+    }
+
     #[test]
     fn a_guest_of_another_version_is_told_ours() {
         let link = Arc::new(Link::new(true).unwrap());
