@@ -12,6 +12,9 @@ use crate::cargo::{cargo, run_visibly, target_folder};
 /// Run the benchmarks.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
+    /// What virtual machines add: the same rows in one, for each way to the device.
+    #[arg(long)]
+    vm: bool,
     /// Write the rows to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -24,6 +27,9 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
     let program = Binaries::at(target_folder()?.join("release")).get("sluice-bench")?;
     let mut bench = std::process::Command::new(program);
+    if options.vm {
+        bench.arg("--vm");
+    }
     if let Some(file) = &options.json {
         bench.arg("--json").arg(file);
     }

@@ -3,12 +3,13 @@
 //! This program starts itself again as a guest program under `sluice run`, on a driver that does nothing, so that what is
 //! measured is Sluice. There each row and its yardstick are measured in turns, round after round, so that whatever else
 //! the machine does hits both. What custody does to memory is measured on the software GPU ([`custody`]), and the control plane on a
-//! daemon with five hundred VMs ([`control`]).
+//! daemon with five hundred VMs ([`control`]). With `--vm` it is what virtual machines add to all that ([`machines`]).
 
 mod arbiter;
 mod control;
 mod cuda;
 mod custody;
+mod machines;
 mod measure;
 mod peer;
 mod rows;
@@ -17,7 +18,11 @@ mod turns;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use sluice_tests::paths::Binaries;
-use std::{env, path::PathBuf, process::Command};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// A result: `ratio` = `value` / `baseline_value`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -52,13 +57,14 @@ fn main() -> Result<()> {
 }
 
 fn orchestrate(arguments: &[String]) -> Result<()> {
-    let (mut json, mut filter) = (None, Vec::new());
+    let (mut json, mut filter, mut machines) = (None, Vec::new(), false);
     let mut left = arguments.iter();
     while let Some(argument) = left.next() {
         match argument.as_str() {
+            "--vm" => machines = true,
             "--json" => json = Some(PathBuf::from(left.next().context("--json FILE")?)),
             "--help" | "-h" => {
-                println!("usage: sluice-bench [--json FILE] [NAME PART]...");
+                println!("usage: sluice-bench [--vm] [--json FILE] [NAME PART]...");
                 return Ok(());
             }
             flag if flag.starts_with('-') => bail!("unknown option {flag}"),
@@ -68,22 +74,14 @@ fn orchestrate(arguments: &[String]) -> Result<()> {
     let me = env::current_exe()?;
     let folder = me.parent().context("a program lies in a folder")?;
     let binaries = Binaries::at(folder.to_path_buf());
-    let results = tempfile::NamedTempFile::new()?;
-    let status = Command::new(binaries.get("sluice")?)
-        .arg("run")
-        .arg("--driver")
-        .arg(binaries.get("libsluice_null_driver.so")?)
-        .arg("--")
-        .arg(&me)
-        .arg("client")
-        .arg(results.path())
-        .args(&filter)
-        .status()
-        .context("starting sluice run")?;
-    ensure!(status.success(), "the benchmark program failed: {status}");
-    let mut rows: Vec<Row> = serde_json::from_slice(&std::fs::read(results.path())?)?;
-    rows.extend(custody::measure_all(&binaries, &me, &filter)?);
-    rows.extend(control::measure_all(&binaries, &me, &filter)?);
+    let rows = if machines {
+        machines::measure_all(&binaries, &me, &filter)?
+    } else {
+        let mut rows = without_a_machine(&binaries, &me, &filter)?;
+        rows.extend(custody::measure_all(&binaries, &me, &filter)?);
+        rows.extend(control::measure_all(&binaries, &me, &filter)?);
+        rows
+    };
     println!(
         "{:<34} {:>12} {:>9} {:>12}   {:<22} {:>12} {:>8}",
         "row", "value", "unit", "p99", "yardstick", "its value", "ratio"
@@ -99,4 +97,22 @@ fn orchestrate(arguments: &[String]) -> Result<()> {
             .with_context(|| format!("writing {}", json.display()))?;
     }
     Ok(())
+}
+
+/// The rows of a guest program that needs no machine.
+fn without_a_machine(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
+    let results = tempfile::NamedTempFile::new()?;
+    let status = Command::new(binaries.get("sluice")?)
+        .arg("run")
+        .arg("--driver")
+        .arg(binaries.get("libsluice_null_driver.so")?)
+        .arg("--")
+        .arg(me)
+        .arg("client")
+        .arg(results.path())
+        .args(filter)
+        .status()
+        .context("starting sluice run")?;
+    ensure!(status.success(), "the benchmark program failed: {status}");
+    Ok(serde_json::from_slice(&std::fs::read(results.path())?)?)
 }

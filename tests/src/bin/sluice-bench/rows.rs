@@ -30,7 +30,7 @@ pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Row>> {
     if wanted("call/sync") {
         rows.push(call_sync(&cuda)?);
     }
-    if wanted("call/sync-vs-tcp") {
+    if wanted("call/vs-tcp") {
         rows.push(call_sync_vs_tcp(&cuda)?);
     }
     if wanted("call/post-launch") || wanted("call/post-rate") {
@@ -46,6 +46,9 @@ pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Row>> {
                 rows.extend(copies(&cuda, size, pinned, &names)?.into_iter().filter(|row| wanted(&row.name)));
             }
         }
+    }
+    if wanted("doorbell/idle") {
+        rows.push(doorbell_idle(&cuda)?);
     }
     if wanted("wake/idle") {
         rows.push(wake_idle(&cuda)?);
@@ -86,7 +89,7 @@ fn call_sync_vs_tcp(cuda: &Cuda) -> Result<Row> {
         (0..100).try_for_each(|_| peer.turn())?;
         yardstick.time(1000, || assert!(peer.turn().is_ok(), "the TCP peer is gone"));
     }
-    Ok(lower("call/sync-vs-tcp", "us", 1e-3, &own, "TCP loopback", &yardstick))
+    Ok(lower("call/vs-tcp", "us", 1e-3, &own, "TCP loopback", &yardstick))
 }
 
 /// The caller's cost of a launch, a few at a time so that the queue never fills, and the rate of long runs.
@@ -183,6 +186,22 @@ fn copies(cuda: &Cuda, size: usize, pinned: bool, names: &[String; 2]) -> Result
         higher(name, "GB/s", &rate(own), "memcpy", &rate(&memcpy))
     };
     Ok(vec![row(&names[0], &inwards), row(&names[1], &outwards)])
+}
+
+/// The caller's cost of a launch for a worker that has gone to sleep: it rings and does not wait.
+fn doorbell_idle(cuda: &Cuda) -> Result<Row> {
+    let kernel = cuda.kernel(IMAGE, c"bench")?;
+    let peer = Eventfds::start()?;
+    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
+    for _ in 0..ROUNDS * 6 {
+        cuda.synchronise()?;
+        std::thread::sleep(Duration::from_millis(20));
+        own.time(1, || assert!(cuda.launch(kernel, &mut [1, 2, 3]).is_ok(), "launch failed"));
+        std::thread::sleep(Duration::from_millis(20));
+        yardstick.time(1, || assert!(peer.turn().is_ok(), "the peer is gone"));
+    }
+    cuda.synchronise()?;
+    Ok(lower("doorbell/idle", "us", 1e-3, &own, "eventfd wake", &yardstick))
 }
 
 /// A call to a worker that has gone to sleep, against a process woken by eventfd.
