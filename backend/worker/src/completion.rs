@@ -131,9 +131,7 @@ impl Completion {
     pub(crate) fn pass(&self, current: &mut Current) -> bool {
         let Ok(mut clock) = self.passing.try_lock() else { return false };
         let mut progress = false;
-        self.lanes.for_each_pending(|slot, lane| {
-            progress |= self.session.sticky().is_none() && self.look(slot, lane, current, &mut clock);
-        });
+        self.lanes.for_each_pending(|slot, lane| progress |= self.look(slot, lane, current, &mut clock));
         if progress {
             self.session.wake_guest();
         }
@@ -145,8 +143,11 @@ impl Completion {
         self.passing.lock().unwrap_or_else(PoisonError::into_inner).forget(context);
     }
 
-    /// Retires the markers of one lane that are done, and counts what was held behind waits that are over.
+    /// Retires the markers of one lane that are done, and counts what was held behind waits that are over. What ends after the
+    /// session has failed is counted and not published.
     fn look(&self, slot: u32, lane: &Lane, current: &mut Current, clock: &mut EventClock) -> bool {
+        // Asked first: what is seen to be done after a failure may be done only because of it.
+        let publishes = self.session.sticky().is_none();
         let mut done = 0;
         while done < lane.pending() {
             let marker = lane.peek(done);
@@ -159,7 +160,11 @@ impl Completion {
                     // Whatever is queued behind the failure must not appear done, on any stream.
                     self.publish_text(None);
                     self.session.set_sticky(failed);
-                    self.time.abandon();
+                    // Its context runs nothing any more, and says nothing of what it ran.
+                    self.time.abandon(marker.ticket);
+                    while lane.pending() > 0 {
+                        lane.drop_oldest();
+                    }
                     return false;
                 }
             }
@@ -167,10 +172,12 @@ impl Completion {
         if done > 0 {
             let last = lane.peek(done - 1);
             let passed = self.retire(lane, done, current, clock);
-            lane.settle(last.sequence, |to, rows| self.attached.deliver(to, rows));
-            self.publish_text(Some(last.event));
-            self.free_due(slot, last.sequence);
-            self.session.set_completed(slot, last.sequence);
+            if publishes {
+                lane.settle(last.sequence, |to, rows| self.attached.deliver(to, rows));
+                self.publish_text(Some(last.event));
+                self.free_due(slot, last.sequence);
+                self.session.set_completed(slot, last.sequence);
+            }
             if let Some((passed, at)) = passed {
                 passed.settle(&self.time, at);
             }
@@ -186,7 +193,7 @@ impl Completion {
             }
             lane.pass();
         }
-        done > 0
+        publishes && done > 0
     }
 
     /// Takes off the markers of one lane that are done. Returns what has ended with them, and when.
@@ -257,7 +264,7 @@ impl Completion {
         let mut current = Current::default();
         let mut idle = 0_u32;
         loop {
-            if self.session.sticky().is_some() || !self.lanes.is_pending() {
+            if !self.lanes.is_pending() {
                 self.sleep();
                 idle = 0;
             } else if self.pass(&mut current) {
@@ -272,7 +279,7 @@ impl Completion {
     fn sleep(&self) {
         self.sleeping.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if self.session.sticky().is_none() && self.lanes.is_pending() {
+        if self.lanes.is_pending() {
             self.sleeping.store(false, Ordering::SeqCst);
             return;
         }

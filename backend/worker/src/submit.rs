@@ -315,12 +315,12 @@ impl Submitter {
                 current.set(&self.driver, target.context).and_then(|()| self.driver.event_done(event));
             // What was reached, or never recorded, holds up nothing.
             if pends != Ok(false) {
-                return Ticket::default();
+                return Ticket::nothing(target.device);
             }
             self.hold(target);
-            return Ticket::WAIT;
+            return Ticket::wait(target.device);
         }
-        let Some(kind) = work.operation.kind() else { return Ticket::default() };
+        let Some(kind) = work.operation.kind() else { return Ticket::nothing(target.device) };
         if !self.held.is_empty() {
             self.wait_for_held(current, work);
         }
@@ -352,16 +352,16 @@ impl Submitter {
             return;
         }
         // Of everything before it in its stream: what comes before the first sequence is nothing.
-        match self.place(current, target, work.sequence.wrapping_sub(1), Ticket::WAIT) {
+        match self.place(current, target, work.sequence.wrapping_sub(1), Ticket::wait(target.device)) {
             Ok(()) => self.hold(target),
-            Err(failed) => self.fail(failed),
+            Err(failed) => self.fail(failed, Ticket::wait(target.device)),
         }
     }
 
     /// Without a marker the work would never appear done, and with a later one others could be held back.
-    fn fail(&self, failed: Code) {
+    fn fail(&self, failed: Code, ticket: Ticket) {
         self.session.set_sticky(failed);
-        self.time.abandon();
+        self.time.abandon(ticket);
     }
 
     /// Counts what the VM's figures show.
@@ -411,11 +411,8 @@ impl Submitter {
         let unmarked = core::mem::take(&mut self.unmarked);
         let Some(target) = self.target.take() else { return };
         let ticket = core::mem::take(&mut self.ticket);
-        if self.session.sticky().is_some() {
-            return self.time.abandon();
-        }
         if let Err(failed) = self.place(current, target, unmarked.sequence, ticket) {
-            self.fail(failed);
+            self.fail(failed, ticket);
         }
         self.untold += 1;
         if self.untold >= UNTOLD {

@@ -55,8 +55,6 @@ pub(crate) fn now() -> Nanos {
 pub(crate) struct Ticket(u64);
 
 impl Ticket {
-    /// A wait, behind which work is held. Work has an estimate.
-    pub(crate) const WAIT: Ticket = Ticket(Ticket::HELD);
     const HELD: u64 = 1 << 31;
     /// Microseconds; more than any estimate.
     const ESTIMATE: u64 = (1 << 23) - 1;
@@ -65,6 +63,16 @@ impl Ticket {
         let estimate = estimate.clamp(1, Ticket::ESTIMATE);
         let held = if held { Ticket::HELD } else { 0 };
         Ticket(u64::from(kind.bits()) << 32 | held | estimate << 8 | u64::from(device))
+    }
+
+    /// A wait on a stream of a device, behind which work is held. Work has an estimate.
+    pub(crate) const fn wait(device: u8) -> Ticket {
+        Ticket(Ticket::HELD | device as u64)
+    }
+
+    /// Nothing that counts.
+    pub(crate) const fn nothing(device: u8) -> Ticket {
+        Ticket(device as u64)
     }
 
     pub(crate) const fn bits(self) -> u64 {
@@ -76,7 +84,7 @@ impl Ticket {
     }
 
     pub(crate) const fn is_wait(self) -> bool {
-        self.0 == Ticket::WAIT.0
+        self.0 & Ticket::HELD != 0 && !self.is_work()
     }
 
     pub(crate) const fn is_work(self) -> bool {
@@ -194,11 +202,25 @@ impl Meter {
     }
 
     fn begin(&self, estimate: u64) {
+        let was_idle = self.is_idle();
         self.given.store(self.given.load(Ordering::Relaxed).wrapping_add(estimate), Ordering::Relaxed);
         self.wake(now);
         let begun = self.begun.load(Ordering::Relaxed) + 1;
         self.begun.store(begun, Ordering::Release);
         self.report.store_u64(report::BEGUN, begun, Ordering::Release);
+        if was_idle {
+            self.tell_busy(|word| word & !page::TELL == 0);
+        }
+    }
+
+    /// Nobody looks at a worker without a permit: it has to say that the device works for it. The permit may have been closed
+    /// since it was looked at; the report is written and then the permit looked at again, as whoever closes it does the other
+    /// way round.
+    fn tell_busy(&self, is_due: impl FnOnce(u32) -> bool) {
+        fence(Ordering::SeqCst);
+        if is_due(self.word()) {
+            self.ring();
+        }
     }
 
     /// A piece that was held can run since `at`.
@@ -210,13 +232,7 @@ impl Meter {
         self.freed.store(freed, Ordering::Release);
         self.report.store_u64(report::FREED, freed, Ordering::Release);
         if was_idle {
-            // Nobody looks at a worker without a permit: it has to say that the device works for it.
-            fence(Ordering::SeqCst);
-            let word = self.word();
-            let is_closed = word & !page::TELL == 0;
-            if is_closed || word & page::TELL != 0 {
-                self.ring();
-            }
+            self.tell_busy(|word| word & !page::TELL == 0 || word & page::TELL != 0);
         }
     }
 
@@ -350,7 +366,7 @@ impl Time {
 
     /// Work of a kind is about to be submitted; `held` when it stands behind a wait. It ends by [`Passed`].
     pub(crate) fn begin(&self, device: u8, kind: Kind, held: bool) -> Ticket {
-        let Some(meter) = self.meter(device) else { return Ticket::default() };
+        let Some(meter) = self.meter(device) else { return Ticket::nothing(device) };
         let known = u64::from(self.estimates.of(kind)).div_ceil(1000);
         let ticket = Ticket::new(kind, if known == 0 { UNKNOWN } else { known }, device, held);
         if !held {
@@ -366,14 +382,15 @@ impl Time {
         }
     }
 
-    /// The session has failed: nothing that was begun ends any more, and nobody is to wait for it.
-    pub(crate) fn abandon(&self) {
-        for meter in &self.devices {
-            let all = meter.begun.load(Ordering::Acquire) + meter.freed.load(Ordering::Acquire);
-            meter.report.store_u64(report::ENDED, all, Ordering::Release);
-            meter.set_waiting(false);
-            meter.tell_idle();
-        }
+    /// The driver says nothing any more of a context that this belongs to: nothing that was begun on its device ends any more,
+    /// and nobody is to wait for it.
+    pub(crate) fn abandon(&self, ticket: Ticket) {
+        let Some(meter) = self.devices.get(ticket.device()) else { return };
+        let all = meter.begun.load(Ordering::Acquire) + meter.freed.load(Ordering::Acquire);
+        meter.ended.store(all, Ordering::Release);
+        meter.report.store_u64(report::ENDED, all, Ordering::Release);
+        meter.set_waiting(false);
+        meter.tell_idle();
     }
 
     /// Nothing waits.

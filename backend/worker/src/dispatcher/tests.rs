@@ -220,6 +220,29 @@ fn work_behind_a_wait_is_not_under_way() {
     assert_eq!(guest.harness.gate().time().in_window(), 0, "all that was begun has ended");
 }
 
+// Promise: T34
+#[test]
+fn work_of_a_session_that_has_failed_is_under_way_until_it_ends() {
+    let (mut guest, word) = holding();
+    let time = |guest: &Guest| guest.harness.gate().time().shown();
+    eventually(|| time(&guest).0 == 1);
+    // Posted, and of another length than the function's parameters have: nobody is told but the session.
+    let (header, function) = (guest.on(2, wire::launch::CALL), guest.function);
+    let put = |w: &mut Writer<'_>| {
+        wire::launch::put(w, function, [1; 3], [1; 3], 0, false, Bytes(&[]), Bytes(&[0; 4]))
+    };
+    guest.send(header, put);
+    guest.harness.ring_is_empty();
+    assert!(!guest.harness.is_healthy());
+    let before = time(&guest).1;
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(time(&guest).0, 1, "the kernel runs, whatever the session has come to");
+    guest.harness.store(word, 1);
+    eventually(|| time(&guest).0 == 0);
+    assert!(time(&guest).1 > before, "it is counted up to its end");
+    assert_eq!(guest.completed_on(1), 0, "and the guest sees nothing of it");
+}
+
 // Promise: T31
 #[test]
 fn a_stream_with_much_work_holds_up_no_other() {
