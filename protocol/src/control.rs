@@ -534,6 +534,8 @@ pub enum ArbiterEvent {
     Growing = 9,
     /// Of a worker's work nothing ended for so long that it was ended.
     Hung = 10,
+    /// The driver saw a VM use more of the device's time than it is charged.
+    Undercharged = 11,
 }
 
 impl ArbiterEvent {
@@ -551,6 +553,7 @@ impl ArbiterEvent {
             8 => ArbiterEvent::Stuck,
             9 => ArbiterEvent::Growing,
             10 => ArbiterEvent::Hung,
+            11 => ArbiterEvent::Undercharged,
             _ => return None,
         })
     }

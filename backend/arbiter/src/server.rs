@@ -593,7 +593,6 @@ impl Server {
                     self.tell(FromArbiter::Event { kind, vm, process: process.unwrap_or(0), bytes: 0 });
                 }
                 Ended::Trespass => self.custody.abuse(id, "submits work without a permit"),
-                Ended::Secretive => self.custody.abuse(id, "uses more time than it says"),
             }
         }
         self.follow();
@@ -788,6 +787,21 @@ impl Server {
         }
     }
 
+    /// Tells of VMs that used more time than they are charged, where the driver says what processes used.
+    fn compare_time(&mut self, list: &[Listed], workers: &HashMap<u32, WorkerId>) {
+        let busy: Option<Vec<(u32, u32)>> =
+            list.iter().map(|listed| Some((listed.process, listed.busy?))).collect();
+        let all = busy.iter().flatten().map(|(_, busy)| *busy).sum();
+        let of_workers: Option<Vec<(WorkerId, u32)>> = busy.map(|busy| {
+            busy.iter().filter_map(|(process, busy)| Some((*workers.get(process)?, *busy))).collect()
+        });
+        for (key, missing) in self.time.compare(of_workers.as_deref().map(|round| (round, all))) {
+            tracing::warn!(vm = key.vm, ?missing, "a VM used more time than its workers say");
+            let kind = ArbiterEvent::Undercharged as u32;
+            self.tell(FromArbiter::Event { kind, vm: key.vm, process: 0, bytes: 0 });
+        }
+    }
+
     /// Books what drivers took to their workers, compares the time, and finds processes that are no workers.
     fn compare(&mut self, list: &[Listed]) {
         let workers: HashMap<u32, WorkerId> =
@@ -795,10 +809,10 @@ impl Server {
         let own = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
         let listed: HashSet<u32> = list.iter().map(|listed| listed.process).collect();
         self.strangers.retain(|process, _| listed.contains(process) && !workers.contains_key(process));
-        for Listed { process, bytes, busy } in list.iter().filter(|listed| listed.process != own) {
+        self.compare_time(list, &workers);
+        for Listed { process, bytes, .. } in list.iter().filter(|listed| listed.process != own) {
             if let Some(id) = workers.get(process) {
                 self.custody.set_booked(*id, *bytes);
-                self.time.compare(*id, *busy);
                 continue;
             }
             // A worker may be listed just before we hear of it, or just after it is gone.

@@ -6,7 +6,8 @@
 //! A report is a worker's word. It can only cost the worker's own VM: whoever says that work waits has turns and pays for
 //! them; whoever says that work is under way pays for that; whoever says neither loses its permit to whoever does. What it
 //! can hide is work that it submits without a permit and says nothing of. The driver slices processes, so such work has at most
-//! what a turn that ended leaves behind has: a part beside the VM whose turn it is. One that says so is ended.
+//! what a turn that ended leaves behind has: a part beside the VM whose turn it is. One that says so is ended; what one that does
+//! not uses is seen by the driver, and [`Time::compare`] tells of it.
 
 use crate::{
     ids::{VmKey, WorkerId},
@@ -41,7 +42,8 @@ use sluice_scheduler::{
     watchdog::{self, Watchdog},
 };
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
 };
@@ -50,12 +52,16 @@ use std::{
 const LOOKS: u32 = 3;
 /// A worker that rings more often than so many times …
 const RINGS: u32 = 1_000;
-/// … in this time is not heard for the rest of it.
+/// … in this time is not heard for as long again …
 const RINGS_IN: Nanos = 100_000_000;
+/// … and looked at so often instead.
+const MUTED_LOOK: Nanos = 2_000_000;
 
-/// A worker's word is compared with what the driver saw over such a time. That samples the device some times a second, so only
-/// a difference of a quarter of the time counts.
+/// What a VM is charged is compared with what the driver saw over such a time. That samples the device some times a second, so
+/// only a difference of a quarter of the time counts.
 const COMPARED: Nanos = 5_000_000_000;
+/// Rounds further apart than this say nothing of the time between.
+const ROUND: Nanos = 2_000_000_000;
 
 /// What an event is about; bells of workers have their numbers, which begin at 1, shifted.
 const KICK: u64 = 0;
@@ -90,9 +96,8 @@ struct State {
     workers: BTreeMap<WorkerId, Worker>,
     /// Workers to be ended.
     wrong: Vec<(WorkerId, Ended)>,
-    /// Bells that are not heard, and until when.
-    muted: BTreeSet<WorkerId>,
-    muted_until: Nanos,
+    /// Workers whose bells are not heard, and until when. They are looked at now and then instead.
+    muted: BTreeMap<WorkerId, Nanos>,
 }
 
 #[derive(Debug)]
@@ -107,6 +112,7 @@ struct Vm {
     stirs: bool,
     /// When what it used was last taken note of.
     metered: Nanos,
+    compared: Option<Compared>,
 }
 
 #[derive(Debug)]
@@ -124,16 +130,15 @@ struct Worker {
     /// What it had submitted when it was first seen without a permit, since it has none.
     without: Option<u64>,
     rings: (Nanos, u32),
-    compared: Option<Compared>,
 }
 
-/// A worker's word about its time beside the driver's.
+/// What a VM is charged beside what the driver saw.
 #[derive(Clone, Copy, Debug)]
 struct Compared {
     since: Nanos,
     last: Nanos,
-    /// What it had said by `since`.
-    said: Duration,
+    /// What it was charged by `since`.
+    used: Nanos,
     /// What the driver saw.
     seen: Nanos,
 }
@@ -145,8 +150,6 @@ pub(crate) enum Ended {
     Hung,
     /// It submits without a permit.
     Trespass,
-    /// The driver saw more of its work than it says that there was.
-    Secretive,
 }
 
 fn ring(eventfd: &OwnedFd) {
@@ -183,10 +186,10 @@ impl Time {
         let shared = Arc::new(Shared { state, epoll, kick, news });
         let thread = Arc::clone(&shared);
         thread::Builder::new().name("time".to_owned()).spawn(move || {
-            if let Err(error) = thread.run(&timer) {
-                tracing::error!(%error, "nobody shares out the unit's time");
-                std::process::exit(1);
-            }
+            // Nothing of the thread's state is used after a panic: the process ends.
+            let ended = catch_unwind(AssertUnwindSafe(|| thread.run(&timer)));
+            tracing::error!(?ended, "nobody shares out the unit's time");
+            std::process::exit(1);
         })?;
         Ok(Time { shared })
     }
@@ -252,19 +255,15 @@ impl Time {
             is_wrong: false,
             without: None,
             rings: (0, 0),
-            compared: None,
         };
         self.change(|state, now| state.join(id, worker, now));
         Ok(theirs)
     }
 
-    /// The driver says for how much of the time kernels of a worker ran since it was last asked, in percent, if it does.
-    pub(crate) fn compare(&self, id: WorkerId, percent: Option<u32>) {
-        let mut state = self.shared.lock();
-        state.compare(id, percent, now());
-        if !state.wrong.is_empty() {
-            ring(&self.shared.news);
-        }
+    /// What the driver says of a round: for how much of the time kernels of workers ran, in percent, and those of everybody
+    /// together; `None` where it does not say. Returns which VMs used more than they are charged, and how much more.
+    pub(crate) fn compare(&self, round: Option<(&[(WorkerId, u32)], u32)>) -> Vec<(VmKey, Duration)> {
+        self.change(|state, now| state.compare(round, now))
     }
 
     /// A worker's process is gone.
@@ -274,11 +273,12 @@ impl Time {
 
     /// What a VM had of the unit's time.
     pub(crate) fn describe(&self, vm: u32) -> Option<FromArbiter> {
-        let mut state = self.shared.lock();
-        let now = now();
-        state.observe(now);
-        let (key, known) = state.vms.iter().rev().find(|(key, _)| key.vm == vm)?;
-        let figures = state.scheduler.figures(known.slot);
+        // Whoever looks may see what is to be done about it.
+        let (key, figures) = self.change(|state, now| {
+            state.observe(now);
+            let (key, known) = state.vms.iter().rev().find(|(key, _)| key.vm == vm)?;
+            Some((*key, state.scheduler.figures(known.slot)))
+        })?;
         Some(FromArbiter::Time {
             vm,
             epoch: key.epoch,
@@ -312,11 +312,11 @@ impl Shared {
                     bell => state.rung(WorkerId((bell >> 1) - 1), now, &self.epoll),
                 }
             }
-            let due = state.decide(now);
+            let due = state.unmute(now, &self.epoll);
+            let due = state.decide(now).into_iter().chain(due).min();
             if !state.wrong.is_empty() {
                 ring(&self.news);
             }
-            let due = state.unmute(now, &self.epoll).into_iter().chain(due).min();
             drop(state);
             // 0 disarms it.
             let due = Duration::from_nanos(due.map_or(0, |due| due.max(1)));
@@ -334,8 +334,7 @@ impl State {
             vms: BTreeMap::new(),
             workers: BTreeMap::new(),
             wrong: Vec::new(),
-            muted: BTreeSet::new(),
-            muted_until: 0,
+            muted: BTreeMap::new(),
         }
     }
 
@@ -352,6 +351,7 @@ impl State {
             hang: None,
             stirs: false,
             metered: now,
+            compared: None,
         });
     }
 
@@ -414,27 +414,37 @@ impl State {
         self.drop_if_empty(worker.vm, now);
     }
 
-    /// What the driver says of a worker's time. If its own word falls short of that, it is to be ended.
-    fn compare(&mut self, id: WorkerId, percent: Option<u32>, now: Nanos) {
-        let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.is_wrong) else { return };
-        let said = worker.report.read(now).busy;
-        let Some(percent) = percent else {
-            worker.compared = None;
-            return;
+    fn compare(&mut self, round: Option<(&[(WorkerId, u32)], u32)>, now: Nanos) -> Vec<(VmKey, Duration)> {
+        self.observe(now);
+        let Some((round, all)) = round else {
+            self.vms.values_mut().for_each(|vm| vm.compared = None);
+            return Vec::new();
         };
-        let compared = worker.compared.get_or_insert(Compared { since: now, last: now, said, seen: 0 });
-        compared.seen += now.saturating_sub(compared.last) / 100 * Nanos::from(percent);
-        compared.last = now;
-        if now.saturating_sub(compared.since) < COMPARED {
-            return;
+        let mut percent: BTreeMap<VmKey, u32> = BTreeMap::new();
+        for (id, busy) in round {
+            if let Some(worker) = self.workers.get(id) {
+                *percent.entry(worker.vm).or_default() += busy;
+            }
         }
-        let said = Nanos::try_from(said.saturating_sub(compared.said).as_nanos()).unwrap_or(Nanos::MAX);
-        let is_short = compared.seen.saturating_sub(said) > COMPARED / 4;
-        worker.compared = None;
-        if is_short {
-            worker.is_wrong = true;
-            self.wrong.push((id, Ended::Secretive));
+        let mut short = Vec::new();
+        for (key, vm) in &mut self.vms {
+            let used = self.scheduler.figures(vm.slot).used;
+            let fresh = Compared { since: now, last: now, used, seen: 0 };
+            // What a round says is of the last second at most.
+            let known = vm.compared.filter(|known| now.saturating_sub(known.last) <= ROUND);
+            let mut compared = known.unwrap_or(fresh);
+            // Two processes that both ran all the time had half of the device each.
+            let part = u64::from(percent.get(key).copied().unwrap_or(0)) * 1000 / u64::from(all.max(100));
+            compared.seen += now.saturating_sub(compared.last) / 1000 * part;
+            compared.last = now;
+            let is_due = now.saturating_sub(compared.since) >= COMPARED;
+            let missing = compared.seen.saturating_sub(used.saturating_sub(compared.used));
+            if is_due && missing > COMPARED / 4 {
+                short.push((*key, Duration::from_nanos(missing)));
+            }
+            vm.compared = (!is_due).then_some(compared);
         }
+        short
     }
 
     /// A worker rings.
@@ -451,8 +461,7 @@ impl State {
             if let Err(error) = none {
                 tracing::error!(%error, "a bell cannot be silenced");
             }
-            self.muted.insert(id);
-            self.muted_until = now + RINGS_IN;
+            self.muted.insert(id, now + RINGS_IN);
         }
         if let Some(vm) = self.vms.get_mut(&worker.vm) {
             vm.stirs = true;
@@ -460,23 +469,25 @@ impl State {
         }
     }
 
-    /// Hears bells again that were silenced. Returns when that is due.
+    /// Hears bells again that were silenced for long enough, and looks at the others' workers. Returns when to do so again.
     fn unmute(&mut self, now: Nanos, epoll: &OwnedFd) -> Option<Nanos> {
-        if self.muted.is_empty() {
-            return None;
-        }
-        if now < self.muted_until {
-            return Some(self.muted_until);
-        }
-        for id in core::mem::take(&mut self.muted) {
-            let Some(worker) = self.workers.get(&id) else { continue };
+        self.muted.retain(|id, until| {
+            let Some(worker) = self.workers.get(id) else { return false };
+            if now < *until {
+                if let Some(vm) = self.vms.get_mut(&worker.vm) {
+                    vm.stirs = true;
+                    self.scheduler.alive(vm.slot);
+                }
+                return true;
+            }
             let edge = EventFlags::IN | EventFlags::ET;
             if let Err(error) = epoll::modify(epoll, &worker.bell, EventData::new_u64((id.0 + 1) << 1), edge)
             {
                 tracing::error!(%error, "a bell cannot be heard again");
             }
-        }
-        None
+            false
+        });
+        (!self.muted.is_empty()).then(|| now + MUTED_LOOK)
     }
 
     /// Looks at what workers report. VMs that did nothing and did not ring cannot have begun: they have no permit.

@@ -150,7 +150,8 @@ impl Custodian {
             | ArbiterEvent::ScrubFailed
             | ArbiterEvent::Stranger
             | ArbiterEvent::Growing
-            | ArbiterEvent::Hung => {}
+            | ArbiterEvent::Hung
+            | ArbiterEvent::Undercharged => {}
         }
     }
 
@@ -360,5 +361,6 @@ fn name(event: ArbiterEvent) -> &'static str {
         ArbiterEvent::Stuck => "stuck",
         ArbiterEvent::Growing => "growing",
         ArbiterEvent::Hung => "hung",
+        ArbiterEvent::Undercharged => "undercharged",
     }
 }

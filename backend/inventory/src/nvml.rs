@@ -463,8 +463,9 @@ impl Listed for nvmlProcessInfo_v2_t {
 }
 
 impl Listed for nvmlProcessUtilizationSample_t {
+    /// More than all of the time is what drivers say of a process that they know nothing of.
     fn listed(&self) -> (u32, u64) {
-        (self.pid, self.smUtil.into())
+        (self.pid, if self.smUtil > 100 { 0 } else { self.smUtil.into() })
     }
 }
 

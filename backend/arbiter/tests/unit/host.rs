@@ -364,6 +364,12 @@ impl Host {
         self.events.iter().any(|(other, ..)| *other == kind)
     }
 
+    /// The same, about a VM.
+    pub(crate) fn saw_of(&mut self, kind: ArbiterEvent, vm: u32) -> bool {
+        self.unit();
+        self.events.iter().any(|(other, of, ..)| (*other, *of) == (kind, vm))
+    }
+
     /// Nothing contradicted itself.
     pub(crate) fn assert_sound(&mut self) {
         self.unit();
