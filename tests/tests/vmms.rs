@@ -80,7 +80,7 @@ fn libvirts_own_schema_accepts_the_shipped_domain() -> Result<()> {
 /// Runs as root in name spaces of its own, so that nothing of the host's libvirt is touched and nothing is left: a daemon with its
 /// folders on a tmpfs, which starts a domain and waits until that is off.
 const LIBVIRT: &str = r#"set -e
-for folder in /run/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt; do
+for folder in /run/libvirt /etc/libvirt/qemu /var/lib/libvirt /var/log/libvirt /var/cache/libvirt; do
     mkdir -p $folder && mount -t tmpfs -o mode=755 tmpfs $folder
 done
 mkdir -p /var/lib/libvirt/qemu /run/libvirt/qemu

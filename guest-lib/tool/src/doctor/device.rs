@@ -14,6 +14,7 @@ const GPU: &str = "0x0010";
 const VSOCK: &str = "0x0013";
 const TRANSPORT: &str = "transport";
 const DEVICE: &str = "device";
+const PERMISSION: &str = "permission";
 
 /// Where to look; another root in tests.
 #[derive(Debug)]
@@ -85,9 +86,27 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
             format!("SLUICE_TRANSPORT is {name}: programs with it in their environment try nothing else");
         findings.push(Finding::new("environment", Verdict::Poor, found, "unset it, unless it is meant"));
     }
-    if let Some(socket) = system.socket.as_deref().filter(|_| matches!(forced, None | Some("direct"))) {
-        findings.push(direct(socket));
-        return findings;
+    match (forced, system.socket.as_deref()) {
+        (None | Some("direct"), Some(socket)) => {
+            findings.push(connected("DIRECT", socket));
+            return findings;
+        }
+        (Some("vsock"), Some(socket)) => {
+            findings.push(connected("VSOCK", socket));
+            return findings;
+        }
+        (Some("direct"), None) => {
+            let advice = "SLUICE_SOCKET has to name the device's socket";
+            findings.push(Finding::new(TRANSPORT, Verdict::Bad, "SLUICE_SOCKET is not set", advice));
+            return findings;
+        }
+        (Some("vsock"), None) => {
+            let advice = "plug a virtual socket device in, and load vmw_vsock_virtio_transport";
+            let none = || Finding::new(TRANSPORT, Verdict::Bad, "no virtual socket is plugged in", advice);
+            findings.push(vsock(system).unwrap_or_else(none));
+            return findings;
+        }
+        _ => {}
     }
     let gpus = system.virtio(GPU);
     if gpus.is_empty() {
@@ -98,7 +117,8 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
         findings.extend(virtio_gpu(system, gpu));
     }
     let is_way = |finding: &Finding| finding.name == TRANSPORT;
-    if !findings.iter().any(is_way) && findings.iter().all(|finding| finding.name == DEVICE) {
+    let is_closed = |finding: &Finding| finding.name == PERMISSION;
+    if forced.is_none() && !findings.iter().any(|finding| is_way(finding) || is_closed(finding)) {
         // Programs try the socket next, unless there is a device that they may not open.
         findings.extend(vsock(system));
     }
@@ -110,11 +130,11 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
 }
 
 /// A socket of a device, as containers and programs of the host have it.
-fn direct(socket: &Path) -> Finding {
+fn connected(way: &str, socket: &Path) -> Finding {
     let shown = socket.display();
     match std::os::unix::net::UnixStream::connect(socket) {
         Ok(_) => {
-            Finding::good(TRANSPORT, format!("DIRECT: SLUICE_SOCKET is {shown}, and something answers there"))
+            Finding::good(TRANSPORT, format!("{way}: SLUICE_SOCKET is {shown}, and something answers there"))
         }
         Err(error) => {
             let advice = match error.kind() {
@@ -229,7 +249,7 @@ fn render_node(system: &System, name: &str) -> Vec<Finding> {
             };
             let why = error.root_cause();
             return vec![Finding::new(
-                "permission",
+                PERMISSION,
                 Verdict::Bad,
                 format!("{shown} cannot be opened: {why}"),
                 advice,
@@ -394,8 +414,15 @@ mod tests {
         fake.says(TRANSPORT, Verdict::Bad, "SLUICE_SOCKET is", "mounted into this container");
         let _listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
         fake.says(TRANSPORT, Verdict::Good, "DIRECT", "");
+        fake.system.forced = Some("vsock".to_owned());
+        fake.says(TRANSPORT, Verdict::Good, "VSOCK", "");
         fake.system.forced = Some("drm".to_owned());
         fake.says("environment", Verdict::Poor, "SLUICE_TRANSPORT is drm", "unset");
         fake.says(TRANSPORT, Verdict::Good, "LEGACY", "");
+        fake.system.socket = None;
+        for (forced, found) in [("direct", "SLUICE_SOCKET is not set"), ("vsock", "no virtual socket")] {
+            fake.system.forced = Some(forced.to_owned());
+            fake.says(TRANSPORT, Verdict::Bad, found, "");
+        }
     }
 }
