@@ -143,6 +143,8 @@ pub struct Machine {
     pub another: Option<PathBuf>,
     /// Whether it can give memory back, by [`Guest::monitor`].
     pub balloon: bool,
+    /// Whether it can be given as much memory again, by [`Guest::monitor`].
+    pub growing: bool,
     /// What runs it.
     pub qemu: Qemu,
     /// `None`: as [`Accelerator::choose`] says.
@@ -166,6 +168,7 @@ impl Machine {
             gpu: Gpu::None,
             another: None,
             balloon: false,
+            growing: false,
             qemu: Qemu::Installed,
             accelerator: None,
             boot_limit: BOOT,
@@ -217,6 +220,8 @@ impl Machine {
         }
         if self.balloon {
             arguments.extend(["-device", "virtio-balloon-pci"].map(str::to_owned));
+        }
+        if self.balloon || self.growing {
             arguments
                 .extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", escape(&files.monitor))]);
         }
@@ -248,7 +253,11 @@ impl Machine {
         let pages = if self.huge_pages { ",hugetlb=on,hugetlbsize=2M" } else { "" };
         arguments.extend([
             "-m".to_owned(),
-            format!("{memory}M"),
+            if self.growing {
+                format!("{memory}M,slots=1,maxmem={}M", 2 * memory)
+            } else {
+                format!("{memory}M")
+            },
             "-machine".to_owned(),
             "memory-backend=mem0".to_owned(),
             // The device maps guest memory, so it must be a file that can be shared.
@@ -659,7 +668,7 @@ impl Guest {
         self.restart("kexec")
     }
 
-    /// QEMU's monitor, of a machine with a balloon.
+    /// QEMU's monitor, of a machine whose memory changes.
     ///
     /// # Errors
     /// When there is none.

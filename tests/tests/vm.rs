@@ -655,6 +655,52 @@ fn a_guest_gives_memory_back_and_gets_it_again() -> Result<()> {
     stage.power_off()
 }
 
+/// Memory that a guest is given while programs run is as good as the rest, and moves nothing of what they share.
+// Promise: V18
+#[test]
+#[ignore = "for the full tier"]
+fn a_guest_is_given_more_memory() -> Result<()> {
+    const MEMORY: u32 = 1024;
+    let machine = Machine { cpus: 2, memory_mib: MEMORY, growing: true, ..Machine::new("growing") };
+    let stage = Stage::boot_machine(machine, Series::V6_12)?;
+    let neighbour = stage.spawn(&["neighbour", "forever"])?;
+    neighbour.wait_for_output("computing", PATIENCE)?;
+    let total = |stage: &Stage| -> Result<u64> {
+        let text = stage.guest.run("grep MemTotal /proc/meminfo")?.expect_success()?.stdout;
+        let kibibytes = text.split_whitespace().nth(1).context("a number")?.parse::<u64>()?;
+        Ok(kibibytes >> 10)
+    };
+    let before = total(&stage)?;
+    let mut monitor = stage.guest.monitor()?;
+    let more = json!({
+        "qom-type": "memory-backend-memfd", "id": "more", "size": u64::from(MEMORY) << 20, "share": true,
+    });
+    monitor.ask("object-add", &more)?;
+    monitor.ask("device_add", &json!({ "driver": "pc-dimm", "id": "dimm", "memdev": "more" }))?;
+    // Who does not do so by itself takes it into use when told.
+    let online = "for block in /sys/devices/system/memory/memory*/state; do
+        grep -q online $block || echo online > $block; done; grep -l online /sys/devices/system/memory/memory*/state | wc -l";
+    let deadline = Instant::now() + PATIENCE;
+    while total(&stage)? < before + u64::from(MEMORY) / 2 {
+        ensure!(Instant::now() < deadline, "the guest has {} MiB after {before}", total(&stage)?);
+        stage.guest.run_as_root(online)?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    println!("{before} MiB, then {} MiB", total(&stage)?);
+    // Files lie in memory here: what was free before is used up, so that what comes next lies in what came.
+    let fill = format!(
+        "mkdir /root/full; mount -t tmpfs -o size=90% none /root/full; dd if=/dev/zero of=/root/full/file bs=1048576 count={}",
+        before * 3 / 4
+    );
+    stage.guest.run_as_root(&fill)?.expect_success()?;
+    stage.same_as_natively("memory", &[])?;
+    stage.same_as_natively("vector_add", &["20000", "7"])?;
+    neighbour.signal(Signal::USR1)?;
+    passed(&neighbour.wait()?).context("the neighbour, which has kept its pages")?;
+    stage.workers(0)?;
+    stage.power_off()
+}
+
 /// Each program uses the first device that it may open.
 // Promise: G31
 #[test]
