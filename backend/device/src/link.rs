@@ -196,7 +196,7 @@ struct Broker<'l> {
     socket: Option<OwnedFd>,
     /// Who waits for which session's worker.
     wanted: HashMap<u32, Weak<Inbox>>,
-    /// Messages the socket had no room for; one per session at most of each kind, so bounded by the sessions.
+    /// Messages the socket had no room for; where they are many no worker is asked for, so bounded by the sessions.
     unsent: VecDeque<FromDevice>,
     /// Workers that are being waited for.
     graves: Vec<(u32, OwnedFd)>,
@@ -307,6 +307,10 @@ impl<'l> Broker<'l> {
     /// Asks for the workers of sessions whose predecessors are gone.
     fn ask(&mut self) {
         for mut held in core::mem::take(&mut self.held) {
+            // Its connection has gone: nobody wants that worker any more.
+            if held.inbox.strong_count() == 0 {
+                continue;
+            }
             let graves = || self.graves.iter().map(|(session, _)| *session);
             if let After::Connections(connections) = &mut held.after {
                 connections.retain(|connection| connection.strong_count() > 0);
@@ -331,7 +335,7 @@ impl<'l> Broker<'l> {
                     );
                 });
             }
-            if over || late {
+            if (over || late) && self.unsent.len() < limits::SESSIONS {
                 self.wanted.insert(held.session, held.inbox);
                 self.unsent.push_back(FromDevice::WorkerWanted { session: held.session });
             } else {
@@ -396,6 +400,7 @@ impl<'l> Broker<'l> {
             }
             ToDevice::Resume {} => {
                 // The one before may have heard it and been killed before it could answer.
+                self.wanted.retain(|_, inbox| inbox.strong_count() > 0);
                 let again = self.wanted.keys().map(|session| FromDevice::WorkerWanted { session: *session });
                 self.unsent.extend(again);
             }
@@ -430,6 +435,41 @@ fn refuse(session: u32, inbox: &Weak<Inbox>) {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test")]
     use super::*;
+
+    // Promise: V23
+    #[test]
+    fn sessions_that_are_gone_ask_for_nothing_and_others_wait_for_room() {
+        let link = Link::new(true).unwrap();
+        let (socket, daemon) = socket::pair().unwrap();
+        let mut broker = Broker::new(&link, Some(socket));
+        rustix::fs::fcntl_setfl(broker.socket.as_ref().unwrap(), OFlags::NONBLOCK).unwrap();
+        let stays = Arc::new(Inbox::new().unwrap());
+        // Somebody connects, asks and goes, again and again, while nobody reads what is asked.
+        for session in 0..4 * u32::try_from(limits::SESSIONS).unwrap() {
+            let goes = Arc::new(Inbox::new().unwrap());
+            link.wanted(session, &goes);
+            broker.round();
+        }
+        let last = u32::MAX;
+        link.wanted(last, &stays);
+        broker.round();
+        assert!(broker.unsent.len() <= limits::SESSIONS, "{} messages", broker.unsent.len());
+        assert!(broker.held.len() <= 1, "{} sessions wait", broker.held.len());
+        // Once they are read, whoever is still there gets its turn.
+        let mut heard = Vec::new();
+        rustix::fs::fcntl_setfl(&daemon, OFlags::NONBLOCK).unwrap();
+        for _ in 0..8 * limits::SESSIONS {
+            let mut buffer = [0; control::BYTES];
+            match socket::receive(&daemon, &mut buffer) {
+                Ok(Some((bytes, _))) => heard.push(FromDevice::decode(bytes).unwrap()),
+                _ => broker.round(),
+            }
+            if heard.last() == Some(&FromDevice::WorkerWanted { session: last }) {
+                break;
+            }
+        }
+        assert_eq!(heard.last(), Some(&FromDevice::WorkerWanted { session: last }), "it is forgotten");
+    }
 
     // Promise: Q51
     #[test]
