@@ -20,8 +20,8 @@ pub(crate) const LIBRARIES: &str = "/usr/lib/sluice-guest";
 pub(crate) const LINE: &str = "/etc/ld.so.conf.d/0000-sluice.conf";
 /// What every driver of ours has in it, and no other: the name of a setting.
 const OURS: &[u8] = b"SLUICE_TRANSPORT";
-/// How long a driver may take to start.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a driver may take to start. Ours waits half of that for the host, and then says so itself.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Puts the line in force, or out of it.
 pub(crate) fn switch(on: bool) -> Result<()> {

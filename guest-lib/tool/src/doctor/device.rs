@@ -110,17 +110,20 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
     }
     let gpus = system.virtio(GPU);
     if gpus.is_empty() {
-        findings.push(no_gpu(system));
+        findings.push(no_gpu(system, forced.is_none()));
         return findings;
     }
     for gpu in &gpus {
         findings.extend(virtio_gpu(system, gpu));
     }
     let is_way = |finding: &Finding| finding.name == TRANSPORT;
-    let is_closed = |finding: &Finding| finding.name == PERMISSION;
-    if forced.is_none() && !findings.iter().any(|finding| is_way(finding) || is_closed(finding)) {
-        // Programs try the socket next, unless there is a device that they may not open.
+    if forced.is_none() && !findings.iter().any(is_way) {
+        // Programs try the socket next, also where there is a device that they may not open.
         findings.extend(vsock(system));
+        if findings.iter().any(is_way) {
+            let closed = findings.iter_mut().filter(|finding| finding.name == PERMISSION);
+            closed.for_each(|finding| finding.verdict = Verdict::Poor);
+        }
     }
     if findings.iter().any(is_way) {
         // One is enough; what is plugged in beside it is somebody else's.
@@ -150,9 +153,9 @@ fn connected(way: &str, socket: &Path) -> Finding {
 }
 
 /// There is no graphics device on the virtio bus.
-fn no_gpu(system: &System) -> Finding {
+fn no_gpu(system: &System, may_go_on: bool) -> Finding {
     let (release, driver) = (&system.release, system.has_module("virtio_gpu"));
-    if let Some(finding) = vsock(system) {
+    if may_go_on && let Some(finding) = vsock(system) {
         return finding;
     }
     let advice = if driver {

@@ -21,6 +21,15 @@ pub(super) fn look() -> Vec<Finding> {
 fn judge(found: &Result<Found>, on: Option<bool>, installed: bool) -> Vec<Finding> {
     let found = match found {
         Ok(found) => found,
+        // The loader's own words for a file that is nowhere.
+        Err(error) if !format!("{error:#}").contains("cannot open shared object file") => {
+            return vec![Finding::new(
+                START,
+                Verdict::Bad,
+                format!("{error:#}"),
+                "is the host's sluiced running? `SLUICE_LOG=info sluice-guest load` shows how far it comes",
+            )];
+        }
         Err(error) => {
             let advice = match (installed, on) {
                 (false, _) => "install the package sluice-guest",
