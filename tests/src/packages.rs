@@ -72,7 +72,7 @@ pub fn ensure_tools() -> Result<()> {
 }
 
 /// Makes all packages in `into`: the host's from `host`, the guest's from `guest`, which for packages that are given away comes
-/// from [`portable`].
+/// from [`portable()`].
 ///
 /// # Errors
 /// When a program is missing, or a tool refuses.
@@ -189,6 +189,8 @@ fn tarball(tree: &Path, to: &Path, when: &str) -> Result<()> {
     }
     let mut tar = Command::new("tar");
     tar.args(["--create", "--gzip", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
+    // It is unpacked over folders of the system, which take the modes that are in it.
+    tar.arg("--mode=u=rwX,go=rX");
     tar.arg(format!("--mtime=@{when}"))
         .arg("--file")
         .arg(to)
