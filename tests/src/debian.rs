@@ -276,7 +276,7 @@ impl Series {
             Self::V5_15 => "Ubuntu 22.04",
             Self::V6_1 => "Debian 12",
             Self::V6_8 => "Ubuntu 24.04",
-            Self::V6_12 => "Debian 13",
+            Self::V6_12 => "Debian 13 or 12 backports",
             Self::V7 => "Debian 13 backports",
         }
     }
