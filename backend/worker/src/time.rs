@@ -209,16 +209,18 @@ impl Meter {
         self.begun.store(begun, Ordering::Release);
         self.report.store_u64(report::BEGUN, begun, Ordering::Release);
         if was_idle {
-            self.tell_busy(|word| word & !page::TELL == 0);
+            self.tell(|| false);
         }
     }
 
-    /// Nobody looks at a worker without a permit: it has to say that the device works for it. The permit may have been closed
-    /// since it was looked at; the report is written and then the permit looked at again, as whoever closes it does the other
-    /// way round.
-    fn tell_busy(&self, is_due: impl FnOnce(u32) -> bool) {
+    /// Rings where the permit is closed, for nobody looks at a worker without one; and `while_shared` where somebody waits for it.
+    /// Whoever closes a permit looks at the report behind it; here the report was written, and then the permit is looked at: one of
+    /// the two sees the other.
+    fn tell(&self, while_shared: impl FnOnce() -> bool) {
         fence(Ordering::SeqCst);
-        if is_due(self.word()) {
+        let word = self.word();
+        let is_closed = word & !page::TELL == 0;
+        if is_closed || (word & page::TELL != 0 && while_shared()) {
             self.ring();
         }
     }
@@ -232,7 +234,7 @@ impl Meter {
         self.freed.store(freed, Ordering::Release);
         self.report.store_u64(report::FREED, freed, Ordering::Release);
         if was_idle {
-            self.tell_busy(|word| word & !page::TELL == 0 || word & page::TELL != 0);
+            self.tell(|| true);
         }
     }
 
@@ -255,15 +257,9 @@ impl Meter {
         }
     }
 
-    /// Nothing is under way. Whoever closes a permit looks at the report behind it; here the report is written and then the
-    /// permit looked at: one of the two sees the other.
+    /// Nothing is under way. While something waits that is no end of the turn.
     fn tell_idle(&self) {
-        fence(Ordering::SeqCst);
-        let word = self.word();
-        let is_closed = word & !page::TELL == 0;
-        if is_closed || (word & page::TELL != 0 && !self.waiting.load(Ordering::Relaxed)) {
-            self.ring();
-        }
+        self.tell(|| !self.waiting.load(Ordering::Relaxed));
     }
 
     fn ring(&self) {
