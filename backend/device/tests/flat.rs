@@ -295,6 +295,24 @@ fn tokens_leave_half_of_the_queue() {
     assert_eq!(guest.late.len(), 24);
 }
 
+// Promise: V12
+#[test]
+fn who_sleeps_beside_a_full_table_sleeps() {
+    let mut guest = Guest::two();
+    for id in 1000..1000 + limits::RESOURCES as u32 - 2 {
+        assert_eq!(guest.send(&create_2d(id, Purpose::Picture, 0)), OK_NODATA);
+    }
+    assert_eq!(guest.send(&create_2d(100, Purpose::Memory, 0)), ERR_OUT_OF_MEMORY);
+    let (token, answered) = guest.token(101, key(ALICE));
+    assert!(!answered, "an answer at once is no sleep");
+    // What else a kernel says about a token means nothing.
+    assert_eq!(guest.send(&backing(101, &[(FREE_PAGES, 4096)])), ERR_INVALID_RESOURCE_ID);
+    assert_eq!(guest.unref(101), ERR_INVALID_RESOURCE_ID);
+    assert_eq!(guest.device.withheld(), 1);
+    assert_eq!(guest.unref(1), OK_NODATA);
+    assert_eq!(guest.late, [token], "and it ends as any other");
+}
+
 // Promise: V16
 #[test]
 fn a_session_ends_with_its_control_resource() {
