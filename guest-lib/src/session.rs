@@ -4,7 +4,7 @@ use crate::{
     console,
     error::{Error, Result},
     log, thread,
-    transport::Transport,
+    transport::{Transport, TransportError},
     waiting::{Condition, Waiting},
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -32,6 +32,19 @@ pub(crate) struct Shared {
     pub(crate) transport: Box<dyn Transport>,
     /// Keeps the control resource mapped for the life of the process.
     _control: Reservation,
+}
+
+impl Shared {
+    /// The device cannot be told of something, or does not tell anything any more. Nobody knows what is still answered then,
+    /// so the session is over, and with it every wait.
+    pub(crate) fn lose(&self, error: &TransportError) -> Error {
+        if layout::lost(&self.words).is_none() {
+            log::error(format_args!("cannot reach the device any more: {error}"));
+            self.words.store_u32(layout::LOST_ERROR, Error::DEVICE_UNAVAILABLE.0, Ordering::Relaxed);
+            self.words.store_u32(layout::STATE, layout::LOST, Ordering::Release);
+        }
+        Error::DEVICE_UNAVAILABLE
+    }
 }
 
 /// The session of this process with its worker.
@@ -315,20 +328,14 @@ impl Session {
         // Under the lock: where records are sent, they are sent in their order.
         let posted = self.shared.transport.posted(record);
         drop(ring);
-        posted.map_err(|error| {
-            log::error(format_args!("cannot reach the device any more: {error}"));
-            Error::DEVICE_UNAVAILABLE
-        })?;
+        posted.map_err(|error| self.shared.lose(&error))?;
         self.ring_if_asleep()?;
         Ok(sequence)
     }
 
     fn ring_if_asleep(&self) -> Result {
         if Parking::WORKER.must_wake(self.words()) {
-            self.shared.transport.submit(Doorbell::Ring).map_err(|error| {
-                log::error(format_args!("cannot reach the device any more: {error}"));
-                Error::DEVICE_UNAVAILABLE
-            })?;
+            self.shared.transport.submit(Doorbell::Ring).map_err(|error| self.shared.lose(&error))?;
         }
         Ok(())
     }
@@ -415,7 +422,7 @@ impl Session {
             failed(&error)
         })?;
         let doorbell = Doorbell::Attach { resource: resource.id, slot, address: at };
-        self.transport().submit(doorbell).map_err(|error| failed(&error))?;
+        self.transport().submit(doorbell).map_err(|error| self.shared.lose(&error))?;
         self.waiting.until(Condition::Attachment { slot, was: Attachment::Pending });
         match layout::attachment(self.words(), slot) {
             Attachment::Adopted(adopted) if adopted == bytes => Ok(Reach::InPlace),

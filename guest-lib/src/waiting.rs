@@ -6,7 +6,7 @@
 //! the shim, started when the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition
 //! holds, so a wake-up from the host costs one thread, not one per sleeper.
 
-use crate::{process, session::Shared};
+use crate::{process, session::Shared, transport::TransportError};
 use core::{
     num::NonZeroU64,
     sync::atomic::{AtomicU32, Ordering, fence},
@@ -270,10 +270,12 @@ fn wake_sleepers(shared: &Shared, state: &State) {
             continue;
         }
         if Parking::GUEST.enter(words, || state.scan(words) != Scan::Asleep) {
-            // Woken by the worker, by the time-out, or for nothing: look again. An error means that the device is gone;
-            // the state word says so, or will, and until then the pause keeps this loop from spinning.
-            if shared.transport.wait(Duration::from_millis(limits::WAITER_MILLISECONDS)).is_err() {
-                std::thread::sleep(Duration::from_millis(10));
+            // Woken by the worker, by the time-out, or for nothing: look again. The pause is for errors that may pass, and
+            // keeps this loop from spinning.
+            match shared.transport.wait(Duration::from_millis(limits::WAITER_MILLISECONDS)) {
+                Ok(()) => {}
+                Err(error @ TransportError::Lost) => drop(shared.lose(&error)),
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
             Parking::GUEST.leave(words);
         }

@@ -1,13 +1,38 @@
 // Waits for work that never ends, to see what happens when the host's side of the process is killed: the wait must end with
-// an error, and every later call, too. Usage: bereft [killed]     without "killed" there is nobody to end the wait
+// an error, and every later call, too. The same when the program closes what it does not know, as daemons do, and with it the
+// library's way to the host: also for work that was posted before anybody could know.
+// Usage: bereft [killed | closed]     without one there is nobody to end the wait
 #include "check.h"
 #include <cstring>
+#include <thread>
+#include <unistd.h>
 
 __global__ void hold(volatile int *released) {
     while (!*released);
 }
 
 int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "closed")) {
+        int *never;
+        cudaStream_t stream;
+        CHECK(cudaMalloc((void **)&never, sizeof(int)));
+        CHECK(cudaMemset(never, 0, sizeof(int)));
+        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        hold<<<1, 1, 0, stream>>>(never);
+        CHECK(cudaGetLastError());
+        cudaError_t waited = cudaSuccess;
+        std::thread waiter([&] { waited = cudaStreamSynchronize(stream); });
+        usleep(100000); // until it sleeps
+        long most = sysconf(_SC_OPEN_MAX);
+        for (int descriptor = 3; descriptor < most; descriptor++) close(descriptor);
+        hold<<<1, 1>>>(never);
+        cudaError_t launched = cudaGetLastError(), later = cudaDeviceSynchronize();
+        waiter.join();
+        printf("a launch, a wait for it and a wait of before end with errors: %s, %s, %s\n",
+               launched != cudaSuccess ? "yes" : "no", later != cudaSuccess ? "yes" : "no",
+               waited != cudaSuccess ? "yes" : "no");
+        return verdict(later != cudaSuccess && waited != cudaSuccess);
+    }
     if (argc > 1 && !strcmp(argv[1], "killed")) {
         int *released;
         CHECK(cudaMalloc((void **)&released, sizeof(int)));

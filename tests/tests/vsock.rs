@@ -125,6 +125,17 @@ fn a_killed_worker_is_an_error_and_no_wait() -> Result<()> {
     backend.stop()
 }
 
+// Promise: V21
+#[test]
+fn a_program_that_closes_what_it_does_not_know_gets_an_error_and_does_not_wait() -> Result<()> {
+    for backend in [streamed()?, Backend::start(&Binaries::locate()?, None)?] {
+        passed(&backend.run(&program("bereft")?, &["closed"])?)?;
+        backend.wait_for_workers(0)?;
+        backend.stop()?;
+    }
+    Ok(())
+}
+
 fn greeted(backend: &Backend) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(backend.socket()?)?;
     stream.set_read_timeout(Some(PATIENCE))?;

@@ -223,17 +223,22 @@ impl Connection {
     fn flush(&self, output: &mut Output) -> Result<(), TransportError> {
         let length = core::mem::take(&mut output.length);
         self.alive()?;
-        let mut left = output.buffer.get(..length).unwrap_or_default();
+        let sent = self.send_all(output.buffer.get(..length).unwrap_or_default());
+        if sent.is_err() {
+            // Nothing was sent, or half a frame: nothing that follows would be understood. Whoever waits is to find out now.
+            self.lost.store(true, Ordering::Relaxed);
+            self.arrived();
+        }
+        sent
+    }
+
+    fn send_all(&self, mut left: &[u8]) -> Result<(), TransportError> {
         while !left.is_empty() {
             let packet = left.get(..self.packet).unwrap_or(left);
             match send(self.socket.get()?, packet, SendFlags::NOSIGNAL) {
                 Ok(count) => left = left.get(count..).unwrap_or_default(),
                 Err(Errno::INTR) => {}
-                Err(_) => {
-                    // Half a frame is on its way: nothing that follows would be understood.
-                    self.lost.store(true, Ordering::Relaxed);
-                    return Err(TransportError::Lost);
-                }
+                Err(_) => return Err(TransportError::Lost),
             }
         }
         Ok(())
