@@ -32,5 +32,7 @@ fuzz_target!(|input: &[u8]| {
         server.join()
     });
     assert!(guest.is_ok(), "a connection panicked");
+    // What was asked for is refused.
+    link.round();
     assert_eq!(link.sessions(), 0, "a session is left");
 });

@@ -8,7 +8,7 @@ use crate::{
     contexts::Contexts,
     controls::Controls,
     limiter::Limiter,
-    link::{Arrival, Inbox, Link},
+    link::{Arrival, Inbox, Kept, Link},
     memory::{Memory, MemoryError, Policy, Table},
     page::{self, ControlPages},
     poller::{Event, Poller},
@@ -189,6 +189,8 @@ pub struct Device {
     /// Waiters the queue has slots for.
     waiter_limit: usize,
     answers: Vec<Answer>,
+    /// Not given back before every worker is gone that may map the guest's memory.
+    kept: Option<Kept>,
     /// What happened.
     pub counters: Counters,
     /// A context whose commands panic, for the test of what then happens.
@@ -221,6 +223,7 @@ impl Device {
             probes: Vec::new(),
             waiter_limit: limits::WAITERS_PER_DEVICE,
             answers: Vec::new(),
+            kept: None,
             counters: Counters::default(),
             #[cfg(test)]
             cursed: None,
@@ -266,6 +269,11 @@ impl Device {
     #[must_use]
     pub const fn memory(&self) -> Option<&Memory> {
         self.memory.as_ref()
+    }
+
+    /// Keeps something until the device and every worker is gone that may map the guest's memory.
+    pub fn keep(&mut self, kept: Kept) {
+        self.kept = Some(kept);
     }
 
     /// Keeps half of a queue free of waiters.
@@ -869,8 +877,8 @@ impl Device {
         }
     }
 
-    /// What came from `sluiced`, without the link, for whoever plays `sluiced` in a fuzz target.
-    #[cfg(fuzzing)]
+    /// What came from `sluiced`, without the link, for whoever plays `sluiced` in a fuzz target or a test.
+    #[cfg(any(test, fuzzing))]
     pub fn arrive(&mut self, arrival: Arrival) {
         self.arrived(arrival);
     }
@@ -906,7 +914,7 @@ impl Device {
             }
             Err((error, pidfd)) => {
                 tracing::error!(session = number, %error, "a worker cannot be adopted");
-                self.link.bury(number, pidfd);
+                self.link.bury(number, pidfd, None);
                 self.lose(number, UNAVAILABLE);
             }
         }
@@ -984,12 +992,15 @@ impl Device {
     pub fn disconnect(&mut self) {
         for (number, session) in core::mem::take(&mut self.sessions) {
             if let Phase::Running(worker) | Phase::Dying(worker, _) = session.phase {
-                self.link.bury(number, worker.release(&self.poller));
+                self.link.bury(number, worker.release(&self.poller), self.kept.clone());
             }
-            self.link.close();
+            // What `sluiced` has not answered the link counts until it has.
+            if !session.owed {
+                self.link.close();
+            }
         }
-        for arrival in self.inbox.take() {
-            workers::bury(&self.link, arrival);
+        for arrival in self.inbox.close() {
+            self.link.turn_away(arrival);
         }
         self.waiters = Waiters::default();
         self.contexts.clear();

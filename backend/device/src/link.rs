@@ -5,6 +5,9 @@
 //! buries: workers whose device is gone, or which came too late, are killed and waited for here, so that `sluiced`
 //! learns of the end of every worker it has sent.
 //!
+//! A session counts until `sluiced` has answered, also where its device has gone meanwhile: otherwise whoever comes and goes
+//! would have more asked of `sluiced` than a device may, which ends the link of all of them.
+//!
 //! What a process had is free when it has exited, so a worker is asked for only when those of the sessions that were
 //! over by then are gone, and with them what they had been lent.
 
@@ -21,6 +24,7 @@ use sluice_protocol::{
 };
 use sluice_shared_memory::socket;
 use std::{
+    any::Any,
     collections::{HashMap, HashSet, VecDeque},
     fs::File,
     sync::{
@@ -56,10 +60,14 @@ pub enum Arrival {
     },
 }
 
+/// What must not be given back before a worker is gone.
+pub type Kept = Arc<dyn Any + Send + Sync>;
+
 /// Where one device finds what came for it.
 #[derive(Debug)]
 pub struct Inbox {
-    arrivals: Mutex<Vec<Arrival>>,
+    /// `None` once the device is gone.
+    arrivals: Mutex<Option<Vec<Arrival>>>,
     event: OwnedFd,
 }
 
@@ -70,7 +78,7 @@ impl Inbox {
     /// The kernel's.
     pub fn new() -> Result<Inbox, Errno> {
         Ok(Inbox {
-            arrivals: Mutex::default(),
+            arrivals: Mutex::new(Some(Vec::new())),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
@@ -82,14 +90,24 @@ impl Inbox {
     }
 
     /// Puts something in.
-    pub fn put(&self, arrival: Arrival) {
-        lock(&self.arrivals).push(arrival);
+    ///
+    /// # Errors
+    /// The thing itself, if it is closed.
+    pub fn put(&self, arrival: Arrival) -> Result<(), Arrival> {
+        let Some(arrivals) = &mut *lock(&self.arrivals) else { return Err(arrival) };
+        arrivals.push(arrival);
         notify(&self.event);
+        Ok(())
     }
 
     /// Takes everything out.
     pub fn take(&self) -> Vec<Arrival> {
-        core::mem::take(&mut *lock(&self.arrivals))
+        lock(&self.arrivals).as_mut().map(core::mem::take).unwrap_or_default()
+    }
+
+    /// Takes everything out for the last time.
+    pub fn close(&self) -> Vec<Arrival> {
+        lock(&self.arrivals).take().unwrap_or_default()
     }
 }
 
@@ -102,8 +120,17 @@ enum Request {
     Ending(u32),
     /// A session's worker is gone.
     Ended(u32),
-    /// A worker that is to be killed and waited for: the session, its pidfd.
-    Bury(u32, OwnedFd),
+    /// A worker that is to be killed and waited for.
+    Bury(Grave),
+}
+
+/// A worker that is killed and not gone.
+#[derive(Debug)]
+struct Grave {
+    session: u32,
+    pidfd: OwnedFd,
+    /// Dropped when it is gone.
+    _kept: Option<Kept>,
 }
 
 /// The devices' end of the link.
@@ -179,9 +206,24 @@ impl Link {
         self.push(Request::Ended(session));
     }
 
-    /// Kills a worker and tells when it is gone.
-    pub fn bury(&self, session: u32, pidfd: OwnedFd) {
-        self.push(Request::Bury(session, pidfd));
+    /// Kills a worker and tells when it is gone; what is kept until then is dropped.
+    pub fn bury(&self, session: u32, pidfd: OwnedFd, kept: Option<Kept>) {
+        self.push(Request::Bury(Grave { session, pidfd, _kept: kept }));
+    }
+
+    /// What `sluiced` has answered about a session whose device is gone.
+    pub fn turn_away(&self, arrival: Arrival) {
+        self.close();
+        if let Arrival::Worker { session, pidfd, .. } = arrival {
+            self.bury(session, pidfd, None);
+        }
+    }
+
+    /// Does once what the thread does, where there is no `sluiced`; for a fuzz target and for tests.
+    #[cfg(any(test, fuzzing))]
+    pub fn round(&self) {
+        notify(&self.event);
+        Broker::new(self, None).round();
     }
 
     fn push(&self, request: Request) {
@@ -199,7 +241,7 @@ struct Broker<'l> {
     /// Messages the socket had no room for; where they are many no worker is asked for, so bounded by the sessions.
     unsent: VecDeque<FromDevice>,
     /// Workers that are being waited for.
-    graves: Vec<(u32, OwnedFd)>,
+    graves: Vec<Grave>,
     /// Sessions whose workers are to exit and have not, those in `graves` left out.
     ending: HashSet<u32>,
     /// Sessions that wait for their predecessors' ends.
@@ -254,7 +296,7 @@ impl<'l> Broker<'l> {
         let mut wanted = PollFlags::IN;
         wanted.set(PollFlags::OUT, !self.unsent.is_empty());
         let mut fds = vec![PollFd::new(&self.link.event, PollFlags::IN)];
-        fds.extend(self.graves.iter().map(|(_, pidfd)| PollFd::new(pidfd, PollFlags::IN)));
+        fds.extend(self.graves.iter().map(|grave| PollFd::new(&grave.pidfd, PollFlags::IN)));
         fds.extend(self.socket.iter().map(|socket| PollFd::new(socket, wanted)));
         let timeout = (!self.held.is_empty()).then_some(&LOOK);
         if let Err(error) = poll(&mut fds, timeout)
@@ -267,10 +309,10 @@ impl<'l> Broker<'l> {
         drop(fds);
         let mut gone = gone.into_iter();
         let unsent = &mut self.unsent;
-        self.graves.retain(|(session, _)| {
+        self.graves.retain(|grave| {
             let gone = gone.next().unwrap_or(false);
             if gone {
-                unsent.push_back(FromDevice::SessionEnded { session: *session });
+                unsent.push_back(FromDevice::SessionEnded { session: grave.session });
             }
             !gone
         });
@@ -292,7 +334,7 @@ impl<'l> Broker<'l> {
                 let after = After::Connections(vring::left());
                 self.held.push(Held { session, inbox, after, since: Instant::now() });
             }
-            Request::Wanted(session, inbox) => refuse(session, &inbox),
+            Request::Wanted(session, inbox) => self.refuse(session, &inbox),
             Request::Ending(session) => {
                 self.ending.insert(session);
             }
@@ -300,7 +342,7 @@ impl<'l> Broker<'l> {
                 self.ending.remove(&session);
                 self.unsent.push_back(FromDevice::SessionEnded { session });
             }
-            Request::Bury(session, pidfd) => self.bury(session, pidfd),
+            Request::Bury(grave) => self.bury(grave),
         }
     }
 
@@ -309,9 +351,10 @@ impl<'l> Broker<'l> {
         for mut held in core::mem::take(&mut self.held) {
             // Its connection has gone: nobody wants that worker any more.
             if held.inbox.strong_count() == 0 {
+                self.link.close();
                 continue;
             }
-            let graves = || self.graves.iter().map(|(session, _)| *session);
+            let graves = || self.graves.iter().map(|grave| grave.session);
             if let After::Connections(connections) = &mut held.after {
                 connections.retain(|connection| connection.strong_count() > 0);
                 if connections.is_empty() {
@@ -344,10 +387,10 @@ impl<'l> Broker<'l> {
         }
     }
 
-    fn bury(&mut self, session: u32, pidfd: OwnedFd) {
-        self.ending.remove(&session);
-        workers::kill(&pidfd, session);
-        self.graves.push((session, pidfd));
+    fn bury(&mut self, grave: Grave) {
+        self.ending.remove(&grave.session);
+        workers::kill(&grave.pidfd, grave.session);
+        self.graves.push(grave);
     }
 
     fn send(&mut self) {
@@ -393,23 +436,44 @@ impl<'l> Broker<'l> {
             ToDevice::Worker { session } => {
                 let mut descriptors = descriptors.into_iter();
                 let (Some(socket), Some(pidfd)) = (descriptors.next(), descriptors.next()) else { return };
-                match self.wanted.remove(&session).and_then(|inbox| inbox.upgrade()) {
-                    Some(inbox) => inbox.put(Arrival::Worker { session, socket, pidfd }),
-                    None => self.bury(session, pidfd),
+                match self.wanted.remove(&session) {
+                    Some(inbox) => self.deliver(&inbox, Arrival::Worker { session, socket, pidfd }),
+                    None => self.bury(Grave { session, pidfd, _kept: None }),
                 }
             }
             ToDevice::Resume {} => {
                 // The one before may have heard it and been killed before it could answer.
-                self.wanted.retain(|_, inbox| inbox.strong_count() > 0);
+                self.wanted.retain(|_, inbox| {
+                    let stays = inbox.strong_count() > 0;
+                    if !stays {
+                        self.link.close();
+                    }
+                    stays
+                });
                 let again = self.wanted.keys().map(|session| FromDevice::WorkerWanted { session: *session });
                 self.unsent.extend(again);
             }
             ToDevice::NoWorker { session, error } => {
-                if let Some(inbox) = self.wanted.remove(&session).and_then(|inbox| inbox.upgrade()) {
-                    inbox.put(Arrival::None { session, error });
+                if let Some(inbox) = self.wanted.remove(&session) {
+                    self.deliver(&inbox, Arrival::None { session, error });
                 }
             }
         }
+    }
+
+    /// Gives a device what it waits for, if it is there.
+    fn deliver(&self, inbox: &Weak<Inbox>, arrival: Arrival) {
+        let refused = match inbox.upgrade() {
+            Some(inbox) => inbox.put(arrival).err(),
+            None => Some(arrival),
+        };
+        if let Some(arrival) = refused {
+            self.link.turn_away(arrival);
+        }
+    }
+
+    fn refuse(&self, session: u32, inbox: &Weak<Inbox>) {
+        self.deliver(inbox, Arrival::None { session, error: crate::sessions::UNAVAILABLE });
     }
 
     /// `sluiced` is gone. Sessions go on; new ones are refused.
@@ -418,16 +482,10 @@ impl<'l> Broker<'l> {
         self.link.connected.store(false, Ordering::Release);
         self.socket = None;
         self.unsent.clear();
-        let held = self.held.drain(..).map(|held| (held.session, held.inbox));
-        for (session, inbox) in self.wanted.drain().chain(held) {
-            refuse(session, &inbox);
+        let held = core::mem::take(&mut self.held).into_iter().map(|held| (held.session, held.inbox));
+        for (session, inbox) in core::mem::take(&mut self.wanted).into_iter().chain(held) {
+            self.refuse(session, &inbox);
         }
-    }
-}
-
-fn refuse(session: u32, inbox: &Weak<Inbox>) {
-    if let Some(inbox) = inbox.upgrade() {
-        inbox.put(Arrival::None { session, error: crate::sessions::UNAVAILABLE });
     }
 }
 
@@ -469,6 +527,67 @@ mod tests {
             }
         }
         assert_eq!(heard.last(), Some(&FromDevice::WorkerWanted { session: last }), "it is forgotten");
+    }
+
+    // Promise: V23
+    #[test]
+    fn a_session_counts_until_it_is_answered() {
+        let link = Link::new(true).unwrap();
+        let (socket, daemon) = socket::pair().unwrap();
+        let mut broker = Broker::new(&link, Some(socket));
+        rustix::fs::fcntl_setfl(broker.socket.as_ref().unwrap(), OFlags::NONBLOCK).unwrap();
+        rustix::fs::fcntl_setfl(&daemon, OFlags::NONBLOCK).unwrap();
+        // Asked for by those who are gone before there is an answer.
+        let mut opened = Vec::new();
+        while let Some(session) = link.open() {
+            let inbox = Arc::new(Inbox::new().unwrap());
+            link.wanted(session, &inbox);
+            broker.round();
+            opened.push((session, inbox));
+        }
+        assert_eq!(opened.len(), limits::SESSIONS);
+        let kept = opened.pop().unwrap();
+        let sessions: Vec<u32> = opened.drain(..).map(|(session, _)| session).collect();
+        assert_eq!((link.sessions(), link.open()), (limits::SESSIONS, None), "asked, so owed");
+        // Refused, and with workers that nobody takes.
+        let mut buffer = [0; control::BYTES];
+        while let Ok(Some(_)) = socket::receive(&daemon, &mut buffer) {}
+        for session in &sessions {
+            let left = link.sessions();
+            let answer = if session.is_multiple_of(2) {
+                ToDevice::NoWorker { session: *session, error: 46 }
+            } else {
+                ToDevice::Worker { session: *session }
+            };
+            let (one, _other) = socket::pair().unwrap();
+            let both = [one.as_fd(), one.as_fd()];
+            socket::send(&daemon, &answer.encode(), both.get(..answer.descriptors()).unwrap()).unwrap();
+            broker.receive();
+            assert_eq!(link.sessions(), left.saturating_sub(1), "answered");
+        }
+        // One whose device closes its inbox, which the answer may cross.
+        assert!(kept.1.close().is_empty());
+        broker.deliver(&Arc::downgrade(&kept.1), Arrival::None { session: kept.0, error: 46 });
+        assert_eq!(link.sessions(), 0);
+    }
+
+    // Promise: V23
+    #[test]
+    fn what_is_kept_for_a_worker_is_kept_until_it_is_gone() {
+        let link = Link::new(false).unwrap();
+        let mut broker = Broker::new(&link, None);
+        // Stands for a pidfd: readable when the worker is gone, and nothing that can be killed.
+        let (gone, end) = rustix::pipe::pipe().unwrap();
+        let kept: Kept = Arc::new(());
+        let held = Arc::downgrade(&kept);
+        link.bury(1, gone, Some(kept));
+        broker.round();
+        link.ended(2);
+        broker.round();
+        assert_eq!(held.strong_count(), 1, "it is not gone");
+        drop(end);
+        broker.round();
+        assert_eq!(held.strong_count(), 0);
     }
 
     // Promise: Q51

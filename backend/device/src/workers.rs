@@ -190,7 +190,7 @@ fn sealed(bytes: &[u8]) -> Result<OwnedFd, Errno> {
 /// A worker that came for a session which is over.
 pub fn bury(link: &crate::link::Link, arrival: Arrival) {
     if let Arrival::Worker { session, pidfd, .. } = arrival {
-        link.bury(session, pidfd);
+        link.bury(session, pidfd, None);
     }
 }
 

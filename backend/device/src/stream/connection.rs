@@ -74,6 +74,8 @@ pub(super) enum End {
 enum Flow {
     /// There may be more to do.
     More,
+    /// There may be more to do once results were sent.
+    Full,
     /// There is nothing to do now.
     Idle,
     /// The guest has gone.
@@ -150,6 +152,7 @@ impl Connection {
         let memory = Memory::new(budget)?;
         let mut device = Device::new(Policy::Sealed, Arc::clone(link))?;
         device.set_memory(memory.as_guest()?)?;
+        device.keep(memory.share());
         Ok(Connection {
             bridge: Bridge::new(device),
             memory,
@@ -179,7 +182,12 @@ impl Connection {
             if received == Flow::Over || sent == Flow::Over {
                 return Ok(());
             }
-            if received == Flow::Idle && !self.has_more() && self.sleep()? == Flow::Over {
+            let more = match received {
+                // What was sent may have made room for frames that are here already, which no socket tells of again.
+                Flow::Full => self.may_receive(),
+                flow => flow == Flow::More,
+            };
+            if !more && !self.has_more() && self.sleep()? == Flow::Over {
                 return Ok(());
             }
         }
@@ -256,7 +264,7 @@ impl Connection {
         for _ in 0..READS {
             self.understand()?;
             if !self.may_receive() {
-                return Ok(Flow::Idle);
+                return Ok(Flow::Full);
             }
             match rustix::io::read(self.socket.as_fd(), self.input.room()) {
                 Ok(0) => return Ok(Flow::Over),
@@ -467,4 +475,112 @@ fn bulk(memory: &Memory, range: Arena, output: &mut Vec<u8>) -> Option<Arena> {
     let done = u64::from(bytes);
     let rest = Arena { address: range.address.wrapping_add(done), bytes: range.bytes.saturating_sub(done) };
     (rest.bytes > 0 && read == count).then_some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::arithmetic_side_effects, reason = "a test")]
+    use super::*;
+    use crate::link::Arrival;
+    use sluice_protocol::{
+        calls::wire,
+        field::{ArenaAddress, DeviceAddress},
+        record::{Header, NO_REPLY},
+        shared::Shared as _,
+    };
+    use std::{io::Write as _, os::unix::net::UnixStream, sync::atomic::Ordering};
+
+    /// A record that fetches eight bytes on the first stream.
+    fn fetch(sequence: u64) -> Vec<u8> {
+        let call = wire::copy_from_device::CALL;
+        let header = Header { call, reply: NO_REPLY, ticket: 0, context: 1, stream: 1, thread: 1, sequence };
+        let (to, from) =
+            (ArenaAddress(limits::WINDOW_BOUNDS.start), DeviceAddress(limits::WINDOW_BOUNDS.start));
+        let mut buffer = [0; limits::RECORD_BYTES];
+        let record =
+            header.build(&mut buffer, |writer| wire::copy_from_device::put(writer, to, from, 8)).unwrap();
+        let bytes = u32::try_from(record.len()).unwrap();
+        [FromGuest::Record { bytes }.encode().as_slice(), record].concat()
+    }
+
+    const CONTROL: u32 = 1;
+
+    /// A connection whose guest has just opened its session.
+    fn opened(link: &Arc<Link>, budget: &Arc<Budget>) -> (UnixStream, Connection) {
+        let (mut guest, ours) = UnixStream::pair().unwrap();
+        guest.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut connection = Connection::new(ours.into(), link, budget, &Arc::default()).unwrap();
+        let bytes = session::BYTES as u64;
+        for frame in [
+            FromGuest::Hello { version: calls::VERSION },
+            FromGuest::Create { resource: CONTROL, bytes },
+            FromGuest::Open { resource: CONTROL },
+        ] {
+            guest.write_all(&frame.encode()).unwrap();
+        }
+        assert_eq!(connection.receive().unwrap(), Flow::Idle);
+        (guest, connection)
+    }
+
+    // Promise: V23
+    #[test]
+    fn memory_counts_until_the_worker_that_maps_it_is_gone() {
+        let bytes = session::BYTES as u64;
+        let budget = Budget::new(bytes);
+        let link = Arc::new(Link::new(true).unwrap());
+        let (_guest, mut connection) = opened(&link, &budget);
+        // Stands for a pidfd: readable when the worker is gone, and nothing that can be killed.
+        let (pidfd, end) = rustix::pipe::pipe().unwrap();
+        let (socket, _worker) = sluice_shared_memory::socket::pair().unwrap();
+        connection.bridge.device.arrive(Arrival::Worker { session: 1, socket, pidfd });
+        assert!(connection.bridge.serves());
+        drop(connection);
+        let broker = Arc::clone(&link);
+        std::thread::spawn(move || crate::link::serve(&broker, None));
+        std::thread::sleep(Duration::from_millis(50));
+        let mut next = Memory::new(&budget).unwrap();
+        assert_eq!(next.take(bytes), None, "its worker may still have it");
+        drop(end);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while next.take(bytes).is_none() {
+            assert!(Instant::now() < deadline, "it is never given back");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    // Promise: V23
+    #[test]
+    fn frames_that_had_to_wait_are_taken_as_soon_as_there_is_room() {
+        const BATCH: u64 = 128;
+        const LIMIT: u64 = limits::STREAM_RESULTS as u64;
+        let link = Arc::new(Link::new(true).unwrap());
+        let (mut guest, mut connection) = opened(&link, &Budget::new(limits::STREAM_BYTES));
+        let range = *connection.resources.get(&CONTROL).unwrap();
+        // The worker's end of the page, for it is played here.
+        let page = connection.memory.map(range).unwrap();
+        let words = page.words();
+        // As many as may be due, and in one piece with the last of them some more.
+        let record = (fetch(1).len() - HEAD_BYTES) as u64;
+        for first in (0..LIMIT).step_by(usize::try_from(BATCH).unwrap()) {
+            let more = if first + BATCH == LIMIT { 2 } else { 1 };
+            let frames: Vec<u8> =
+                (first..first + more * BATCH).flat_map(|number| fetch(number + 1)).collect();
+            guest.write_all(&frames).unwrap();
+            let flow = connection.receive().unwrap();
+            assert_eq!(flow, if more == 1 { Flow::Idle } else { Flow::Full });
+            let tail = words.load_u64(session::RING_TAIL, Ordering::Acquire);
+            assert_eq!(tail, (first + BATCH) * record, "no more than may be");
+            words.store_u64(session::RING_HEAD, tail, Ordering::Release);
+        }
+        // What is due is completed before the connection looks, so nobody wakes it.
+        session::set_completed(&words, 1, LIMIT);
+        let since = Instant::now();
+        let server = std::thread::spawn(move || connection.serve().map_err(|end| end.to_string()));
+        while words.load_u64(session::RING_TAIL, Ordering::Acquire) < (LIMIT + BATCH) * record {
+            assert!(since.elapsed() < Duration::from_millis(limits::WAITER_MILLISECONDS / 2), "they wait");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        drop(guest);
+        assert_eq!(server.join().unwrap(), Ok(()));
+    }
 }

@@ -1,5 +1,6 @@
 //! Memory of the host that stands for a guest's: one sealed file, resources as ranges of it, and where they are attached.
 
+use crate::link::Kept;
 use rustix::{
     fd::AsFd,
     fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create},
@@ -40,6 +41,34 @@ impl Budget {
     }
 }
 
+/// What one connection has of the budget, until it is dropped.
+#[derive(Debug)]
+struct Share {
+    budget: Arc<Budget>,
+    taken: AtomicU64,
+}
+
+impl Share {
+    fn take(&self, bytes: u64) -> bool {
+        let taken = self.budget.take(bytes);
+        if taken {
+            self.taken.fetch_add(bytes, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    fn give(&self, bytes: u64) {
+        self.taken.fetch_sub(bytes, Ordering::Relaxed);
+        self.budget.give(bytes);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.give(*self.taken.get_mut());
+    }
+}
+
 /// Why there is no such memory.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MemoryError {
@@ -59,8 +88,7 @@ pub(super) struct Memory {
     free: Free,
     /// Resources that are attached, by their addresses: resource and where in the file.
     attached: BTreeMap<u64, (u32, Range)>,
-    budget: Arc<Budget>,
-    taken: u64,
+    share: Arc<Share>,
 }
 
 impl Memory {
@@ -75,9 +103,13 @@ impl Memory {
             mapping,
             free: Free::new(0, limits::STREAM_BYTES),
             attached: BTreeMap::new(),
-            budget: Arc::clone(budget),
-            taken: 0,
+            share: Arc::new(Share { budget: Arc::clone(budget), taken: AtomicU64::new(0) }),
         })
+    }
+
+    /// Its share of the budget, for whoever may still map it when this is dropped.
+    pub(super) fn share(&self) -> Kept {
+        Arc::clone(&self.share) as Kept
     }
 
     /// The memory as a front-end would bring it.
@@ -101,14 +133,13 @@ impl Memory {
         if bytes == 0 || !bytes.is_multiple_of(PAGE) || bytes > limits::RESOURCE_BYTES {
             return None;
         }
-        if !self.budget.take(bytes) {
+        if !self.share.take(bytes) {
             return None;
         }
         let range = self.free.take(bytes);
         if range.is_none() {
-            self.budget.give(bytes);
+            self.share.give(bytes);
         }
-        self.taken = self.taken.saturating_add(range.map_or(0, |range| range.bytes));
         range
     }
 
@@ -124,8 +155,7 @@ impl Memory {
         match emptied {
             Ok(()) => {
                 self.free.give(range);
-                self.taken = self.taken.saturating_sub(range.bytes);
-                self.budget.give(range.bytes);
+                self.share.give(range.bytes);
             }
             // It is not zero, so it is nobody's any more.
             Err(error) => tracing::error!(%error, "memory of a stream cannot be emptied"),
@@ -177,12 +207,6 @@ impl Memory {
             done = done.saturating_add(count);
         }
         done
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        self.budget.give(self.taken);
     }
 }
 

@@ -107,9 +107,10 @@ impl Mirror {
         self.page.words()
     }
 
-    /// Whether another record has to wait until results were sent.
+    /// Whether another record has to wait until results were sent. Not where none come any more: after a failure nothing is
+    /// completed, and without a worker nothing at all is published.
     pub(super) const fn is_full(&self) -> bool {
-        self.results >= limits::STREAM_RESULTS
+        self.results >= limits::STREAM_RESULTS && self.sticky == 0 && !self.is_over()
     }
 
     /// Publishes a record. `true`: the dispatcher sleeps and is to be rung.
@@ -128,7 +129,7 @@ impl Mirror {
             let stream =
                 self.streams.entry(header.stream).or_insert_with(|| Stream { sent, ..Stream::default() });
             stream.posted = stream.posted.max(header.sequence);
-            if let Some(range) = writes {
+            if let Some(range) = writes.filter(|_| self.sticky == 0) {
                 stream.results.push_back((header.sequence, range));
                 self.results = self.results.saturating_add(1);
             }
@@ -402,20 +403,48 @@ mod tests {
         assert_eq!(sent(&mut mirror), [attachment(4, Attachment::Refused(2))]);
     }
 
+    /// Records whose results are due, as if they were consumed, until there are as many as may be.
+    fn fill(mirror: &mut Mirror) -> u64 {
+        let words = mirror.words();
+        let mut sequence = 0;
+        while !mirror.is_full() {
+            sequence += 1;
+            mirror.record(&fetch(1, sequence, ARENA, 8)).unwrap();
+            let tail = words.load_u64(session::RING_TAIL, Ordering::Relaxed);
+            words.store_u64(session::RING_HEAD, tail, Ordering::Relaxed);
+        }
+        sequence
+    }
+
+    // Promise: V23
+    #[test]
+    fn a_guest_is_heard_on_when_no_results_come_any_more() {
+        let mut failed = mirror();
+        let sequence = fill(&mut failed);
+        failed.words().store_u32(session::STICKY, 700, Ordering::Release);
+        sent(&mut failed);
+        assert!(!failed.is_full(), "nothing is completed after a failure");
+        failed.record(&fetch(1, sequence + 1, ARENA, 8)).unwrap();
+        assert_eq!(failed.results, limits::STREAM_RESULTS, "nor is more due");
+
+        let mut lost = mirror();
+        fill(&mut lost);
+        lost.words().store_u32(session::STATE, session::LOST, Ordering::Release);
+        sent(&mut lost);
+        assert!(!lost.is_full(), "nothing is published without a worker");
+
+        let mut ended = mirror();
+        fill(&mut ended);
+        ended.end(46);
+        assert!(!ended.is_full(), "whatever the page says");
+    }
+
     // Promise: V23
     #[test]
     fn what_is_due_is_bounded_whoever_lies() {
         let mut mirror = mirror();
         let words = mirror.words();
-        let mut sequence = 0;
-        while !mirror.is_full() {
-            sequence += 1;
-            let record = fetch(1, sequence, ARENA, 8);
-            mirror.record(&record).unwrap();
-            // As if it were consumed.
-            let tail = words.load_u64(session::RING_TAIL, Ordering::Relaxed);
-            words.store_u64(session::RING_HEAD, tail, Ordering::Relaxed);
-        }
+        let sequence = fill(&mut mirror);
         assert_eq!(sequence, limits::STREAM_RESULTS as u64);
         // A guest that does not read is found nothing more for.
         session::set_completed(&words, 1, 5);

@@ -190,6 +190,8 @@ mod tests {
             let (theirs, ours) = UnixStream::pair().unwrap();
             let server = std::thread::spawn(move || {
                 let served = serve_one(ours.into(), &link);
+                // What was asked for is refused.
+                link.round();
                 (served, link.sessions())
             });
             let mut guest = &theirs;
