@@ -175,15 +175,12 @@ impl Custodian {
 
     /// Takes a unit out of service until an operator says otherwise: its workers are ended, and none is started.
     fn quarantine(&self, unit: u32, reason: &str) {
-        if self.checkpoint.quarantine(unit).is_some() {
+        if !self.checkpoint.set_quarantine(unit, reason) {
             return;
         }
+        self.end_workers(unit);
         tracing::error!("unit {unit} is quarantined: {reason}");
         self.journal.note("unit-quarantined", None, format!("unit {unit}: {reason}"));
-        if let Err(error) = self.checkpoint.set_quarantine(unit, reason) {
-            tracing::error!("the checkpoint cannot be written: {error}");
-        }
-        self.end_workers(unit);
     }
 
     /// Ends the workers of every VM that is on a unit, and of no other.

@@ -190,9 +190,11 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         configured: registry::configured(&configuration),
         counted: RefCell::default(),
         balance: Balance::default(),
+        changing: Mutex::default(),
         emptying: Mutex::default(),
         locks: RefCell::default(),
     });
+    let keeping = tokio::task::spawn_local(Rc::clone(&checkpoint).keep());
     let deciding = tokio::task::spawn_local(Rc::clone(&custodian).serve(noticed, registry.limits()));
     let auditing = tokio::task::spawn_local(audit::serve(
         Rc::clone(&launching),
@@ -263,8 +265,11 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     }
 
     if leaving {
-        // Nothing is ended, and nothing notices: the next daemon goes on.
-        registry.sample();
+        // Nothing is ended, and nothing notices: the next daemon goes on, where this one has written that it stands.
+        registry.sample().await;
+        if let Err(error) = checkpoint.written().await {
+            tracing::error!("the next daemon does not know all that this one does: {error}");
+        }
         std::process::exit(0);
     }
     keeper.stopping();
@@ -276,7 +281,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     }
     sampling.abort();
     placing.abort();
-    registry.sample();
+    registry.sample().await;
     roster.end().await;
     units.end().await;
     stop_units.send_replace(true);
@@ -292,12 +297,12 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     if let Err(error) = adoption.finish() {
         tracing::warn!("the record of processes stays behind: {error}");
     }
-    match checkpoint.finish() {
+    keeping.abort();
+    match checkpoint.finish().await {
         // A supervisor's VMs are nobody's to be billed for.
         Ok(true) if supervised => {
-            if let Err(error) =
-                usage.forget().and_then(|()| registry.trail.forget()).and_then(|()| registry.journal.forget())
-            {
+            let trail = registry.trail.forget().await;
+            if let Err(error) = trail.and_then(|()| usage.forget()).and_then(|()| registry.journal.forget()) {
                 tracing::warn!("figures stay behind: {error}");
             }
         }

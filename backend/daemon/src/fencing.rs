@@ -1,7 +1,8 @@
 //! Carries out the steps of [`crate::fence`] for one VM.
 //!
 //! What is to be done at a step is done again for as long as the step lasts: nothing is lost with a daemon that is killed, and
-//! nothing harms that is done twice. The checkpoint is written before the next step is acted upon.
+//! nothing harms that is done twice. That nothing is given any more and that workers end waits for no disk: where the VM stands
+//! is written down meanwhile, and the steps behind that, up to the answer, are taken when it is.
 
 use std::{
     rc::Rc,
@@ -12,9 +13,10 @@ use rustix::fd::AsFd as _;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    fence::{AdmissionError, Fence, Has, Seen, Step},
+    fence::{Fence, Has, Seen, Step},
     notice::Notice,
     process::kill,
+    state::checkpoint::ReadmitError,
     vm::Vm,
 };
 
@@ -33,34 +35,23 @@ fn limit(step: Step) -> Duration {
     }
 }
 
-/// A VM cannot be admitted again.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ReadmitError {
-    /// For what it is.
-    #[error(transparent)]
-    Admission(#[from] AdmissionError),
-    /// For want of a checkpoint.
-    #[error("the checkpoint cannot be written: {0}")]
-    Checkpoint(#[from] std::io::Error),
-}
-
 impl Vm {
     /// Takes everything from the VM. From the return on nothing new is given to it; the rest follows.
     pub(crate) fn fence(&self, reason: &str) {
         let mut reason = reason.to_owned();
         reason.truncate(reason.floor_char_boundary(REASON));
         let Some(fence) = self.stands().begin(&reason, self.workers()) else { return };
+        self.enter(fence.clone());
+        // Its workers are ended now, not when whoever keeps the fence comes to it.
+        self.act(&Fence { step: Step::Killed, ..fence });
         tracing::warn!("VM {} is fenced: {reason}", self.id());
         self.tell("vm-fenced", reason.as_str());
         self.count_fence();
-        self.enter(fence);
     }
 
     /// Lets it have again what it may have, in its next epoch.
-    pub(crate) fn readmit(&self) -> Result<(), ReadmitError> {
-        let fence = self.stands().readmit()?;
-        let epoch = fence.epoch;
-        self.checkpoint().admit_vm(self.id(), fence)?;
+    pub(crate) async fn readmit(&self) -> Result<(), ReadmitError> {
+        let epoch = self.checkpoint().admit_vm(self.id()).await?.epoch;
         tracing::info!("VM {} is admitted again: epoch {epoch}", self.id());
         self.tell("vm-readmitted", format!("epoch {epoch}"));
         for unit in self.units().iter() {
@@ -109,6 +100,10 @@ impl Vm {
             let seen = self.look(&fence, late).await;
             match fence.advance(&seen) {
                 Some(next) => {
+                    if fence.step >= Step::Killed {
+                        // Where it fails, who keeps the checkpoint says so and tries again; the fence goes on all the same.
+                        _ = self.checkpoint().written().await;
+                    }
                     if next.step == Step::Quarantined {
                         self.count_fenced();
                         self.say_quarantined(&next, &seen);
@@ -122,9 +117,7 @@ impl Vm {
 
     /// Notes a step. A fence holds even where it cannot be written down; only a crash would forget it.
     fn enter(&self, fence: Fence) {
-        if let Err(error) = self.checkpoint().set_vm(self.id(), fence) {
-            tracing::error!("the checkpoint cannot be written: {error}");
-        }
+        self.checkpoint().set_vm(self.id(), fence);
         self.fenced().notify_waiters();
     }
 
@@ -183,7 +176,7 @@ impl Vm {
         tokio::select! {
             () = changed => {}
             () = sleep(hold_off.saturating_sub(since.elapsed())) => {
-                if let Err(error) = self.readmit() {
+                if let Err(error) = self.readmit().await {
                     tracing::error!("VM {} cannot be admitted again: {error}", self.id());
                     // Not at once again.
                     sleep(Duration::from_secs(1)).await;

@@ -687,14 +687,13 @@ impl Placer {
         }
     }
 
-    /// Writes it down.
-    pub(crate) fn write(&self) -> io::Result<()> {
-        let plan = self.plan();
-        self.parts.checkpoint.change_objects(|objects| objects.plan = plan)
+    /// Writes it down, as it is when its turn comes.
+    pub(crate) async fn write(&self) -> io::Result<()> {
+        self.parts.checkpoint.change_objects(|objects| objects.plan = self.plan()).await
     }
 
-    fn write_or_log(&self) {
-        if let Err(error) = self.write() {
+    async fn write_or_log(self: Rc<Self>) {
+        if let Err(error) = self.write().await {
             tracing::error!("the plan cannot be written: {error}");
         }
     }
@@ -848,7 +847,8 @@ impl Placer {
         }
         let plan = self.plan();
         if self.parts.checkpoint.objects().plan != plan {
-            self.write_or_log();
+            // Nothing is made for it.
+            spawn_local(Rc::clone(self).write_or_log());
         }
     }
 
@@ -891,7 +891,7 @@ impl Placer {
                 }
             }
         }
-        self.write_or_log();
+        self.write_or_log().await;
     }
 
     async fn destroy(&self, unit: UnitId) -> Answer {
@@ -956,22 +956,22 @@ impl Placer {
     }
 
     /// Has a GPU be emptied, or take VMs again.
-    pub(crate) fn set_draining(&self, gpu: u32, draining: bool) -> io::Result<()> {
-        self.change_drained(&self.draining, gpu, draining)
+    pub(crate) async fn set_draining(&self, gpu: u32, draining: bool) -> io::Result<()> {
+        self.change_drained(&self.draining, gpu, draining).await
     }
 
     /// Has an instance be emptied, or take VMs again.
-    pub(crate) fn set_unit_draining(&self, unit: u32, draining: bool) -> io::Result<()> {
-        self.change_drained(&self.draining_units, unit, draining)
+    pub(crate) async fn set_unit_draining(&self, unit: u32, draining: bool) -> io::Result<()> {
+        self.change_drained(&self.draining_units, unit, draining).await
     }
 
-    fn change_drained(&self, all: &RefCell<BTreeSet<u32>>, one: u32, draining: bool) -> io::Result<()> {
+    async fn change_drained(&self, all: &RefCell<BTreeSet<u32>>, one: u32, draining: bool) -> io::Result<()> {
         let change = |draining: bool| {
             let mut all = all.borrow_mut();
             if draining { all.insert(one) } else { all.remove(&one) }
         };
         if change(draining)
-            && let Err(error) = self.write()
+            && let Err(error) = self.write().await
         {
             change(!draining);
             return Err(error);

@@ -60,15 +60,15 @@ impl Registry {
         // Where there is no device there are VMs without.
         let Some(held) = held else { return Ok(Rc::new([])) };
         let unit = self.placer.open(held.unit).await?;
-        self.write_plan()?;
+        self.write_plan().await?;
         Ok(Rc::new([unit]))
     }
 
-    fn write_plan(&self) -> Result<(), Error> {
+    async fn write_plan(&self) -> Result<(), Error> {
         if self.checkpoint.objects().plan == self.placer.plan() {
             return Ok(());
         }
-        self.placer.write().map_err(Error::storage)
+        self.placer.write().await.map_err(Error::storage)
     }
 
     /// Finds a unit for a VM that has none: its own is gone, or it was made before there were any. Whoever asks for it keeps
@@ -81,7 +81,7 @@ impl Registry {
         let Some(vm) = self.roster.get(known.object.number) else { return Ok(()) };
         self.placer.leave(id);
         let held = self.placer.hold(id, &known.object)?;
-        let opened = match self.write_plan() {
+        let opened = match self.write_plan().await {
             Ok(()) => self.open(held).await,
             Err(error) => Err(error),
         };
@@ -105,17 +105,19 @@ impl Registry {
             let message = format!("GPU {gpu} waits for a reset; reset it, or switch it back first");
             return Err(Error::new(Code::InUse, message));
         }
+        let turn = self.changing.lock().await;
         if self.placer.is_draining(gpu) != draining {
             let (action, kind) = match draining {
                 true => ("gpu.drain", "gpu-draining"),
                 false => ("gpu.readmit", "gpu-readmitted"),
             };
             let object = format!("gpus/{gpu}");
-            self.trail.note(caller, action, &object, None::<()>, None).map_err(Error::storage)?;
-            let set = self.placer.set_draining(gpu, draining);
-            set.map_err(|error| self.unmade(caller, action, &object, error))?;
+            self.trail.note(caller, action, &object, None::<()>, None).await.map_err(Error::storage)?;
+            let set = self.placer.set_draining(gpu, draining).await;
+            self.made(caller, action, &object, set).await?;
             self.journal.note(kind, None, format!("GPU {gpu}"));
         }
+        drop(turn);
         self.empty_drained().await;
         Ok(())
     }
@@ -128,17 +130,19 @@ impl Registry {
         if room.place().is_whole() {
             return self.drain_gpu(caller, room.place().device, draining).await;
         }
+        let turn = self.changing.lock().await;
         if self.placer.is_alone_draining(unit) != draining {
             let (action, kind) = match draining {
                 true => ("unit.drain", "unit-draining"),
                 false => ("unit.readmit", "unit-readmitted"),
             };
             let object = format!("units/{unit}");
-            self.trail.note(caller, action, &object, None::<()>, None).map_err(Error::storage)?;
-            let set = self.placer.set_unit_draining(unit, draining);
-            set.map_err(|error| self.unmade(caller, action, &object, error))?;
+            self.trail.note(caller, action, &object, None::<()>, None).await.map_err(Error::storage)?;
+            let set = self.placer.set_unit_draining(unit, draining).await;
+            self.made(caller, action, &object, set).await?;
             self.journal.note(kind, None, format!("unit {unit}"));
         }
+        drop(turn);
         self.empty_drained().await;
         Ok(())
     }
@@ -201,10 +205,11 @@ impl Registry {
             return Err(Error::new(Code::InUse, format!("GPU {gpu} is in use: {why}")));
         }
         let object = format!("gpus/{gpu}");
-        self.trail.note(caller, "gpu.mig", &object, Some(!on), Some(on)).map_err(Error::storage)?;
-        self.placer.switch(at, on).await.inspect_err(|error| {
-            self.trail.note_failure(caller, "gpu.mig", &object, &error.message);
-        })?;
+        self.trail.note(caller, "gpu.mig", &object, Some(!on), Some(on)).await.map_err(Error::storage)?;
+        if let Err(error) = self.placer.switch(at, on).await {
+            self.trail.note_failure(caller, "gpu.mig", &object, &error.message).await;
+            return Err(error);
+        }
         let detail = match (on, self.placer.will_divide(at).is_some()) {
             (true, false) => format!("GPU {gpu} is divided"),
             (false, false) => format!("GPU {gpu} is not divided"),
@@ -307,9 +312,12 @@ impl Registry {
         let decided = self.placer.decide_move(&request);
         let decision = decided.map_err(|refusal| no_other_place(id, refusal))?;
         let object = format!("vms/{id}");
-        self.trail.note(caller, "vm.move", &object, None::<()>, None).map_err(Error::storage)?;
+        self.trail.note(caller, "vm.move", &object, None::<()>, None).await.map_err(Error::storage)?;
         let moved = self.relocate(vm_id(id), |fleet| fleet.relocate(vm_id(id), decision)).await;
-        moved.inspect_err(|error| self.trail.note_failure(caller, "vm.move", &object, &error.message))
+        if let Err(error) = &moved {
+            self.trail.note_failure(caller, "vm.move", &object, &error.message).await;
+        }
+        moved
     }
 
     /// Moves a VM that has no session. Whoever asks for it keeps others from changing the VM.
@@ -345,7 +353,7 @@ impl Registry {
             Error::new(Code::PlacementUnavailable, format!("VM {name} cannot be moved now")).because(error)
         })?;
         self.placer.give_number(relocation.to);
-        let opened = match self.write_plan() {
+        let opened = match self.write_plan().await {
             Ok(()) => self.open(Some(Held::of(vm, relocation.to))).await,
             Err(error) => Err(error),
         };

@@ -1,7 +1,8 @@
 //! Everything that can be asked of the daemon, and every change that can be made, in one place.
 //!
-//! A change is checked, noted in the audit log, written down, made, and only then answered. Whoever asks has been told
-//! apart by the kernel ([`crate::api::peer`]); whether they may is decided here, where it is known what it is about.
+//! A change is checked, noted in the audit log, written down, made, and only then answered; others that change something wait
+//! meanwhile, and those who only look do not. Whoever asks has been told apart by the kernel ([`crate::api::peer`]); whether
+//! they may is decided here, where it is known what it is about.
 
 use std::{
     cell::{Cell, RefCell},
@@ -12,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use serde::Serialize;
 use tokio::{sync::Mutex, time::timeout};
 
 use crate::{
@@ -24,7 +26,6 @@ use crate::{
     custodian::Custodian,
     fault,
     fence::{AdmissionError, Step},
-    fencing::ReadmitError,
     inventory::Inventory,
     journal::{Journal, Subject},
     launching::Launching,
@@ -33,7 +34,7 @@ use crate::{
     roster::Roster,
     sampling::Counted,
     state::{
-        checkpoint::Checkpoint,
+        checkpoint::{Checkpoint, ReadmitError},
         objects::{Ancestor, Objects, Priority, Shares, SizeObject, VmObject},
     },
     trail::Trail,
@@ -77,6 +78,8 @@ pub(crate) struct Registry {
     pub(crate) counted: RefCell<BTreeMap<u32, Counted>>,
     /// The load of units.
     pub(crate) balance: Balance,
+    /// Held from when a change is checked until it is written: what was checked still holds then.
+    pub(crate) changing: Mutex<()>,
     /// One after the other moves VMs away from what is being emptied.
     pub(crate) emptying: Mutex<()>,
     /// VMs something is being done to.
@@ -221,49 +224,49 @@ impl Registry {
                 return Err(configured_error("VM", id));
             }
         }
-        let wanted = self.complete(wanted)?;
-        caller.may_manage(wanted.organisation.as_deref(), wanted.project.as_deref())?;
-        if wanted.direct {
-            // Programs of the host, not of a VM: nothing for a tenant.
-            caller.may_operate()?;
-        }
         match known {
             Some(known) => self.change_vm(caller, known, wanted).await.map(|()| Put::Kept),
             None => self.make_vm(caller, id, wanted).await.map(|()| Put::Made),
         }
     }
 
-    async fn make_vm(&self, caller: &Caller, id: &str, mut wanted: VmObject) -> Result<(), Error> {
+    /// What a caller wants, complete, if they may have it.
+    fn permitted(&self, caller: &Caller, wanted: VmObject) -> Result<VmObject, Error> {
+        let wanted = self.complete(wanted)?;
+        caller.may_manage(wanted.organisation.as_deref(), wanted.project.as_deref())?;
+        if wanted.direct {
+            // Programs of the host, not of a VM: nothing for a tenant.
+            caller.may_operate()?;
+        }
+        Ok(wanted)
+    }
+
+    async fn make_vm(&self, caller: &Caller, id: &str, wanted: VmObject) -> Result<(), Error> {
+        let turn = self.changing.lock().await;
+        let mut wanted = self.permitted(caller, wanted)?;
         // From here on it has its number and its place: the unit may take its time, and others do not wait for it.
         wanted.number = self.number_for(id)?;
         wanted.created = crate::journal::now() / 1000;
         self.admit(id, &wanted)?;
         let held = self.placer.hold(id, &wanted)?;
         let object = format!("vms/{id}");
-        self.trail.note(caller, "vm.create", &object, None, Some(&wanted)).map_err(|error| {
-            self.placer.release(id, held);
-            Error::storage(error)
-        })?;
-        fault::point("create-noted");
         let number = wanted.number;
-        let plan = self.placer.plan();
-        self.checkpoint
-            .change_objects(|objects| {
-                objects.last_vm = number;
-                objects.vms.insert(id.to_owned(), wanted.clone());
-                objects.plan = plan;
-            })
-            .map_err(|error| {
-                self.placer.release(id, held);
-                self.unmade(caller, "vm.create", &object, error)
-            })?;
+        let make = |objects: &mut Objects| {
+            fault::point("create-noted");
+            objects.last_vm = number;
+            objects.vms.insert(id.to_owned(), wanted.clone());
+            objects.plan = self.placer.plan();
+        };
+        let made = self.record(caller, "vm.create", &object, None, Some(&wanted), make).await;
+        made.inspect_err(|_| self.placer.release(id, held))?;
+        drop(turn);
         fault::point("create-written");
         self.usage.revive(id);
         let known = Known { id: id.to_owned(), object: wanted, configured: false };
         let units = match self.open(held).await {
             Ok(units) => units,
             Err(error) => {
-                self.trail.note_failure(caller, "vm.create", &object, &error.message);
+                self.trail.note_failure(caller, "vm.create", &object, &error.message).await;
                 self.take_vm(id, number).await?;
                 return Err(error);
             }
@@ -280,13 +283,17 @@ impl Registry {
             Phase::Failed(why) => why,
             Phase::Starting => format!("it has not listened for {START:?}"),
         };
-        self.trail.note_failure(caller, "vm.create", &object, &why);
+        self.trail.note_failure(caller, "vm.create", &object, &why).await;
         self.take_vm(id, number).await?;
         Err(Error { cause: vec![why], ..Error::new(Code::DeviceFailed, format!("VM {id} gets no device")) })
     }
 
-    async fn change_vm(&self, caller: &Caller, known: Known, mut wanted: VmObject) -> Result<(), Error> {
+    async fn change_vm(&self, caller: &Caller, known: Known, wanted: VmObject) -> Result<(), Error> {
         let Known { id, object: before, .. } = &known;
+        // Not of what others may be changing.
+        self.settle(id).await?;
+        let turn = self.changing.lock().await;
+        let mut wanted = self.permitted(caller, wanted)?;
         (wanted.number, wanted.created) = (before.number, before.created);
         for (field, same) in [
             ("organisation", wanted.organisation == before.organisation),
@@ -300,7 +307,6 @@ impl Registry {
                 return Err(Error::new(Code::ImmutableField, message));
             }
         }
-        self.settle(id).await?;
         self.roster.revive(before.number);
         let vm = self.roster.get(before.number).ok_or_else(|| Error::not_found("VM", id))?;
         if wanted != *before {
@@ -309,26 +315,19 @@ impl Registry {
             // What it had before was possible.
             let undo = || _ = self.placer.change(id, before);
             let object = format!("vms/{id}");
-            self.trail.note(caller, "vm.update", &object, Some(before), Some(&wanted)).map_err(|error| {
-                undo();
-                Error::storage(error)
-            })?;
-            fault::point("update-noted");
-            let plan = self.placer.plan();
-            self.checkpoint
-                .change_objects(|objects| {
-                    objects.vms.insert(id.clone(), wanted.clone());
-                    objects.plan = plan;
-                })
-                .map_err(|error| {
-                    undo();
-                    self.unmade(caller, "vm.update", &object, error)
-                })?;
+            let make = |objects: &mut Objects| {
+                fault::point("update-noted");
+                objects.vms.insert(id.clone(), wanted.clone());
+                objects.plan = self.placer.plan();
+            };
+            let made = self.record(caller, "vm.update", &object, Some(before), Some(&wanted), make).await;
+            made.inspect_err(|_| undo())?;
             fault::point("update-written");
             vm.change(self.spec(&wanted));
             fault::point("update-told");
             vm.tell("vm-updated", "");
         }
+        drop(turn);
         // One that had failed is tried again.
         match timeout(START, vm.started()).await.unwrap_or(Phase::Starting) {
             Phase::Running => Ok(()),
@@ -363,18 +362,22 @@ impl Registry {
             }
         }
         let object = format!("vms/{id}");
-        self.trail.note(caller, "vm.delete", &object, Some(&known.object), None).map_err(Error::storage)?;
-        fault::point("delete-noted");
-        self.take_vm(id, number)
+        self.trail
+            .note(caller, "vm.delete", &object, Some(&known.object), None)
             .await
-            .inspect_err(|error| self.trail.note_failure(caller, "vm.delete", &object, &error.message))?;
+            .map_err(Error::storage)?;
+        fault::point("delete-noted");
+        if let Err(error) = self.take_vm(id, number).await {
+            self.trail.note_failure(caller, "vm.delete", &object, &error.message).await;
+            return Err(error);
+        }
         fault::point("delete-ended");
         self.journal.note("vm-deleted", Some(known.subject()), "");
         Ok(())
     }
 
     async fn take_vm(&self, id: &str, number: u32) -> Result<(), Error> {
-        self.checkpoint.remove_vm(id, number).map_err(Error::storage)?;
+        self.checkpoint.remove_vm(id, number).await.map_err(Error::storage)?;
         fault::point("delete-written");
         // What it used until now is not lost with it.
         self.take_stock();
@@ -385,15 +388,18 @@ impl Registry {
         Ok(())
     }
 
-    /// Fences a VM; returns when it is quarantined, or after a bounded time.
+    /// Fences a VM; returns when it is quarantined, or after a bounded time, and that is written down. The fence is there at
+    /// once, whatever becomes of what is written.
     pub(crate) async fn fence(&self, caller: &Caller, id: &str, reason: &str) -> Result<(), Error> {
         let (_, vm) = self.manage(caller, id)?;
-        self.trail
-            .note(caller, "vm.fence", &format!("vms/{id}"), None, Some(reason))
-            .map_err(Error::storage)?;
         vm.fence(reason);
+        let noted = self.trail.note(caller, "vm.fence", &format!("vms/{id}"), None, Some(reason)).await;
         vm.settled(FENCED).await;
-        Ok(())
+        let written = self.checkpoint.written().await;
+        noted.and(written).map_err(|error| Error {
+            message: format!("VM {id} is fenced, but that cannot be written down"),
+            ..Error::storage(error)
+        })
     }
 
     /// Lets a VM that was fenced or drained have sessions again.
@@ -407,38 +413,38 @@ impl Registry {
         vm.settled(FENCED).await;
         let object = format!("vms/{id}");
         let number = known.object.number;
+        let _turn = self.changing.lock().await;
         let draining = vm.draining();
         if vm.stands().step == Step::Active && !draining {
             return Err(Error::new(Code::NotFenced, format!("VM {id} is neither fenced nor drained")));
         }
-        self.trail.note(caller, "vm.readmit", &object, None::<()>, None).map_err(Error::storage)?;
+        self.trail.note(caller, "vm.readmit", &object, None::<()>, None).await.map_err(Error::storage)?;
         if draining {
-            self.checkpoint
-                .change_objects(|objects| _ = objects.draining.remove(&number))
-                .map_err(|error| self.unmade(caller, "vm.readmit", &object, error))?;
+            let undrain = |objects: &mut Objects| _ = objects.draining.remove(&number);
+            let undrained = self.checkpoint.change_objects(undrain).await;
+            self.made(caller, "vm.readmit", &object, undrained).await?;
             vm.drain(false);
             vm.tell("vm-undrained", "");
         }
-        if vm.stands().step != Step::Active {
-            vm.readmit().map_err(|error| {
-                self.trail.note_failure(caller, "vm.readmit", &object, &error.to_string());
-                readmission_error(id, error)
-            })?;
+        if vm.stands().step != Step::Active
+            && let Err(error) = vm.readmit().await
+        {
+            self.trail.note_failure(caller, "vm.readmit", &object, &error.to_string()).await;
+            return Err(readmission_error(id, error));
         }
         Ok(())
     }
 
     /// Lets a VM begin no session any more; those that run go on.
-    pub(crate) fn drain(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+    pub(crate) async fn drain(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+        let _turn = self.changing.lock().await;
         let (known, vm) = self.manage(caller, id)?;
         if vm.draining() {
             return Ok(());
         }
         let (object, number) = (format!("vms/{id}"), known.object.number);
-        self.trail.note(caller, "vm.drain", &object, None::<()>, None).map_err(Error::storage)?;
-        self.checkpoint
-            .change_objects(|objects| _ = objects.draining.insert(number))
-            .map_err(|error| self.unmade(caller, "vm.drain", &object, error))?;
+        let drain = |objects: &mut Objects| _ = objects.draining.insert(number);
+        self.record(caller, "vm.drain", &object, None::<()>, None, drain).await?;
         vm.drain(true);
         vm.tell("vm-draining", "");
         Ok(())
@@ -460,23 +466,35 @@ impl Registry {
             ));
         };
         let object = format!("units/{unit}");
-        self.trail.note(caller, "unit.readmit", &object, Some(reason), None).map_err(Error::storage)?;
-        self.checkpoint
-            .lift_quarantine(unit)
-            .map_err(|error| self.unmade(caller, "unit.readmit", &object, error))?;
+        let _turn = self.changing.lock().await;
+        self.trail.note(caller, "unit.readmit", &object, Some(reason), None).await.map_err(Error::storage)?;
+        let lifted = self.checkpoint.lift_quarantine(unit).await;
+        self.made(caller, "unit.readmit", &object, lifted).await?;
         self.journal.note("unit-readmitted", None, format!("unit {unit}"));
         Ok(())
     }
 
     /// Makes or changes an organisation.
-    pub(crate) fn put_organisation(&self, caller: &Caller, id: &str, wanted: Ancestor) -> Result<Put, Error> {
+    pub(crate) async fn put_organisation(
+        &self,
+        caller: &Caller,
+        id: &str,
+        wanted: Ancestor,
+    ) -> Result<Put, Error> {
         caller.may_administer()?;
-        self.put_ancestor(caller, "organisation", id, wanted)
+        let _turn = self.changing.lock().await;
+        self.put_ancestor(caller, "organisation", id, wanted).await
     }
 
     /// Makes or changes a project.
-    pub(crate) fn put_project(&self, caller: &Caller, id: &str, wanted: Ancestor) -> Result<Put, Error> {
+    pub(crate) async fn put_project(
+        &self,
+        caller: &Caller,
+        id: &str,
+        wanted: Ancestor,
+    ) -> Result<Put, Error> {
         caller.may_administer()?;
+        let _turn = self.changing.lock().await;
         if let Some(organisation) = &wanted.organisation {
             let parent = self
                 .organisation(organisation)
@@ -489,10 +507,10 @@ impl Registry {
                 return Err(Error::new(Code::QuotaExceeded, message));
             }
         }
-        self.put_ancestor(caller, "project", id, wanted)
+        self.put_ancestor(caller, "project", id, wanted).await
     }
 
-    fn put_ancestor(
+    async fn put_ancestor(
         &self,
         caller: &Caller,
         kind: &'static str,
@@ -530,14 +548,12 @@ impl Registry {
         }
         let object = format!("{kind}s/{id}");
         let action = format!("{kind}.put");
-        self.trail.note(caller, &action, &object, before.as_ref(), Some(&wanted)).map_err(Error::storage)?;
-        self.checkpoint
-            .change_objects(|objects| {
-                objects.last_ancestor = objects.last_ancestor.max(wanted.number);
-                let all = if kind == "project" { &mut objects.projects } else { &mut objects.organisations };
-                all.insert(id.to_owned(), wanted.clone());
-            })
-            .map_err(|error| self.unmade(caller, &action, &object, error))?;
+        let make = |objects: &mut Objects| {
+            objects.last_ancestor = objects.last_ancestor.max(wanted.number);
+            let all = if kind == "project" { &mut objects.projects } else { &mut objects.organisations };
+            all.insert(id.to_owned(), wanted.clone());
+        };
+        self.record(caller, &action, &object, before.as_ref(), Some(&wanted), make).await?;
         self.notify(Notice::Ancestor { ancestor: wanted.number, bytes: wanted.memory });
         Ok(if before.is_some() { Put::Kept } else { Put::Made })
     }
@@ -565,18 +581,20 @@ impl Registry {
     }
 
     /// Takes an organisation away, in which nothing is.
-    pub(crate) fn delete_organisation(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+    pub(crate) async fn delete_organisation(&self, caller: &Caller, id: &str) -> Result<(), Error> {
         caller.may_administer()?;
-        self.delete_ancestor(caller, "organisation", id)
+        let _turn = self.changing.lock().await;
+        self.delete_ancestor(caller, "organisation", id).await
     }
 
     /// Takes a project away, in which nothing is.
-    pub(crate) fn delete_project(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+    pub(crate) async fn delete_project(&self, caller: &Caller, id: &str) -> Result<(), Error> {
         caller.may_administer()?;
-        self.delete_ancestor(caller, "project", id)
+        let _turn = self.changing.lock().await;
+        self.delete_ancestor(caller, "project", id).await
     }
 
-    fn delete_ancestor(&self, caller: &Caller, kind: &'static str, id: &str) -> Result<(), Error> {
+    async fn delete_ancestor(&self, caller: &Caller, kind: &'static str, id: &str) -> Result<(), Error> {
         let is_project = kind == "project";
         let all = |objects: &Objects| {
             if is_project {
@@ -606,20 +624,19 @@ impl Registry {
             }
         }
         let (object, action) = (format!("{kind}s/{id}"), format!("{kind}.delete"));
-        self.trail.note(caller, &action, &object, Some(&before), None).map_err(Error::storage)?;
-        self.checkpoint
-            .change_objects(|objects| {
-                let all = if is_project { &mut objects.projects } else { &mut objects.organisations };
-                all.remove(id);
-            })
-            .map_err(|error| self.unmade(caller, &action, &object, error))?;
+        let take = |objects: &mut Objects| {
+            let all = if is_project { &mut objects.projects } else { &mut objects.organisations };
+            all.remove(id);
+        };
+        self.record(caller, &action, &object, Some(&before), None, take).await?;
         self.notify(Notice::Ancestor { ancestor: before.number, bytes: 0 });
         Ok(())
     }
 
     /// Makes or changes a size.
-    pub(crate) fn put_size(&self, caller: &Caller, id: &str, wanted: SizeObject) -> Result<Put, Error> {
+    pub(crate) async fn put_size(&self, caller: &Caller, id: &str, wanted: SizeObject) -> Result<Put, Error> {
         caller.may_administer()?;
+        let _turn = self.changing.lock().await;
         let (before, count) = {
             let objects = self.checkpoint.objects();
             (objects.sizes.get(id).copied(), objects.sizes.len())
@@ -631,24 +648,19 @@ impl Registry {
             return Err(Error::new(Code::QuotaExceeded, format!("there are {count} sizes already")));
         }
         let object = format!("sizes/{id}");
-        self.trail
-            .note(caller, "size.put", &object, before.as_ref(), Some(&wanted))
-            .map_err(Error::storage)?;
-        self.checkpoint
-            .change_objects(|objects| _ = objects.sizes.insert(id.to_owned(), wanted))
-            .map_err(|error| self.unmade(caller, "size.put", &object, error))?;
+        let make = |objects: &mut Objects| _ = objects.sizes.insert(id.to_owned(), wanted);
+        self.record(caller, "size.put", &object, before.as_ref(), Some(&wanted), make).await?;
         Ok(if before.is_some() { Put::Kept } else { Put::Made })
     }
 
     /// Takes a size away. VMs of it keep what they have.
-    pub(crate) fn delete_size(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+    pub(crate) async fn delete_size(&self, caller: &Caller, id: &str) -> Result<(), Error> {
         caller.may_administer()?;
+        let _turn = self.changing.lock().await;
         let Some(before) = self.checkpoint.objects().sizes.get(id).copied() else { return Ok(()) };
         let object = format!("sizes/{id}");
-        self.trail.note(caller, "size.delete", &object, Some(&before), None).map_err(Error::storage)?;
-        self.checkpoint
-            .change_objects(|objects| _ = objects.sizes.remove(id))
-            .map_err(|error| self.unmade(caller, "size.delete", &object, error))
+        let take = |objects: &mut Objects| _ = objects.sizes.remove(id);
+        self.record(caller, "size.delete", &object, Some(&before), None, take).await
     }
 
     /// A size.
@@ -790,10 +802,33 @@ impl Registry {
         _ = self.notices.send(notice);
     }
 
-    /// A change that was noted was not made.
-    pub(crate) fn unmade(&self, caller: &Caller, action: &str, object: &str, error: io::Error) -> Error {
-        self.trail.note_failure(caller, action, object, &error.to_string());
-        Error::storage(error)
+    /// Notes a change of what clients have made, and has it written.
+    async fn record<T: Serialize>(
+        &self,
+        caller: &Caller,
+        action: &str,
+        object: &str,
+        before: Option<T>,
+        after: Option<T>,
+        change: impl FnOnce(&mut Objects),
+    ) -> Result<(), Error> {
+        self.trail.note(caller, action, object, before, after).await.map_err(Error::storage)?;
+        let changed = self.checkpoint.change_objects(change).await;
+        self.made(caller, action, object, changed).await
+    }
+
+    /// What became of a change that was noted: if it was not made, that is noted, too.
+    pub(crate) async fn made<T>(
+        &self,
+        caller: &Caller,
+        action: &str,
+        object: &str,
+        made: io::Result<T>,
+    ) -> Result<T, Error> {
+        if let Err(error) = &made {
+            self.trail.note_failure(caller, action, object, &error.to_string()).await;
+        }
+        made.map_err(Error::storage)
     }
 }
 

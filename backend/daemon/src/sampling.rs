@@ -64,7 +64,7 @@ pub(crate) async fn serve(registry: Rc<Registry>) {
         registry.take_stock();
         looks = looks.wrapping_add(1);
         if looks.is_multiple_of(WRITE) {
-            registry.write_usage();
+            registry.write_usage().await;
         }
     }
 }
@@ -123,13 +123,13 @@ impl Registry {
     }
 
     /// The last look of this daemon.
-    pub(crate) fn sample(&self) {
+    pub(crate) async fn sample(&self) {
         self.take_stock();
-        self.write_usage();
+        self.write_usage().await;
     }
 
-    fn write_usage(&self) {
-        if let Err(error) = self.usage.write() {
+    async fn write_usage(&self) {
+        if let Err(error) = self.usage.write().await {
             tracing::error!("what was used cannot be written down: {error}");
         }
     }

@@ -4,22 +4,24 @@
 //! cannot be written the change is not made.
 
 use std::{
-    cell::RefCell,
     fs::{File, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use serde::Serialize;
+use tokio::sync::Mutex;
 
-use crate::{api::peer::Caller, journal::now};
+use crate::{api::peer::Caller, journal::now, state::file::off_thread};
 
 /// The audit log.
 #[derive(Debug)]
 pub(crate) struct Trail {
     path: PathBuf,
-    file: RefCell<File>,
+    /// Held by who has a line written: lines are in the order in which they were noted.
+    file: Mutex<Arc<File>>,
 }
 
 /// One line.
@@ -56,19 +58,19 @@ impl Trail {
                 file.write_all(b"\n")?;
             }
         }
-        Ok(Self { path, file: RefCell::new(file) })
+        Ok(Self { path, file: Mutex::new(Arc::new(file)) })
     }
 
     /// Takes the log away, if nothing was ever changed.
-    pub(crate) fn forget(&self) -> io::Result<()> {
-        if self.file.borrow().metadata()?.len() > 0 {
+    pub(crate) async fn forget(&self) -> io::Result<()> {
+        if self.file.lock().await.metadata()?.len() > 0 {
             return Ok(());
         }
         std::fs::remove_file(&self.path)
     }
 
     /// Notes a change that is about to be made.
-    pub(crate) fn note<T: Serialize>(
+    pub(crate) async fn note<T: Serialize>(
         &self,
         caller: &Caller,
         action: &str,
@@ -76,17 +78,17 @@ impl Trail {
         before: Option<T>,
         after: Option<T>,
     ) -> io::Result<()> {
-        self.write(caller, action, object, before, after, None)
+        self.write(caller, action, object, before, after, None).await
     }
 
     /// Notes that a change was not made after all.
-    pub(crate) fn note_failure(&self, caller: &Caller, action: &str, object: &str, why: &str) {
-        if let Err(error) = self.write(caller, action, object, None::<()>, None, Some(why)) {
+    pub(crate) async fn note_failure(&self, caller: &Caller, action: &str, object: &str, why: &str) {
+        if let Err(error) = self.write(caller, action, object, None::<()>, None, Some(why)).await {
             tracing::error!("the audit log cannot be written: {error}");
         }
     }
 
-    fn write<T: Serialize>(
+    async fn write<T: Serialize>(
         &self,
         caller: &Caller,
         action: &str,
@@ -99,12 +101,16 @@ impl Trail {
         let mut line =
             serde_json::to_vec(&Line { time: now(), uid, gid, pid, action, object, before, after, failed })?;
         line.push(b'\n');
-        let mut file = self.file.borrow_mut();
-        if let Err(error) = file.write_all(&line) {
-            // What there was room for ends here.
-            _ = file.write_all(b"\n");
-            return Err(error);
-        }
-        file.sync_data()
+        let file = self.file.lock().await;
+        let mut log = Arc::clone(&file);
+        let write = move || {
+            if let Err(error) = log.write_all(&line) {
+                // What there was room for ends here.
+                _ = log.write_all(b"\n");
+                return Err(error);
+            }
+            log.sync_data()
+        };
+        off_thread(write).await
     }
 }

@@ -512,17 +512,13 @@ impl Unit {
         self.launching.keeper().keep(&socket_name(self.number), started.socket.as_fd());
         let (pidfd, channel) = (watch(started.pidfd)?, Channel::new(started.socket)?);
         let arbiter = Arbiter { pidfd, channel, log: Some(log) };
-        // Should this daemon be killed, the next one has to adopt it, or to end it, for it holds the unit's memory.
-        self.note_arbiter(Some(process));
+        // Should this daemon be killed, the next one has to adopt it, or to end it, for it holds the unit's memory. Where that
+        // cannot be written it is said by who keeps the checkpoint.
+        self.checkpoint.set_arbiter(self.number, Some(process));
+        _ = self.checkpoint.written().await;
         self.record(process, None);
         self.process.set(Some(started.process));
         Ok(arbiter)
-    }
-
-    fn note_arbiter(&self, arbiter: Option<Identity>) {
-        if let Err(error) = self.checkpoint.set_arbiter(self.number, arbiter) {
-            tracing::error!("the checkpoint cannot be written: {error}");
-        }
     }
 
     /// The log of what was scrubbed: appended to, never read by us, and never lost with a process.
@@ -715,12 +711,12 @@ impl Unit {
         } else {
             signal(arbiter.pidfd.as_fd(), Signal::TERM);
             if timeout(END, gone(&arbiter.pidfd)).await.is_ok() {
-                return self.note_arbiter(None);
+                return self.checkpoint.set_arbiter(self.number, None);
             }
         }
         kill(arbiter.pidfd.as_fd());
         match timeout(KILLED, gone(&arbiter.pidfd)).await {
-            Ok(()) => self.note_arbiter(None),
+            Ok(()) => self.checkpoint.set_arbiter(self.number, None),
             Err(_) => tracing::error!("the arbiter of unit {} was killed and is still there", self.number),
         }
     }

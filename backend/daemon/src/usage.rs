@@ -15,7 +15,9 @@ use std::{
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::state::file::{Found, StateFile};
+use tokio::sync::Mutex;
+
+use crate::state::file::{Found, StateFile, off_thread};
 
 /// The form of the file.
 const VERSION: u32 = 1;
@@ -82,6 +84,8 @@ pub(crate) struct Usage {
     now: RefCell<Book>,
     written: RefCell<Book>,
     since: RefCell<Instant>,
+    /// Held by who has it written down.
+    writing: Mutex<()>,
 }
 
 impl Figures {
@@ -150,6 +154,7 @@ impl Usage {
             now: RefCell::new(book.clone()),
             written: RefCell::new(book),
             since: RefCell::new(Instant::now()),
+            writing: Mutex::default(),
         })
     }
 
@@ -175,11 +180,14 @@ impl Usage {
     }
 
     /// Writes down what was added, for clients to see.
-    pub(crate) fn write(&self) -> io::Result<()> {
-        let now = self.now.borrow();
-        if *now != *self.written.borrow() {
-            self.file.store(&*now)?;
-            self.written.replace(now.clone());
+    pub(crate) async fn write(&self) -> io::Result<()> {
+        // One after the other: what was told is never taken back.
+        let _turn = self.writing.lock().await;
+        let now = self.now.borrow().clone();
+        if now != *self.written.borrow() {
+            let (file, book) = (self.file.clone(), now.clone());
+            off_thread(move || file.store(&book)).await?;
+            self.written.replace(now);
         }
         Ok(())
     }
@@ -209,13 +217,13 @@ mod tests {
     }
 
     // Promise: A6
-    #[test]
-    fn what_was_told_is_never_taken_back() {
+    #[tokio::test]
+    async fn what_was_told_is_never_taken_back() {
         let directory = tempfile::tempdir().expect("a directory");
         let usage = Usage::open(directory.path()).expect("a new one");
         usage.add([sample("a", 5.0), sample("b", 7.0)]);
         assert_eq!(usage.book().host.byte_seconds, 0.0, "not told before it is written");
-        usage.write().expect("written");
+        usage.write().await.expect("written");
         assert_eq!(usage.book().host.byte_seconds, 12.0);
         usage.add([sample("a", 1.0)]);
         // Killed here.
@@ -224,7 +232,7 @@ mod tests {
         assert_eq!(usage.book().organisations["acme"].sessions, 2);
         usage.add([sample("a", 1.0)]);
         usage.retire("a");
-        usage.write().expect("written");
+        usage.write().await.expect("written");
         assert_eq!(usage.book().vms["a"].figures.byte_seconds, 6.0, "figures outlive their VM");
     }
 

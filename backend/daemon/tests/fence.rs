@@ -9,7 +9,10 @@ use std::{
 };
 
 use common::{PATIENCE, Place, Reply, is_alive, pid_of, signal, until, wait_gone, watch};
-use rustix::process::Signal;
+use rustix::{
+    fs::{CWD, Mode, OFlags, mkfifoat, open},
+    process::Signal,
+};
 use serde_json::{Value, json};
 
 /// `sluiced` under a supervisor, or, as a service has it, without.
@@ -145,6 +148,48 @@ fn a_fence_takes_everything_and_readmission_is_another_epoch() {
     assert_eq!(code(&place.post(1, "readmit", &json!({}))), (409, "not-fenced"));
     daemon.end();
     place.wait_empty();
+}
+
+// Promise: F41
+#[test]
+fn a_fence_takes_everything_while_a_disk_does_not_answer_and_says_so_when_it_is_written() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let mut neighbour = place.front(2);
+    let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
+    place.tell("unit-0", "has 1 4096 0");
+    // Who opens a pipe waits for somebody at its other end.
+    let new = place.run().join("checkpoint.new");
+    mkfifoat(CWD, &new, Mode::RWXU).expect("a pipe");
+
+    std::thread::scope(|scope| {
+        let fencing = scope.spawn(|| place.post(1, "fence", &json!({ "reason": "for a test" })));
+        wait_gone(&worker);
+        reaches(&place, "killed");
+        assert_eq!(place.front(1).ask("open 2"), "refused 2 46");
+        place.tell("unit-0", "has 1 0 0");
+        // Others have what they want meanwhile, unless they want something written.
+        neighbour.open(1);
+        assert_eq!(place.api("GET", "/v1/vms", None).status, 200);
+        let making =
+            scope.spawn(|| place.api("PUT", "/v1/sizes/small", Some(&json!({ "memory_bytes": 1 << 24 }))));
+        assert!(!fencing.is_finished() && !making.is_finished(), "what is not written is not said");
+
+        // It answers, but what is no file cannot be flushed; it is tried again.
+        let pipe = open(&new, OFlags::RDONLY, Mode::empty()).expect("its other end");
+        std::fs::remove_file(&new).expect("there");
+        let fenced = fencing.join().expect("an answer");
+        assert_eq!(
+            (fenced.status, &fenced.body["fence"]["step"]),
+            (200, &"quarantined".into()),
+            "{fenced:?}"
+        );
+        assert_eq!(making.join().expect("an answer").status, 201);
+        drop(pipe);
+    });
+    let written = std::fs::read_to_string(place.run().join("checkpoint.json")).expect("there");
+    assert!(written.contains("quarantined"), "{written}");
+    daemon.end();
 }
 
 // Promise: F41

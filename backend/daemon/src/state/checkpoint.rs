@@ -1,29 +1,39 @@
 //! What must outlive the daemon: which VMs are fenced, how far, in which epoch; which units are quarantined; which arbiters
 //! hold memory; and what clients have made.
 //!
-//! It is written before what it says is done, and before a client is told so.
+//! What clients want is written before it is made, and before they are told so. What protects a tenant does not wait for a
+//! disk: a fence or a quarantine holds in this process from the moment it is noted, and is written as soon as can be. The
+//! file is written by another thread, so that a disk that takes its time holds up who waits for it, and nobody else.
 
 use std::{
-    cell::{Ref, RefCell},
+    cell::{Cell, Ref, RefCell},
     collections::BTreeMap,
     io,
     path::Path,
+    rc::Rc,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::{Mutex, Notify},
+    time::sleep,
+};
 
 use super::{
-    file::{Found, StateFile},
+    file::{Found, StateFile, off_thread},
     objects::Objects,
 };
 use crate::{
-    fence::{Fence, Step},
+    fence::{AdmissionError, Fence, Step},
     process::Identity,
 };
 
 /// The form of the file.
 const VERSION: u32 = 2;
+/// How long until what could not be written is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The file's content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,11 +47,55 @@ struct Content {
     objects: Objects,
 }
 
+/// What holds in this process from the moment it is noted, even where it cannot be written.
+#[derive(Debug)]
+enum Note {
+    /// Where a VM stands.
+    Vm(u32, Fence),
+    /// Why a unit is quarantined.
+    Quarantine(u32, String),
+    /// Which process holds a unit's memory; `None` for nobody.
+    Arbiter(u32, Option<Identity>),
+}
+
+impl Note {
+    fn apply(&self, content: &mut Content) {
+        match self {
+            // What is said of an epoch that is over says nothing of this one.
+            Note::Vm(vm, fence) if content.vms.get(vm).is_some_and(|known| known.epoch > fence.epoch) => {}
+            Note::Vm(vm, fence) => _ = content.vms.insert(*vm, fence.clone()),
+            Note::Quarantine(unit, reason) => {
+                content.units.entry(*unit).or_insert_with(|| reason.clone());
+            }
+            Note::Arbiter(unit, Some(arbiter)) => _ = content.arbiters.insert(*unit, *arbiter),
+            Note::Arbiter(unit, None) => _ = content.arbiters.remove(unit),
+        }
+    }
+}
+
+/// A VM cannot be admitted again.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadmitError {
+    /// For what it is.
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    /// For want of a checkpoint.
+    #[error("the checkpoint cannot be written: {0}")]
+    Checkpoint(#[from] io::Error),
+}
+
 /// The checkpoint.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
     file: StateFile,
     content: RefCell<Content>,
+    /// Notes so far.
+    noted: Cell<u64>,
+    fresh: Notify,
+    /// Held by who has the file written: how many notes are in it.
+    writing: Mutex<u64>,
+    /// While a change is being written, which is made only then: what is noted meanwhile.
+    meanwhile: RefCell<Option<Vec<Note>>>,
     recovered: Option<String>,
 }
 
@@ -64,7 +118,15 @@ impl Checkpoint {
                 file.path().display()
             );
         }
-        Ok(Self { file, content: RefCell::new(content), recovered })
+        Ok(Self {
+            file,
+            content: RefCell::new(content),
+            noted: Cell::default(),
+            fresh: Notify::default(),
+            writing: Mutex::default(),
+            meanwhile: RefCell::default(),
+            recovered,
+        })
     }
 
     /// What is wrong with what was last written, if the one before it had to be taken.
@@ -78,19 +140,25 @@ impl Checkpoint {
     }
 
     /// Changes what clients have made. Nothing has changed where that cannot be written.
-    pub(crate) fn change_objects(&self, change: impl FnOnce(&mut Objects)) -> io::Result<()> {
-        self.commit(|content| change(&mut content.objects))
+    pub(crate) async fn change_objects(&self, change: impl FnOnce(&mut Objects)) -> io::Result<()> {
+        let change = |content: &mut Content| {
+            change(&mut content.objects);
+            Ok(())
+        };
+        self.commit(change).await
     }
 
     /// Takes a VM from what clients have made; whoever gets its number is another epoch. Nothing has changed where that
     /// cannot be written.
-    pub(crate) fn remove_vm(&self, id: &str, number: u32) -> io::Result<()> {
-        self.commit(|content| {
+    pub(crate) async fn remove_vm(&self, id: &str, number: u32) -> io::Result<()> {
+        let remove = |content: &mut Content| {
             content.objects.vms.remove(id);
             content.objects.draining.remove(&number);
             let epoch = content.vms.get(&number).map_or(Fence::default().epoch, |fence| fence.epoch);
             content.vms.insert(number, Fence { epoch: epoch.saturating_add(1), ..Fence::default() });
-        })
+            Ok(())
+        };
+        self.commit(remove).await
     }
 
     /// Where a VM stands.
@@ -110,9 +178,19 @@ impl Checkpoint {
         gone.map(|(vm, fence)| (*vm, fence.epoch - 1)).collect()
     }
 
-    /// Notes where a VM stands. What is noted holds in this process even where it cannot be written.
-    pub(crate) fn set_vm(&self, vm: u32, fence: Fence) -> io::Result<()> {
-        self.change(|content| _ = content.vms.insert(vm, fence))
+    /// Notes where a VM stands.
+    pub(crate) fn set_vm(&self, vm: u32, fence: Fence) {
+        self.note(Note::Vm(vm, fence));
+    }
+
+    /// Notes a VM that is admitted again, in its next epoch. Nothing has changed where that cannot be written.
+    pub(crate) async fn admit_vm(&self, vm: u32) -> Result<Fence, ReadmitError> {
+        let admit = |content: &mut Content| {
+            let fence = content.vms.get(&vm).cloned().unwrap_or_default().readmit()?;
+            content.vms.insert(vm, fence.clone());
+            Ok(fence)
+        };
+        self.commit(admit).await
     }
 
     /// Why a unit is quarantined, if it is.
@@ -120,29 +198,24 @@ impl Checkpoint {
         self.content.borrow().units.get(&unit).cloned()
     }
 
-    /// Notes that a unit is quarantined.
-    pub(crate) fn set_quarantine(&self, unit: u32, reason: &str) -> io::Result<()> {
-        self.change(|content| _ = content.units.insert(unit, reason.to_owned()))
+    /// Notes that a unit is quarantined; false when it was.
+    pub(crate) fn set_quarantine(&self, unit: u32, reason: &str) -> bool {
+        let is_new = !self.content.borrow().units.contains_key(&unit);
+        // Perhaps that it is lifted is being written just now.
+        if is_new || self.meanwhile.borrow().is_some() {
+            self.note(Note::Quarantine(unit, reason.to_owned()));
+        }
+        is_new
     }
 
     /// Notes that it is no more; false when it was not. Nothing has changed where that cannot be written.
-    pub(crate) fn lift_quarantine(&self, unit: u32) -> io::Result<bool> {
-        let mut was = false;
-        self.commit(|content| was = content.units.remove(&unit).is_some())?;
-        Ok(was)
-    }
-
-    /// Notes a VM that is admitted again. Nothing has changed where that cannot be written.
-    pub(crate) fn admit_vm(&self, vm: u32, fence: Fence) -> io::Result<()> {
-        self.commit(|content| _ = content.vms.insert(vm, fence))
+    pub(crate) async fn lift_quarantine(&self, unit: u32) -> io::Result<bool> {
+        self.commit(|content| Ok(content.units.remove(&unit).is_some())).await
     }
 
     /// Notes which process holds a unit's memory; `None` for nobody.
-    pub(crate) fn set_arbiter(&self, unit: u32, arbiter: Option<Identity>) -> io::Result<()> {
-        self.change(|content| match arbiter {
-            Some(arbiter) => _ = content.arbiters.insert(unit, arbiter),
-            None => _ = content.arbiters.remove(&unit),
-        })
+    pub(crate) fn set_arbiter(&self, unit: u32, arbiter: Option<Identity>) {
+        self.note(Note::Arbiter(unit, arbiter));
     }
 
     /// Processes that may still hold the memory of units.
@@ -150,31 +223,80 @@ impl Checkpoint {
         self.content.borrow().arbiters.iter().map(|(unit, process)| (*unit, *process)).collect()
     }
 
+    /// Writes down what is noted, for ever.
+    pub(crate) async fn keep(self: Rc<Self>) {
+        loop {
+            self.fresh.notified().await;
+            let mut complained = false;
+            while let Err(error) = self.written().await {
+                if !std::mem::replace(&mut complained, true) {
+                    tracing::error!("the checkpoint cannot be written: {error}; it is tried again and again");
+                }
+                sleep(AGAIN).await;
+            }
+        }
+    }
+
+    /// Returns when everything that was noted until now is in the file.
+    pub(crate) async fn written(&self) -> io::Result<()> {
+        let noted = self.noted.get();
+        let mut written = self.writing.lock().await;
+        if *written >= noted {
+            return Ok(());
+        }
+        let (noted, content) = (self.noted.get(), self.content.borrow().clone());
+        self.store(content).await?;
+        *written = noted;
+        Ok(())
+    }
+
     /// Everything has ended in order. If nobody is fenced there is nothing to be remembered: no message of any epoch can be
     /// under way any more. Returns whether that is so.
-    pub(crate) fn finish(&self) -> io::Result<bool> {
-        let content = self.content.borrow();
-        let fenced = content.vms.values().any(|fence| fence.step != Step::Active);
-        if fenced || !content.units.is_empty() || !content.objects.is_empty() {
-            return Ok(false);
+    pub(crate) async fn finish(&self) -> io::Result<bool> {
+        let is_needed = {
+            let content = self.content.borrow();
+            let fenced = content.vms.values().any(|fence| fence.step != Step::Active);
+            fenced || !content.units.is_empty() || !content.objects.is_empty()
+        };
+        if is_needed {
+            return self.written().await.map(|()| false);
         }
-        self.file.remove().map(|()| true)
+        let _turn = self.writing.lock().await;
+        let file = self.file.clone();
+        off_thread(move || file.remove()).await.map(|()| true)
     }
 
-    /// A change that holds in this process even where it cannot be written.
-    fn change(&self, change: impl FnOnce(&mut Content)) -> io::Result<()> {
-        let mut content = self.content.borrow_mut();
-        change(&mut content);
-        self.file.store(&*content)
+    /// What holds from now on.
+    fn note(&self, note: Note) {
+        note.apply(&mut self.content.borrow_mut());
+        if let Some(meanwhile) = &mut *self.meanwhile.borrow_mut() {
+            meanwhile.push(note);
+        }
+        self.noted.set(self.noted.get() + 1);
+        self.fresh.notify_one();
     }
 
-    /// A change that is written or not made.
-    fn commit(&self, change: impl FnOnce(&mut Content)) -> io::Result<()> {
-        let mut content = self.content.borrow().clone();
-        change(&mut content);
-        self.file.store(&content)?;
-        *self.content.borrow_mut() = content;
-        Ok(())
+    /// A change that is written and then made, or neither.
+    async fn commit<T, E: From<io::Error>>(
+        &self,
+        change: impl FnOnce(&mut Content) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut written = self.writing.lock().await;
+        let (noted, mut content) = (self.noted.get(), self.content.borrow().clone());
+        let changed = change(&mut content)?;
+        self.meanwhile.replace(Some(Vec::new()));
+        let stored = self.store(content.clone()).await;
+        let meanwhile = self.meanwhile.take().unwrap_or_default();
+        stored?;
+        meanwhile.iter().for_each(|note| note.apply(&mut content));
+        self.content.replace(content);
+        *written = noted;
+        Ok(changed)
+    }
+
+    async fn store(&self, content: Content) -> io::Result<()> {
+        let file = self.file.clone();
+        off_thread(move || file.store(&content)).await
     }
 }
 
@@ -182,34 +304,42 @@ impl Checkpoint {
 mod tests {
     use std::fs;
 
+    use rustix::{
+        fs::{CWD, Mode, OFlags, mkfifoat, open},
+        io::read,
+    };
+
     use super::*;
 
-    #[test]
-    fn what_was_noted_is_there_for_the_next() {
+    #[tokio::test]
+    async fn what_was_noted_is_there_for_the_next() {
         let directory = tempfile::tempdir().expect("a directory");
         let checkpoint = Checkpoint::open(directory.path()).expect("a new one");
         assert_eq!(checkpoint.admitted(7), Some(1));
         let fenced = Fence::default().begin("a test", vec![Identity::of(1).expect("init")]).expect("active");
-        checkpoint.set_vm(7, fenced.clone()).expect("written");
-        checkpoint.set_quarantine(2, "Xid 79").expect("written");
+        checkpoint.set_vm(7, fenced.clone());
+        assert!(checkpoint.set_quarantine(2, "Xid 79"));
+        assert!(!checkpoint.set_quarantine(2, "another"));
+        checkpoint.written().await.expect("written");
         let next = Checkpoint::open(directory.path()).expect("there");
         assert_eq!((next.vm(7), next.admitted(7), next.admitted(8)), (fenced, None, Some(1)));
         assert_eq!(next.quarantine(2).as_deref(), Some("Xid 79"));
-        next.finish().expect("kept");
+        next.finish().await.expect("kept");
         assert_eq!(Checkpoint::open(directory.path()).expect("there").admitted(7), None);
-        assert_eq!(next.lift_quarantine(2).ok(), Some(true));
-        assert_eq!(next.lift_quarantine(2).ok(), Some(false));
+        assert_eq!(next.lift_quarantine(2).await.ok(), Some(true));
+        assert_eq!(next.lift_quarantine(2).await.ok(), Some(false));
     }
 
-    #[test]
-    fn where_nobody_is_fenced_nothing_is_left() {
+    #[tokio::test]
+    async fn where_nobody_is_fenced_nothing_is_left() {
         let directory = tempfile::tempdir().expect("a directory");
         let checkpoint = Checkpoint::open(directory.path()).expect("a new one");
-        checkpoint.admit_vm(7, Fence { epoch: 5, ..Fence::default() }).expect("written");
+        checkpoint.set_vm(7, Fence { epoch: 5, ..Fence::default() });
+        checkpoint.written().await.expect("written");
         assert_eq!(Checkpoint::open(directory.path()).expect("there").admitted(7), Some(5));
-        checkpoint.finish().expect("removed");
+        assert!(checkpoint.finish().await.expect("removed"));
         assert_eq!(fs::read_dir(directory.path()).expect("a directory").count(), 0);
-        checkpoint.finish().expect("nothing to remove");
+        assert!(checkpoint.finish().await.expect("nothing to remove"));
     }
 
     #[test]
@@ -221,17 +351,66 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_vm_is_not_admitted_where_that_cannot_be_written() {
+    fn quarantined(epoch: u64) -> Fence {
+        Fence { step: Step::Quarantined, epoch, clean: true, ..Fence::default() }
+    }
+
+    #[tokio::test]
+    async fn a_vm_is_not_admitted_where_that_cannot_be_written() {
         let directory = tempfile::tempdir().expect("a directory");
         let inside = directory.path().join("state");
         fs::create_dir(&inside).expect("a directory");
         let checkpoint = Checkpoint::open(&inside).expect("a new one");
         fs::remove_dir(&inside).expect("removed");
-        let fenced = Fence::default().begin("a test", Vec::new()).expect("active");
-        assert!(checkpoint.set_vm(7, fenced).is_err());
+        checkpoint.set_vm(7, quarantined(1));
+        assert!(checkpoint.written().await.is_err());
         assert_eq!(checkpoint.admitted(7), None, "it is fenced all the same");
-        assert!(checkpoint.admit_vm(7, Fence::default()).is_err());
+        assert!(checkpoint.admit_vm(7).await.is_err());
         assert_eq!(checkpoint.admitted(7), None);
+        fs::create_dir(&inside).expect("a directory");
+        assert_eq!(checkpoint.admit_vm(7).await.expect("written").epoch, 2);
+        assert_eq!(Checkpoint::open(&inside).expect("there").admitted(7), Some(2));
+    }
+
+    // Promise: F41
+    #[tokio::test]
+    async fn what_protects_a_tenant_holds_while_a_disk_does_not_answer_and_is_not_lost() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let checkpoint = Checkpoint::open(directory.path()).expect("a new one");
+        checkpoint.set_vm(7, quarantined(3));
+        checkpoint.set_quarantine(2, "Xid 79");
+        checkpoint.written().await.expect("written");
+
+        // Who opens a pipe waits for somebody at its other end.
+        let new = directory.path().join("checkpoint.new");
+        mkfifoat(CWD, &new, Mode::RWXU).expect("a pipe");
+        let answer = async {
+            assert_eq!(checkpoint.admitted(7), None, "not admitted before that is written");
+            checkpoint.set_vm(8, quarantined(1));
+            assert_eq!(checkpoint.admitted(8), None, "fenced at once");
+            let pipe = open(&new, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).expect("its other end");
+            while !matches!(read(&pipe, &mut [0; 64]), Ok(1..)) {
+                sleep(Duration::from_millis(1)).await;
+            }
+            fs::remove_file(&new).expect("there");
+            pipe
+        };
+        let (admitted, _pipe) = tokio::join!(checkpoint.admit_vm(7), answer);
+        assert!(
+            matches!(admitted, Err(ReadmitError::Checkpoint(_))),
+            "a pipe cannot be flushed: {admitted:?}"
+        );
+        assert_eq!(checkpoint.admitted(7), None);
+
+        // What is noted while a change is written stays, whichever of the two is in the file.
+        let note = async { checkpoint.set_quarantine(2, "Xid 62") };
+        let (lifted, is_new) = tokio::join!(checkpoint.lift_quarantine(2), note);
+        assert_eq!((lifted.expect("written"), is_new), (true, false));
+        assert_eq!(checkpoint.admit_vm(7).await.expect("written").epoch, 4);
+        checkpoint.set_vm(7, quarantined(3));
+        checkpoint.written().await.expect("written");
+        let next = Checkpoint::open(directory.path()).expect("there");
+        assert_eq!((next.admitted(7), next.admitted(8)), (Some(4), None));
+        assert_eq!(next.quarantine(2).as_deref(), Some("Xid 62"));
     }
 }

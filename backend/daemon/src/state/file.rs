@@ -4,27 +4,40 @@
 //! is written beside the old one and flushed; the old one is renamed to be the previous, the new one to be the current, and
 //! the directory is flushed. Only then is it said to be there. A reader takes the current one; where there is none, a writer
 //! was killed between the two renames, and the previous is what was last said to be there.
+//!
+//! A disk may take seconds, or for ever: who must not wait as long writes by [`off_thread`].
 
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest as _, Sha256};
+use tokio::task::spawn_blocking;
 
 use crate::fault;
 
 /// Bytes of a file that is read at all.
 const LARGEST: u64 = 256 << 20;
 
+/// Has another thread do what may wait for a disk.
+pub(crate) async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
 /// A file of a form.
 #[derive(Clone, Debug)]
 pub(crate) struct StateFile {
     path: PathBuf,
     version: u32,
+    /// Held by the thread that changes the file: nobody may wait for it any more, and it goes on.
+    alone: Arc<Mutex<()>>,
 }
 
 /// What was found.
@@ -56,7 +69,7 @@ struct Header {
 
 impl StateFile {
     pub(crate) fn new(path: PathBuf, version: u32) -> Self {
-        Self { path, version }
+        Self { path, version, alone: Arc::default() }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -122,6 +135,8 @@ impl StateFile {
 
     /// Replaces what is there; returns when it is there for good. Where that fails, what was there before still is.
     pub(crate) fn store(&self, content: &impl Serialize) -> io::Result<()> {
+        // One that has panicked has left what one leaves that is killed, which is what the file is made for.
+        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         fault::point("state-begin");
         let file = self.write(content)?;
         fault::point("state-written");
@@ -137,6 +152,7 @@ impl StateFile {
 
     /// The same for what need not survive the machine, only this process.
     pub(crate) fn store_for_processes(&self, content: &impl Serialize) -> io::Result<()> {
+        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         self.write(content)?;
         self.put()
     }
@@ -167,6 +183,7 @@ impl StateFile {
 
     /// Takes everything away.
     pub(crate) fn remove(&self) -> io::Result<()> {
+        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         for path in [self.previous(), self.path.clone()] {
             match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -164,7 +164,7 @@ pub(crate) async fn put(
 ) -> Result<(StatusCode, Json<Size>), Error> {
     let put = move |registry: Rc<Registry>| async move {
         let wanted = request.wanted()?;
-        let put = registry.put_size(&caller, &id, wanted)?;
+        let put = registry.put_size(&caller, &id, wanted).await?;
         Ok((status(put), Json(Size::of(&id, wanted))))
     };
     api.bridge.call(put).await
@@ -175,6 +175,6 @@ pub(crate) async fn put(
     params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 204, description = "It is gone"), ChangeErrors))]
 pub(crate) async fn delete(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<StatusCode, Error> {
-    api.bridge.call(move |registry| async move { registry.delete_size(&caller, &id) }).await?;
+    api.bridge.call(move |registry| async move { registry.delete_size(&caller, &id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -190,7 +190,7 @@ pub(crate) async fn put_organisation(
 ) -> Result<(StatusCode, Json<Organisation>), Error> {
     let put = move |registry: Rc<Registry>| async move {
         let wanted = limits(request.memory_bytes, request.vms)?;
-        let put = registry.put_organisation(&caller, &id, wanted)?;
+        let put = registry.put_organisation(&caller, &id, wanted).await?;
         Ok((status(put), Json(registry.show_organisation(&caller, &id)?)))
     };
     api.bridge.call(put).await
@@ -205,7 +205,7 @@ pub(crate) async fn delete_organisation(
     caller: Caller,
     Id(id): Id,
 ) -> Result<StatusCode, Error> {
-    api.bridge.call(move |registry| async move { registry.delete_organisation(&caller, &id) }).await?;
+    api.bridge.call(move |registry| async move { registry.delete_organisation(&caller, &id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -252,7 +252,7 @@ pub(crate) async fn put_project(
         }
         let wanted =
             Ancestor { organisation: request.organisation, ..limits(request.memory_bytes, request.vms)? };
-        let put = registry.put_project(&caller, &id, wanted)?;
+        let put = registry.put_project(&caller, &id, wanted).await?;
         Ok((status(put), Json(registry.show_project(&caller, &id)?)))
     };
     api.bridge.call(put).await
@@ -267,6 +267,6 @@ pub(crate) async fn delete_project(
     caller: Caller,
     Id(id): Id,
 ) -> Result<StatusCode, Error> {
-    api.bridge.call(move |registry| async move { registry.delete_project(&caller, &id) }).await?;
+    api.bridge.call(move |registry| async move { registry.delete_project(&caller, &id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -817,7 +817,7 @@ pub(crate) async fn readmit(State(api): State<Api>, caller: Caller, Id(id): Id) 
     responses((status = 200, body = Vm), ChangeErrors))]
 pub(crate) async fn drain(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<Json<Vm>, Error> {
     let drain = move |registry: Rc<Registry>| async move {
-        registry.drain(&caller, &id)?;
+        registry.drain(&caller, &id).await?;
         registry.show_vm(&caller, &id)
     };
     api.bridge.call(drain).await.map(Json)
