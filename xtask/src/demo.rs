@@ -187,14 +187,7 @@ fn remnants(operator: &Operator, analysis: &Tenant, batch: &Tenant, checks: &mut
     settle(operator)?;
     // Nearly all there is: most of what held the tags must be among it.
     operator.tell(&["update", analysis.name, "--memory", "32MiB"])?;
-    // What a unit can lend is as of its arbiter's last report, and that may be of before the memory came back.
-    let deadline = Instant::now() + LIMIT;
-    while let Err(error) = operator.tell(&["update", batch.name, "--memory", "1GiB"]) {
-        if Instant::now() > deadline {
-            return Err(error);
-        }
-        std::thread::sleep(Duration::from_millis(500));
-    }
+    operator.tell(&["update", batch.name, "--memory", "1GiB"])?;
     let found = programs::show(batch, &["remnant", "find"])?;
     let read = found.stdout.starts_with("1022 MiB read: 0 tags found");
     checks.expect(

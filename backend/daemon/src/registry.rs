@@ -48,6 +48,8 @@ use crate::{
 const START: Duration = Duration::from_secs(15);
 /// How long who fences a VM waits for the end of it.
 const FENCED: Duration = Duration::from_secs(20);
+/// How long who may be refused for want of room waits for what units have to say.
+const LOOK: Duration = Duration::from_secs(1);
 /// What quotas are counted in.
 pub(crate) const CHUNK: u64 = sluice_protocol::custody::UNIT;
 /// Numbers of organisations and projects that clients make begin behind this one.
@@ -248,7 +250,7 @@ impl Registry {
         wanted.number = self.number_for(id)?;
         wanted.created = crate::journal::now() / 1000;
         self.admit(id, &wanted)?;
-        let held = self.placer.hold(id, &wanted)?;
+        let held = self.if_there_is_room(|| self.placer.hold(id, &wanted)).await?;
         let object = format!("vms/{id}");
         let number = wanted.number;
         let make = |objects: &mut Objects| {
@@ -311,7 +313,7 @@ impl Registry {
         let vm = self.roster.get(before.number).ok_or_else(|| Error::not_found("VM", id))?;
         if wanted != *before {
             self.admit(id, &wanted)?;
-            self.placer.change(id, &wanted)?;
+            self.if_there_is_room(|| self.placer.change(id, &wanted)).await?;
             // What it had before was possible.
             let undo = || _ = self.placer.change(id, before);
             let object = format!("vms/{id}");
@@ -339,6 +341,24 @@ impl Registry {
                 Err(Error::new(Code::Unavailable, format!("the device of VM {id} is still starting")))
             }
         }
+    }
+
+    /// Has the placer do what it may have no room for. What units can lend is known by what they last said: before anything is
+    /// refused for want of room they are asked anew.
+    async fn if_there_is_room<T>(&self, place: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+        match place() {
+            Err(error) if error.code == Code::PlacementUnavailable => {}
+            placed => return placed,
+        }
+        let look = async {
+            for unit in self.units.iter() {
+                unit.describe().await;
+            }
+        };
+        // Of those that do not answer in time, what they last said counts.
+        _ = timeout(LOOK, look).await;
+        self.placer.look_around();
+        place()
     }
 
     /// Ends a VM, with everything it has. One that is not there is gone already.

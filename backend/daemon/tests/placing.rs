@@ -105,6 +105,34 @@ fn each_vm_is_on_a_unit_of_its_own_choice_and_no_other() {
     daemon.end();
 }
 
+// Promise: P20
+#[test]
+fn nobody_is_refused_for_what_a_unit_could_not_lend_a_moment_ago() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place);
+    let wanted = |mebibytes: u64| json!({ "memory_bytes": mebibytes << 20, "placement": { "gpu": 0 } });
+    assert_eq!(put(&place, "a", &wanted(64)).status, 201);
+    let lendable = |suspect: u64| {
+        place.tell("unit-0", &format!("suspect {suspect}"));
+        let known = until(|| place.unit(0)["memory"]["suspect_bytes"].clone(), |bytes| *bytes == suspect);
+        assert_eq!(known, suspect);
+    };
+    let code = |reply: Reply| (reply.status, reply.body["code"].clone());
+    let refused = (409, json!("placement-unavailable"));
+    lendable(900 << 20);
+    assert_eq!(code(put(&place, "b", &wanted(800))), refused);
+    assert_eq!(code(put(&place, "a", &wanted(800))), refused);
+    // From here on nobody has asked it.
+    place.tell("unit-0", "suspect 0");
+    assert_eq!(put(&place, "a", &wanted(800)).status, 200);
+    assert_eq!(put(&place, "a", &wanted(64)).status, 200);
+    lendable(900 << 20);
+    assert_eq!(code(put(&place, "b", &wanted(800))), refused);
+    place.tell("unit-0", "suspect 0");
+    assert_eq!(put(&place, "b", &wanted(800)).status, 201);
+    daemon.end();
+}
+
 // Promise: P21
 #[test]
 fn a_vm_is_where_it_was_after_a_restart() {

@@ -130,6 +130,8 @@ struct Unit {
     vms: BTreeMap<u32, (u64, u64, u64)>,
     /// Workers: the VM, the custody socket, the pidfd.
     workers: Vec<(u32, OwnedFd, OwnedFd)>,
+    /// Bytes that cannot be lent for now.
+    suspect: u64,
 }
 
 impl Unit {
@@ -171,24 +173,21 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
         let message = ToArbiter::decode(bytes)?;
         ensure!(descriptors.len() == message.descriptors(), "descriptors as announced");
         let mut unit = unit.lock().expect("unpoisoned");
-        let answer = match message {
-            ToArbiter::DescribeVm { vm } => unit.vms.get(&vm).map(|&(epoch, lent, dirty)| FromArbiter::Vm {
-                vm,
-                epoch,
-                lent,
-                headroom: 0,
-                dirty,
-                holders: unit.holders(vm),
-            }),
-            ToArbiter::DescribeUnit {} => {
-                let lent = unit.vms.values().map(|(_, lent, _)| lent).sum();
-                Some(FromArbiter::Unit { total: 1 << 30, lent, clean: 0, dirty: 0, headroom: 0, suspect: 0 })
-            }
-            _ => {
-                unit.told.push(format!("{message:?}"));
-                None
-            }
-        };
+        let answer =
+            match message {
+                ToArbiter::DescribeVm { vm } => unit.vms.get(&vm).map(|&(epoch, lent, dirty)| {
+                    FromArbiter::Vm { vm, epoch, lent, headroom: 0, dirty, holders: unit.holders(vm) }
+                }),
+                ToArbiter::DescribeUnit {} => {
+                    let (total, suspect) = (1 << 30, unit.suspect);
+                    let lent = unit.vms.values().map(|(_, lent, _)| lent).sum();
+                    Some(FromArbiter::Unit { total, lent, clean: 0, dirty: 0, headroom: 0, suspect })
+                }
+                _ => {
+                    unit.told.push(format!("{message:?}"));
+                    None
+                }
+            };
         match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
             // Told again of one that it knows, it goes on.
             (ToArbiter::Vm { vm, epoch, .. }, _)
@@ -228,6 +227,10 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
         ("has", &[vm, lent, dirty]) => {
             let known = unit.vms.get_mut(&vm).context("a VM")?;
             (known.1, known.2) = (lent.into(), dirty.into());
+            return Ok("yes".to_owned());
+        }
+        ("suspect", &[bytes]) => {
+            unit.suspect = bytes.into();
             return Ok("yes".to_owned());
         }
         ("event", &[kind, vm, process, bytes]) => {
