@@ -1,4 +1,4 @@
-// A stream held up by an event that only the host can release must hold up nobody else: not the stream's own launcher
+// A stream held up by an event that only another stream can release must hold up nobody else: not the stream's own launcher
 // beyond the launcher itself, not other streams, not other threads, not those who wait for it. A wait is over when what was
 // posted before it is done, whatever was posted after it.
 #include "check.h"
@@ -17,13 +17,15 @@ __global__ void triple(unsigned *values, int n) {
 
 int main() {
     const int launches = 3000, waiters = 8, n = 100000;
-    volatile int *released;
-    CHECK(cudaMallocHost((void **)&released, 2 * sizeof(int)));
-    released[0] = released[1] = 0;
+    int *released;
+    const int yes = 1;
+    CHECK(cudaMalloc((void **)&released, 2 * sizeof(int)));
+    CHECK(cudaMemset(released, 0, 2 * sizeof(int)));
     int *counter;
     CHECK(cudaMalloc(&counter, sizeof(int)));
     CHECK(cudaMemset(counter, 0, sizeof(int)));
-    cudaStream_t holding, held, open;
+    cudaStream_t holding, held, open, releasing;
+    CHECK(cudaStreamCreateWithFlags(&releasing, cudaStreamNonBlocking));
     CHECK(cudaStreamCreateWithFlags(&holding, cudaStreamNonBlocking));
     CHECK(cudaStreamCreateWithFlags(&held, cudaStreamNonBlocking));
     CHECK(cudaStreamCreateWithFlags(&open, cudaStreamNonBlocking));
@@ -69,9 +71,9 @@ int main() {
     bool later_runs = cudaStreamQuery(open) == cudaErrorNotReady;
     printf("a wait ends before later work does: %s\n", later_runs ? "yes" : "no");
 
-    released[1] = 1;
+    CHECK(cudaMemcpyAsync(released + 1, &yes, sizeof yes, cudaMemcpyHostToDevice, releasing));
     CHECK(cudaStreamSynchronize(open));
-    released[0] = 1;
+    CHECK(cudaMemcpyAsync(released, &yes, sizeof yes, cudaMemcpyHostToDevice, releasing));
     for (auto &thread : threads) thread.join();
     CHECK(cudaStreamSynchronize(held));
     int count = 0;

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use sluice_protocol::limits;
 use tempfile::TempDir;
 
+use crate::host;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, run};
 
@@ -82,6 +83,33 @@ impl Backend {
     /// When it does not end in time.
     pub fn run(&self, program: &Path, arguments: &[&str]) -> Result<Finished> {
         run(&mut self.command(program, arguments), PATIENCE)
+    }
+
+    /// Runs a program natively and on this backend: it must print the same, end the same way and pass. `otherwise` is what it
+    /// prints natively and on this backend where that is not the same.
+    ///
+    /// # Errors
+    /// When it does not, with what both said.
+    pub fn agrees(&self, binaries: &Binaries, program: &Path, otherwise: &[(&str, &str)]) -> Result<()> {
+        let native = host::run_native(binaries, program, &[], PATIENCE)?;
+        let remoted = self.run(program, &[])?;
+        let expected =
+            otherwise.iter().fold(native.stdout.clone(), |text, (there, here)| text.replace(there, here));
+        let name = program.file_name().unwrap_or_default().display();
+        println!("{name}: native {:?}, remoted {:?}", native.elapsed, remoted.elapsed);
+        ensure!(
+            expected == remoted.stdout
+                && native.status == remoted.status
+                && remoted.status.success()
+                && remoted.stdout.ends_with("PASS\n"),
+            "{name}: natively {}\n{}\nremoted {}\n{}\n{}",
+            native.status,
+            native.stdout,
+            remoted.status,
+            remoted.stdout,
+            remoted.stderr
+        );
+        Ok(())
     }
 
     /// Starts a program on this backend in the background.

@@ -62,3 +62,24 @@ pub fn start(program: &Path, uds: &Path, socket: &Path, log: &Path) -> Result<Ba
     }
     Ok(device)
 }
+
+/// What a machine needs to share its memory with a device of its VMM, and that device: its virtual socket.
+#[must_use]
+pub fn arguments(memory_mib: u32, socket: &Path) -> Vec<String> {
+    let memory = format!("memory-backend-memfd,id=mem0,size={memory_mib}M,share=on");
+    let chardev = format!("socket,id=vsock,path={}", socket.display());
+    [
+        "-object",
+        &memory,
+        "-machine",
+        "memory-backend=mem0",
+        "-m",
+        &format!("{memory_mib}M"),
+        "-chardev",
+        &chardev,
+    ]
+    .into_iter()
+    .chain(["-device", "vhost-user-vsock-pci,chardev=vsock"])
+    .map(str::to_owned)
+    .collect()
+}

@@ -10,7 +10,7 @@ use sluice_tests::direct::{self, Backend, PATIENCE};
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Finished, signal};
-use sluice_tests::{host, programs};
+use sluice_tests::programs;
 
 fn program(name: &str) -> Result<PathBuf> {
     let programs = programs::compile_all()?;
@@ -35,20 +35,7 @@ fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     let binaries = Binaries::locate()?;
     let backend = started(None)?;
     for program in programs::compile_all()? {
-        let native = host::run_native(&binaries, &program.path, &[], PATIENCE)?;
-        let remoted = backend.run(&program.path, &[])?;
-        println!("{}: native {:?}, remoted {:?}", program.name, native.elapsed, remoted.elapsed);
-        ensure!(
-            native.stdout == remoted.stdout && native.status == remoted.status,
-            "{}: natively {}\n{}\nremoted {}\n{}\n{}",
-            program.name,
-            native.status,
-            native.stdout,
-            remoted.status,
-            remoted.stdout,
-            remoted.stderr
-        );
-        passed(&remoted).with_context(|| program.name.clone())?;
+        backend.agrees(&binaries, &program.path, &[])?;
     }
     // Whichever kernel this is, it is no guest's.
     matrix::ran(Place::new("DIRECT", "none: a process", "the host's"), "", "")?;
@@ -71,11 +58,7 @@ fn programs_compute_where_no_guest_page_is_mapped_in_place() -> Result<()> {
         "streams",
     ];
     for name in names {
-        let path = program(name)?;
-        let native = host::run_native(&binaries, &path, &[], PATIENCE)?;
-        let remoted = backend.run(&path, &[])?;
-        ensure!(native.stdout == remoted.stdout, "{name}\n{}\n{}", remoted.stdout, remoted.stderr);
-        passed(&remoted).context(name)?;
+        backend.agrees(&binaries, &program(name)?, &[])?;
     }
     // What the device would have to reach by itself is not promised.
     let Finished { stdout, .. } = backend.run(&program("zero_copy")?, &[])?;
