@@ -1,17 +1,17 @@
 //! What calls cost in virtual machines, on each way to the device, beside what they cost without a machine.
 //!
 //! The guest's program is the one that measures without a machine, too, on the same driver that does nothing. Both are started in
-//! turns, so that whatever else the host does hits both.
+//! turns, so that whatever else the host does hits both. One way is measured alone by a part of a name like `vm/vsock`.
 
 use crate::Row;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use sluice_tests::{
     debian::{Kernel, Series},
     host::Host,
     image::Image,
     paths::Binaries,
-    process,
-    vm::{Guest, GuestCommand, Machine},
+    process, virtual_socket,
+    vm::{Gpu, Guest, GuestCommand, Machine},
     way::{Mode, Way},
 };
 use std::{path::Path, time::Duration};
@@ -24,41 +24,89 @@ const ROUNDS: usize = 3;
 /// For one turn in a machine whose processor is emulated.
 const LIMIT: Duration = Duration::from_secs(600);
 const SERIES: Series = Series::V6_12;
+const MEMORY_MIB: u32 = 2048;
+/// The way through a virtual socket, as `SLUICE_TRANSPORT` calls it.
+const SOCKET: &str = "vsock";
 
 /// The rows of every way that can be had here.
 pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
-    let filter = if filter.is_empty() { ROWS.map(str::to_owned).to_vec() } else { filter.to_vec() };
-    let mut rows = Vec::new();
-    for way in [Ok(Way::stock(Mode::Legacy)), Ok(Way::stock(Mode::Flat)), Way::newer(Mode::Full)] {
+    let (ways, rows): (Vec<String>, Vec<String>) =
+        filter.iter().cloned().partition(|part| part.starts_with("vm/"));
+    let wanted = |name: &str| ways.is_empty() || ways.contains(&format!("vm/{name}"));
+    let filter = if rows.is_empty() { ROWS.map(str::to_owned).to_vec() } else { rows };
+    let mut measured = Vec::new();
+    for mode in [Mode::Legacy, Mode::Flat, Mode::Full].into_iter().filter(|mode| wanted(mode.name())) {
+        let way = if mode == Mode::Full { Way::newer(mode) } else { Ok(Way::stock(mode)) };
         match way {
-            Ok(way) => rows.extend(of(&way, binaries, me, &filter)?),
+            Ok(way) => measured.extend(by_graphics(&way, binaries, me, &filter)?),
             Err(error) => eprintln!("not measured: no QEMU that passes everything on: {error:#}"),
         }
     }
+    if wanted(SOCKET) {
+        match virtual_socket::program() {
+            Ok(device) => measured.extend(by_socket(&device, binaries, me, &filter)?),
+            Err(error) => eprintln!("not measured: no virtual socket device: {error:#}"),
+        }
+    }
+    Ok(measured)
+}
+
+/// The rows of a way through a graphics device.
+fn by_graphics(way: &Way, binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
+    let environment: Vec<_> = way.environment().into_iter().collect();
+    let host = host(binaries, &environment)?;
+    let name = way.mode.name();
+    let machine = way.machine(machine(name), host.socket());
+    let rows = of(name, &machine, &Kernel::fetch(SERIES)?, &host, binaries, me, filter)?;
+    host.stop()?;
     Ok(rows)
 }
 
-/// The rows of one way, as ratios to those without a machine.
-fn of(way: &Way, binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
-    let kernel = Kernel::fetch(SERIES)?;
-    let mut image = Image::with_sluice(&kernel, binaries, &[])?;
-    image.program(me, "usr/local/bin/sluice-bench")?;
+/// The rows of the way through a virtual socket.
+fn by_socket(device: &Path, binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
+    let host = host(binaries, &[])?;
+    let uds = host.socket().with_file_name("vm-1.vsock");
+    let socket = host.socket().with_file_name("vm-1.vsock.vhost");
+    let _device = virtual_socket::start(device, &uds, &socket, &host.folder().join("vsock.log"))?;
+    let gpu = Gpu::Arguments(virtual_socket::arguments(MEMORY_MIB, &socket));
+    let machine = Machine { gpu, ..machine(SOCKET) };
+    let rows = of(SOCKET, &machine, &Kernel::fetch_cloud(SERIES)?, &host, binaries, me, filter)?;
+    host.stop()?;
+    Ok(rows)
+}
+
+/// The host's side, on the driver that does nothing.
+fn host(binaries: &Binaries, environment: &[(&str, &str)]) -> Result<Host> {
     let driver = binaries.get("libsluice_null_driver.so")?.display().to_string();
-    let environment: Vec<_> = way.environment().into_iter().collect();
-    let host = Host::start_with(binaries, SERIES, &["--driver", &driver], &environment)?;
-    let name = format!("bench-{}", way.mode);
-    let machine = way.machine(Machine { cpus: 2, memory_mib: 2048, ..Machine::new(&name) }, host.socket());
-    let guest = Guest::boot(&machine, &kernel, &image)
+    Host::start_with(binaries, SERIES, &["--driver", &driver], environment)
+}
+
+fn machine(way: &str) -> Machine {
+    Machine { cpus: 2, memory_mib: MEMORY_MIB, ..Machine::new(&format!("bench-{way}")) }
+}
+
+/// The rows of one way, as ratios to those without a machine.
+fn of(
+    way: &str,
+    machine: &Machine,
+    kernel: &Kernel,
+    host: &Host,
+    binaries: &Binaries,
+    me: &Path,
+    filter: &[String],
+) -> Result<Vec<Row>> {
+    let mut image = Image::with_sluice(kernel, binaries, &[])?;
+    image.program(me, "usr/local/bin/sluice-bench")?;
+    let guest = Guest::boot(machine, kernel, &image)
         .with_context(|| format!("the host's side said:\n{}", process::tail(&host.printed(), 30)))?;
-    eprintln!("{} in a VM ({}, {})", way.mode, kernel.version, guest.accelerator().name());
+    eprintln!("{way} in a VM ({}, {})", kernel.version, guest.accelerator().name());
     let (mut inside, mut outside) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         outside.push(crate::without_a_machine(binaries, me, filter)?);
         inside.push(in_machine(&guest, filter)?);
     }
     guest.power_off()?;
-    ensure!(host.stop()?.success(), "the host's side does not end well");
-    inside.first().into_iter().flatten().map(|row| compare(way.mode, row, &inside, &outside)).collect()
+    inside.first().into_iter().flatten().map(|row| compare(way, row, &inside, &outside)).collect()
 }
 
 fn in_machine(guest: &Guest, filter: &[String]) -> Result<Vec<Row>> {
@@ -71,7 +119,7 @@ fn in_machine(guest: &Guest, filter: &[String]) -> Result<Vec<Row>> {
 }
 
 /// A row of a machine: medians of the turns.
-fn compare(mode: Mode, row: &Row, inside: &[Vec<Row>], outside: &[Vec<Row>]) -> Result<Row> {
+fn compare(way: &str, row: &Row, inside: &[Vec<Row>], outside: &[Vec<Row>]) -> Result<Row> {
     let of = |turns: &[Vec<Row>], figure: fn(&Row) -> f64| {
         let same = turns.iter().flatten().filter(|other| other.name == row.name);
         let mut figures: Vec<f64> = same.map(figure).collect();
@@ -80,7 +128,7 @@ fn compare(mode: Mode, row: &Row, inside: &[Vec<Row>], outside: &[Vec<Row>]) -> 
     };
     let (value, baseline_value) = (of(inside, |row| row.value)?, of(outside, |row| row.value)?);
     Ok(Row {
-        name: format!("vm/{mode}/{}", row.name),
+        name: format!("vm/{way}/{}", row.name),
         value,
         p99: of(inside, |row| row.p99)?,
         baseline: "without a VM".to_owned(),

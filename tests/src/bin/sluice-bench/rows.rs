@@ -14,6 +14,8 @@ use std::{
 
 /// Turns of row and yardstick.
 const ROUNDS: usize = 15;
+/// Launches of one round of a rate.
+const LAUNCHES: u32 = 20_000;
 
 /// The kernel of the launch rows: three 64-bit parameters. The null driver looks at no code, the software one must accept
 /// it.
@@ -33,8 +35,11 @@ pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Row>> {
     if wanted("call/vs-tcp") {
         rows.push(call_sync_vs_tcp(&cuda)?);
     }
-    if wanted("call/post-launch") || wanted("call/post-rate") {
-        rows.extend(launches(&cuda)?.into_iter().filter(|row| wanted(&row.name)));
+    if wanted("call/post-launch") {
+        rows.push(launch_cost(&cuda)?);
+    }
+    if wanted("call/post-rate") {
+        rows.push(launch_rate(&cuda)?);
     }
     for size in [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20] {
         for pinned in [false, true] {
@@ -92,36 +97,44 @@ fn call_sync_vs_tcp(cuda: &Cuda) -> Result<Row> {
     Ok(lower("call/vs-tcp", "us", 1e-3, &own, "TCP loopback", &yardstick))
 }
 
-/// The caller's cost of a launch, a few at a time so that the queue never fills, and the rate of long runs.
-fn launches(cuda: &Cuda) -> Result<Vec<Row>> {
+/// The caller's cost of a launch, a few at a time so that the queue never fills.
+fn launch_cost(cuda: &Cuda) -> Result<Row> {
     let kernel = cuda.kernel(IMAGE, c"bench")?;
     cuda.launch(kernel, &mut [1, 2, 3])?;
     cuda.synchronise()?;
-    let (mut cost, mut rate) = (Samples::default(), Samples::default());
-    let (mut turn, mut turn_rate) = (Samples::default(), Samples::default());
+    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
     let mut peer = PingPong::start()?;
     for _ in 0..ROUNDS {
         for _ in 0..50 {
-            burst(cuda, kernel, 64, &mut cost)?;
+            burst(cuda, kernel, 64, &mut own)?;
             cuda.synchronise()?;
         }
         let start = Instant::now();
-        const RUN: u32 = 20_000;
-        for _ in 0..RUN {
+        (0..LAUNCHES).for_each(|_| peer.turn());
+        yardstick.push(start.elapsed().as_secs_f64() * 1e9 / f64::from(LAUNCHES));
+    }
+    Ok(lower("call/post-launch", "us", 1e-3, &own, "ping-pong", &yardstick))
+}
+
+/// Launches a second, until the last is complete.
+fn launch_rate(cuda: &Cuda) -> Result<Row> {
+    let kernel = cuda.kernel(IMAGE, c"bench")?;
+    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
+    let mut peer = PingPong::start()?;
+    let rate = |start: Instant| f64::from(LAUNCHES) / start.elapsed().as_secs_f64();
+    for _ in 0..ROUNDS {
+        cuda.synchronise()?;
+        let start = Instant::now();
+        for _ in 0..LAUNCHES {
             cuda.launch(kernel, &mut [1, 2, 3])?;
         }
         cuda.synchronise()?;
-        rate.push(f64::from(RUN) / start.elapsed().as_secs_f64());
+        own.push(rate(start));
         let start = Instant::now();
-        (0..RUN).for_each(|_| peer.turn());
-        let elapsed = start.elapsed().as_secs_f64();
-        turn.push(elapsed / f64::from(RUN) * 1e9);
-        turn_rate.push(f64::from(RUN) / elapsed);
+        (0..LAUNCHES).for_each(|_| peer.turn());
+        yardstick.push(rate(start));
     }
-    Ok(vec![
-        lower("call/post-launch", "us", 1e-3, &cost, "ping-pong", &turn),
-        higher("call/post-rate", "1/s", &rate, "ping-pong", &turn_rate),
-    ])
+    Ok(higher("call/post-rate", "1/s", &own, "ping-pong", &yardstick))
 }
 
 fn burst(cuda: &Cuda, kernel: Kernel, launches: u32, cost: &mut Samples) -> Result<()> {
