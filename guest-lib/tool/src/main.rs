@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{CommandFactory as _, Parser, Subcommand};
+use sluice_guest_node::Kind;
 
 /// The guest's side of Sluice: what is wrong, and which driver programs find.
 #[derive(Debug, Parser)]
@@ -67,8 +68,8 @@ fn run(command: &Command) -> Result<()> {
         Command::Enable => loader::switch(true),
         Command::Disable => loader::switch(false),
         Command::Recognise { node } => match node::look(node)? {
-            node::Node::Sluice { .. } => Ok(()),
-            other => bail!("{} is {other}", node.display()),
+            Kind::Sluice { .. } => Ok(()),
+            other => bail!("{} is {}", node.display(), node::whose(other)),
         },
         Command::Load => loader::load(),
         Command::Manual { directory } => {

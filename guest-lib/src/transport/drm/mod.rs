@@ -7,18 +7,18 @@
 //! In 2D there are no contexts. The session is the control resource, the first that is made; whatever is made carries the
 //! session's nonce in its first page until the device has seen it, and nothing else of it is known to anybody.
 
-mod node;
-
 use super::{Resource, Token, Transport, TransportError, held::Held};
-use node::{Abilities, Made, Node};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fd::OwnedFd,
+    fd::{AsFd as _, OwnedFd},
     fs::{Mode as Permissions, OFlags},
     io::Errno,
     rand::{GetRandomFlags, getrandom},
 };
+pub use sluice_guest_node::Mode;
+use sluice_guest_node::{Kind, Made, Node};
 use sluice_protocol::{
+    calls,
     doorbell::Doorbell,
     gpu::{self, Purpose},
     limits,
@@ -27,7 +27,6 @@ use sluice_protocol::{
 };
 use sluice_shared_memory::{Reservation, mapping::Words};
 use std::{
-    fmt,
     sync::{Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
@@ -38,38 +37,6 @@ const NODES: core::ops::Range<u32> = 128..192;
 const DOORBELL_RING: u32 = 0;
 /// The ring whose fences are waits: a fence ends earlier waits of its own ring only.
 const WAIT_RING: u32 = 1;
-
-/// Which commands carry a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Guest blobs, contexts of a capset, a timeline of fences per ring.
-    Full,
-    /// 3D resources with guest backing, one timeline of fences for all: what stock QEMU passes.
-    Legacy,
-    /// 2D resources with guest backing, and no contexts: what stock Cloud Hypervisor passes.
-    Flat,
-}
-
-impl Mode {
-    /// The modes that a driver can do, the best first.
-    const fn of(abilities: Abilities) -> &'static [Mode] {
-        match abilities {
-            Abilities { three_d: false, .. } => &[Mode::Flat],
-            Abilities { blobs: true, contexts: true, .. } => &[Mode::Full, Mode::Legacy],
-            Abilities { .. } => &[Mode::Legacy],
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Mode::Full => "full",
-            Mode::Legacy => "legacy",
-            Mode::Flat => "2d",
-        })
-    }
-}
 
 /// What a mode knows beside the node.
 #[derive(Debug)]
@@ -86,7 +53,7 @@ enum Way {
 /// A session's way through a render node.
 #[derive(Debug)]
 pub struct Drm {
-    node: Node,
+    node: Held,
     way: Way,
     /// What a wait that has not ended waits for.
     pending: Mutex<Option<Held>>,
@@ -104,7 +71,9 @@ impl Drm {
             let path = format!("/dev/dri/renderD{number}");
             match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Permissions::empty()) {
                 Ok(node) => {
-                    if let Some((node, abilities)) = Node::recognise(node)? {
+                    if let Kind::Sluice { version: calls::VERSION, abilities } =
+                        Node::new(node.as_fd()).kind()
+                    {
                         return Drm::start(node, choose(wanted, Mode::of(abilities))?);
                     }
                 }
@@ -117,10 +86,12 @@ impl Drm {
         Err(denied.unwrap_or(TransportError::NoDevice))
     }
 
-    fn start(node: Node, mode: Mode) -> Result<Drm, TransportError> {
+    fn start(node: OwnedFd, mode: Mode) -> Result<Drm, TransportError> {
+        let node =
+            Held::new(node).map_err(|error| TransportError::System { what: "the render node", error })?;
         let way = match mode {
             Mode::Full => {
-                node.start_context(WAIT_RING + 1)?;
+                call(&node, |node| node.start_context(WAIT_RING + 1))?;
                 Way::Full
             }
             Mode::Legacy => Way::Legacy,
@@ -129,30 +100,49 @@ impl Drm {
         Ok(Drm { node, way, pending: Mutex::new(None) })
     }
 
+    fn call<T>(&self, ioctl: impl FnOnce(Node<'_>) -> Result<T, Errno>) -> Result<T, TransportError> {
+        call(&self.node, ioctl)
+    }
+
     fn make(&self, bytes: u64) -> Result<Made, TransportError> {
-        match &self.way {
-            Way::Full => self.node.create_blob(bytes),
-            Way::Legacy => self.node.create_3d(bytes),
-            Way::Flat { .. } => self.node.create_2d(Purpose::Memory.encode(), bytes),
-        }
+        self.call(|node| match &self.way {
+            Way::Full => node.create_blob(bytes),
+            Way::Legacy => node.create_3d(bytes),
+            Way::Flat { .. } => node.create_2d(Purpose::Memory.encode(), bytes),
+        })
+    }
+
+    fn map(&self, handle: u32, reservation: &Reservation, at: u64, bytes: u64) -> Result<(), TransportError> {
+        let offset = self.call(|node| node.offset(handle))?;
+        Ok(reservation.map(at, self.node.get()?, offset, bytes)?)
     }
 
     /// Something that becomes readable when the session is woken.
     fn fall_asleep(&self) -> Result<Option<OwnedFd>, TransportError> {
         let wait = Doorbell::Wait.encode();
         match &self.way {
-            Way::Full => self.node.execute(&wait, Some(WAIT_RING), true),
-            Way::Legacy => self.node.execute(&wait, None, true),
+            Way::Full => self.call(|node| node.execute(&wait, Some(WAIT_RING), true)),
+            Way::Legacy => self.call(|node| node.execute(&wait, None, true)),
             Way::Flat { nonce, .. } => {
                 let token = Purpose::Token { key: nonce.key() };
-                let made = self.node.create_2d(token.encode(), gpu::PAGE)?;
-                let exported = self.node.export(made.handle);
+                let made = self.call(|node| node.create_2d(token.encode(), gpu::PAGE))?;
+                let exported = self.call(|node| node.export(made.handle));
                 // The descriptor keeps the token; when it is closed, the token goes.
-                self.node.close(made.handle)?;
+                self.call(|node| node.close(made.handle))?;
                 exported.map(Some)
             }
         }
     }
+}
+
+/// Calls the driver through a descriptor that is still ours.
+fn call<T>(node: &Held, ioctl: impl FnOnce(Node<'_>) -> Result<T, Errno>) -> Result<T, TransportError> {
+    let file = node.get()?;
+    ioctl(Node::new(file.as_fd())).map_err(|error| match error {
+        // The device was unplugged, or the kernel gave it up.
+        Errno::NODEV | Errno::IO => TransportError::Lost,
+        error => TransportError::System { what: "the virtio_gpu driver", error },
+    })
 }
 
 fn choose(wanted: Option<Mode>, had: &[Mode]) -> Result<Mode, TransportError> {
@@ -188,9 +178,9 @@ impl Transport for Drm {
             return Err(TransportError::Size(bytes));
         }
         let Made { handle, id } = self.make(bytes)?;
-        if let Err(error) = self.node.map(handle, reservation, at, bytes) {
+        if let Err(error) = self.map(handle, reservation, at, bytes) {
             // The first error is the one to be told.
-            let _ = self.node.close(handle);
+            let _ = self.call(|node| node.close(handle));
             return Err(error);
         }
         if let Way::Flat { nonce, control } = &self.way {
@@ -202,15 +192,17 @@ impl Transport for Drm {
 
     fn destroy(&self, resource: Resource) -> Result<(), TransportError> {
         let Token::Handle(handle) = resource.token else { return Err(TransportError::Lost) };
-        self.node.close(handle)
+        self.call(|node| node.close(handle))
     }
 
     fn submit(&self, doorbell: Doorbell) -> Result<(), TransportError> {
         match &self.way {
-            Way::Full => self.node.execute(&doorbell.encode(), Some(DOORBELL_RING), false).map(drop),
-            Way::Legacy => self.node.execute(&doorbell.encode(), None, false).map(drop),
+            Way::Full => {
+                self.call(|node| node.execute(&doorbell.encode(), Some(DOORBELL_RING), false)).map(drop)
+            }
+            Way::Legacy => self.call(|node| node.execute(&doorbell.encode(), None, false)).map(drop),
             Way::Flat { control, .. } => match (doorbell.numbers(), control.get()) {
-                (Some(numbers), Some(control)) => self.node.transfer(*control, numbers),
+                (Some(numbers), Some(control)) => self.call(|node| node.transfer(*control, numbers)),
                 // Nothing is there that could be rung for, or waited for.
                 _ => Err(TransportError::Lost),
             },
@@ -255,6 +247,7 @@ impl Transport for Drm {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_guest_node::Abilities;
 
     #[test]
     fn without_a_render_node_there_is_no_device() {

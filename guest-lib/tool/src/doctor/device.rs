@@ -4,10 +4,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use sluice_guest_node::{Kind, Mode};
 use sluice_protocol::calls;
 
 use super::{Finding, Verdict};
-use crate::node::{self, Node};
+use crate::node;
 
 /// Numbers of virtio's specification.
 const GPU: &str = "0x0010";
@@ -26,7 +27,7 @@ pub(super) struct System {
     /// `SLUICE_TRANSPORT`.
     forced: Option<String>,
     /// Looks at a render node.
-    look: fn(&Path) -> anyhow::Result<Node>,
+    look: fn(&Path) -> anyhow::Result<Kind>,
 }
 
 impl System {
@@ -238,8 +239,8 @@ fn render_node(system: &System, name: &str) -> Vec<Finding> {
         let advice = "the kernel has it and /dev does not: is this a container? Give it the device (--device=/dev/dri)";
         return vec![Finding::new(DEVICE, Verdict::Bad, format!("there is no {shown}"), advice)];
     }
-    let node = match (system.look)(&path) {
-        Ok(node) => node,
+    let kind = match (system.look)(&path) {
+        Ok(kind) => kind,
         Err(error) => {
             let denied = error
                 .downcast_ref::<rustix::io::Errno>()
@@ -259,13 +260,13 @@ fn render_node(system: &System, name: &str) -> Vec<Finding> {
             )];
         }
     };
-    match node {
-        Node::Other | Node::OtherVirtio => {
+    match kind {
+        Kind::Other | Kind::OtherVirtio => {
             let advice = "Sluice's device answers to capset 27; this one is QEMU's own display, or another's. On the host: `sluice \
                           create NAME` prints what to add to the VMM's command line";
-            vec![Finding::new(DEVICE, Verdict::Bad, format!("{shown} is {node}"), advice)]
+            vec![Finding::new(DEVICE, Verdict::Bad, format!("{shown} is {}", node::whose(kind)), advice)]
         }
-        Node::Sluice { version, way } => {
+        Kind::Sluice { version, abilities } => {
             let ours = calls::VERSION;
             let mut findings = vec![Finding::good(DEVICE, format!("{shown} is a Sluice device"))];
             findings.push(if version == ours {
@@ -277,7 +278,8 @@ fn render_node(system: &System, name: &str) -> Vec<Finding> {
                 let found = format!("the host speaks version {version}, this guest {ours}: {older}");
                 Finding::new("version", Verdict::Bad, found, advice)
             });
-            findings.push(Finding::good(TRANSPORT, way.to_string()));
+            let best = Mode::of(abilities).first();
+            findings.extend(best.map(|mode| Finding::good(TRANSPORT, node::way(*mode))));
             findings
         }
     }
@@ -287,10 +289,16 @@ fn render_node(system: &System, name: &str) -> Vec<Finding> {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use sluice_guest_node::Abilities;
+
     use super::*;
-    use crate::node::Way;
 
     const RELEASE: &str = "6.1.0-44-amd64";
+
+    /// A Sluice device that speaks this version.
+    const fn device(version: u32, three_d: bool) -> Kind {
+        Kind::Sluice { version, abilities: Abilities { three_d, blobs: false, contexts: false } }
+    }
 
     struct Fake {
         folder: tempfile::TempDir,
@@ -305,7 +313,7 @@ mod tests {
                 release: RELEASE.to_owned(),
                 socket: None,
                 forced: None,
-                look: |_| Ok(Node::Sluice { version: calls::VERSION, way: Way::Legacy }),
+                look: |_| Ok(device(calls::VERSION, true)),
             };
             Self { folder, system }
         }
@@ -387,7 +395,7 @@ mod tests {
         fake.says(TRANSPORT, Verdict::Good, "LEGACY", "");
         fake.system.look = |_| Err(rustix::io::Errno::ACCESS.into());
         fake.says("permission", Verdict::Bad, "Permission denied", "usermod -a -G render");
-        fake.system.look = |_| Ok(Node::OtherVirtio);
+        fake.system.look = |_| Ok(Kind::OtherVirtio);
         fake.says(DEVICE, Verdict::Bad, "not Sluice's", "capset 27");
         fake.file("sys/bus/virtio/devices/virtio1/device", "0x0013\n");
         fake.file("dev/vsock", "");
@@ -400,9 +408,9 @@ mod tests {
         let mut fake = Fake::new();
         fake.gpu(true, true);
         fake.says("version", Verdict::Good, "host and guest", "");
-        fake.system.look = |_| Ok(Node::Sluice { version: calls::VERSION - 1, way: Way::Full });
+        fake.system.look = |_| Ok(device(calls::VERSION - 1, true));
         fake.says("version", Verdict::Bad, "the host's Sluice is older", "of the host's version");
-        fake.system.look = |_| Ok(Node::Sluice { version: calls::VERSION + 1, way: Way::TwoD });
+        fake.system.look = |_| Ok(device(calls::VERSION + 1, false));
         fake.says("version", Verdict::Bad, "this package is older", "of the host's version");
         fake.says(TRANSPORT, Verdict::Good, "2D", "");
     }

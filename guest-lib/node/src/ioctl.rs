@@ -1,19 +1,15 @@
-//! The ioctls of the `virtio_gpu` driver, each as a function that cannot be called wrongly.
+//! The ioctls of the driver.
 
 #![expect(unsafe_code, reason = "ioctls of the virtio_gpu driver")]
 #![expect(clippy::cast_possible_truncation, reason = "lengths of small structures")]
 
-use super::super::{TransportError, held::Held};
+use crate::{Abilities, Kind};
 use rustix::{
-    fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+    fd::{BorrowedFd, FromRawFd as _, OwnedFd},
     io::Errno,
     ioctl::{self, Opcode, Updater},
 };
-use sluice_protocol::{
-    calls,
-    doorbell::{self, Capset},
-};
-use sluice_shared_memory::Reservation;
+use sluice_protocol::doorbell::{self, Capset};
 
 /// The structures of the driver, as `drm.h` and `virtgpu_drm.h` define them. Written out because the headers of older
 /// distributions lack the newer ones.
@@ -203,45 +199,23 @@ const TEXTURE_2D: u32 = 2;
 
 /// A resource as the driver knows it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Made {
+pub struct Made {
     /// The handle of this open file.
-    pub(super) handle: u32,
+    pub handle: u32,
     /// The id that the device knows.
-    pub(super) id: u32,
-}
-
-/// What a driver can do.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Abilities {
-    pub(super) three_d: bool,
-    pub(super) blobs: bool,
-    pub(super) contexts: bool,
+    pub id: u32,
 }
 
 /// Calls the driver until it is not interrupted.
 ///
 /// # Safety
 /// `T` is the structure of ioctl `OPCODE`, and every address in it is valid for what the driver does with it.
-unsafe fn call<const OPCODE: Opcode, T>(node: &Held, value: &mut T) -> Result<(), TransportError> {
-    let fd = node.get()?;
-    // SAFETY: as for this function.
-    unsafe { call_fd::<OPCODE, T>(fd.as_fd(), value) }.map_err(|error| match error {
-        // The device was unplugged, or the kernel gave it up.
-        Errno::NODEV | Errno::IO => TransportError::Lost,
-        error => TransportError::System { what: "the virtio_gpu driver", error },
-    })
-}
-
-/// As [`call`], with the kernel's own answer.
-///
-/// # Safety
-/// As for [`call`].
-unsafe fn call_fd<const OPCODE: Opcode, T>(fd: BorrowedFd<'_>, value: &mut T) -> Result<(), Errno> {
+unsafe fn call<const OPCODE: Opcode, T>(node: Node<'_>, value: &mut T) -> Result<(), Errno> {
     loop {
         // SAFETY: the caller says that this is the structure of the ioctl.
         let request = unsafe { Updater::<OPCODE, T>::new(value) };
         // SAFETY: the caller says that the addresses in it are valid.
-        match unsafe { ioctl::ioctl(fd, request) } {
+        match unsafe { ioctl::ioctl(node.0, request) } {
             Err(Errno::INTR | Errno::AGAIN) => {}
             result => return result,
         }
@@ -253,35 +227,64 @@ fn address<T>(value: *const T) -> u64 {
     value.expose_provenance() as u64
 }
 
-/// An open render node of a Sluice device.
-#[derive(Debug)]
-pub(super) struct Node(Held);
+/// An open render node.
+#[derive(Clone, Copy, Debug)]
+pub struct Node<'f>(BorrowedFd<'f>);
 
-impl Node {
-    /// Takes over a render node and says what its driver can do; `None` if it is not of a Sluice device of this version.
-    pub(super) fn recognise(node: OwnedFd) -> Result<Option<(Node, Abilities)>, TransportError> {
-        if !is_sluice(node.as_fd()) {
-            return Ok(None);
+impl<'f> Node<'f> {
+    /// This one. Only [`Node::kind`] makes sense where it is not a Sluice device's.
+    #[must_use]
+    pub const fn new(file: BorrowedFd<'f>) -> Node<'f> {
+        Node(file)
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        let mut name = [0u8; 16];
+        let mut version = abi::Version {
+            name_length: name.len() as u64,
+            name: address(name.as_mut_ptr()),
+            ..abi::Version::default()
+        };
+        // SAFETY: the structure of this ioctl; its one address names `name_length` bytes that may be written.
+        let answered = unsafe { call::<VERSION, _>(self, &mut version) };
+        if answered.is_err() || !name.starts_with(b"virtio_gpu") {
+            return Kind::Other;
         }
-        let has = |parameter: u64| {
-            let mut value = 0i32;
-            let mut get = abi::Parameter { parameter, value: address(&raw mut value) };
-            // SAFETY: the structure of this ioctl; its address names an int that may be written.
-            let answered = unsafe { call_fd::<GETPARAM, _>(node.as_fd(), &mut get) };
-            answered.is_ok() && value == 1
+        let mut body = [0u8; Capset::BYTES];
+        let mut caps = abi::GetCaps {
+            id: Capset::ID,
+            address: address(body.as_mut_ptr()),
+            size: body.len() as u32,
+            ..abi::GetCaps::default()
+        };
+        // SAFETY: the structure of this ioctl; its address names `size` bytes that may be written.
+        let answered = unsafe { call::<GET_CAPS, _>(self, &mut caps) };
+        let Some(capset) = answered.ok().and_then(|()| Capset::decode(&body)) else {
+            return Kind::OtherVirtio;
         };
         let abilities = Abilities {
-            three_d: has(abi::HAS_3D),
-            blobs: has(abi::HAS_BLOBS),
-            contexts: has(abi::HAS_CONTEXTS),
+            three_d: self.has(abi::HAS_3D),
+            blobs: self.has(abi::HAS_BLOBS),
+            contexts: self.has(abi::HAS_CONTEXTS),
         };
-        let held =
-            Held::new(node).map_err(|error| TransportError::System { what: "the render node", error })?;
-        Ok(Some((Node(held), abilities)))
+        Kind::Sluice { version: capset.version, abilities }
+    }
+
+    fn has(self, parameter: u64) -> bool {
+        let mut value = 0i32;
+        let mut get = abi::Parameter { parameter, value: address(&raw mut value) };
+        // SAFETY: the structure of this ioctl; its address names an int that may be written.
+        let answered = unsafe { call::<GETPARAM, _>(self, &mut get) };
+        answered.is_ok() && value == 1
     }
 
     /// Makes this open file a context of our capset with so many rings. Before anything else that needs a context.
-    pub(super) fn start_context(&self, rings: u32) -> Result<(), TransportError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn start_context(self, rings: u32) -> Result<(), Errno> {
         let parameters = [
             abi::ContextParameter { parameter: abi::CAPSET, value: u64::from(Capset::ID) },
             abi::ContextParameter { parameter: abi::RINGS, value: u64::from(rings) },
@@ -292,11 +295,14 @@ impl Node {
             parameters: address(parameters.as_ptr()),
         };
         // SAFETY: the structure of this ioctl; its address names an array of `count` parameters that is only read.
-        unsafe { call::<CONTEXT_INIT, _>(&self.0, &mut init) }
+        unsafe { call::<CONTEXT_INIT, _>(self, &mut init) }
     }
 
     /// Guest memory as a blob.
-    pub(super) fn create_blob(&self, bytes: u64) -> Result<Made, TransportError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn create_blob(self, bytes: u64) -> Result<Made, Errno> {
         let mut create = abi::CreateBlob {
             memory: abi::GUEST_MEMORY,
             flags: abi::MAPPABLE,
@@ -304,13 +310,16 @@ impl Node {
             ..abi::CreateBlob::default()
         };
         // SAFETY: the structure of this ioctl, without addresses.
-        unsafe { call::<RESOURCE_CREATE_BLOB, _>(&self.0, &mut create) }?;
+        unsafe { call::<RESOURCE_CREATE_BLOB, _>(self, &mut create) }?;
         Ok(Made { handle: create.handle, id: create.resource })
     }
 
     /// Guest memory as a 3D resource.
-    pub(super) fn create_3d(&self, bytes: u64) -> Result<Made, TransportError> {
-        let size = u32::try_from(bytes).map_err(|_| TransportError::Size(bytes))?;
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn create_3d(self, bytes: u64) -> Result<Made, Errno> {
+        let size = u32::try_from(bytes).map_err(|_| Errno::FBIG)?;
         self.create(abi::Create {
             format: BUFFER_FORMAT,
             bind: BUFFER_BIND,
@@ -322,48 +331,49 @@ impl Node {
     }
 
     /// Guest memory as a 2D resource of this format, width and height, which the driver does not look at.
-    pub(super) fn create_2d(&self, numbers: [u32; 3], bytes: u64) -> Result<Made, TransportError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn create_2d(self, numbers: [u32; 3], bytes: u64) -> Result<Made, Errno> {
         let [format, width, height] = numbers;
-        let size = u32::try_from(bytes).map_err(|_| TransportError::Size(bytes))?;
+        let size = u32::try_from(bytes).map_err(|_| Errno::FBIG)?;
         self.create(abi::Create { target: TEXTURE_2D, format, width, height, size, ..abi::Create::default() })
     }
 
-    fn create(&self, of: abi::Create) -> Result<Made, TransportError> {
+    fn create(self, of: abi::Create) -> Result<Made, Errno> {
         let mut create = abi::Create { depth: 1, array_size: 1, ..of };
         // SAFETY: the structure of this ioctl, without addresses.
-        unsafe { call::<RESOURCE_CREATE, _>(&self.0, &mut create) }?;
+        unsafe { call::<RESOURCE_CREATE, _>(self, &mut create) }?;
         Ok(Made { handle: create.handle, id: create.resource })
     }
 
-    /// Maps a resource into a reservation.
-    pub(super) fn map(
-        &self,
-        handle: u32,
-        reservation: &Reservation,
-        at: u64,
-        bytes: u64,
-    ) -> Result<(), TransportError> {
+    /// Where in the open file a resource can be mapped.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn offset(self, handle: u32) -> Result<u64, Errno> {
         let mut map = abi::Map { handle, ..abi::Map::default() };
         // SAFETY: the structure of this ioctl, without addresses.
-        unsafe { call::<MAP, _>(&self.0, &mut map) }?;
-        Ok(reservation.map(at, self.0.get()?, map.offset, bytes)?)
+        unsafe { call::<MAP, _>(self, &mut map) }?;
+        Ok(map.offset)
     }
 
     /// Gives up a handle.
-    pub(super) fn close(&self, handle: u32) -> Result<(), TransportError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn close(self, handle: u32) -> Result<(), Errno> {
         let mut close = abi::GemClose { handle, pad: 0 };
         // SAFETY: the structure of this ioctl, without addresses.
-        unsafe { call::<GEM_CLOSE, _>(&self.0, &mut close) }
+        unsafe { call::<GEM_CLOSE, _>(self, &mut close) }
     }
 
     /// Sends a payload, in a ring of the context if it has any; with `fence`, answers what is readable when the device has
     /// answered.
-    pub(super) fn execute(
-        &self,
-        payload: &[u8],
-        ring: Option<u32>,
-        fence: bool,
-    ) -> Result<Option<OwnedFd>, TransportError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn execute(self, payload: &[u8], ring: Option<u32>, fence: bool) -> Result<Option<OwnedFd>, Errno> {
         let mut execbuffer = abi::Execbuffer {
             size: payload.len() as u32,
             command: address(payload.as_ptr()),
@@ -378,7 +388,7 @@ impl Node {
             execbuffer.ring = ring;
         }
         // SAFETY: the structure of this ioctl; its address names `size` bytes that are only read.
-        unsafe { call::<EXECBUFFER, _>(&self.0, &mut execbuffer) }?;
+        unsafe { call::<EXECBUFFER, _>(self, &mut execbuffer) }?;
         if !fence || execbuffer.fence < 0 {
             return Ok(None);
         }
@@ -387,54 +397,31 @@ impl Node {
     }
 
     /// Has a 2D resource transferred: these numbers, which the driver does not look at.
-    pub(super) fn transfer(
-        &self,
-        handle: u32,
-        numbers: [u32; doorbell::NUMBERS],
-    ) -> Result<(), TransportError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn transfer(self, handle: u32, numbers: [u32; doorbell::NUMBERS]) -> Result<(), Errno> {
         let [x, y, width, height, offset] = numbers;
         let mut transfer =
             abi::Transfer { handle, x, y, width, height, depth: 1, offset, ..abi::Transfer::default() };
         // SAFETY: the structure of this ioctl, without addresses.
-        unsafe { call::<TRANSFER_TO_HOST, _>(&self.0, &mut transfer) }
+        unsafe { call::<TRANSFER_TO_HOST, _>(self, &mut transfer) }
     }
 
     /// A descriptor for a resource, readable when what the device was last told about it has been answered.
-    pub(super) fn export(&self, handle: u32) -> Result<OwnedFd, TransportError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn export(self, handle: u32) -> Result<OwnedFd, Errno> {
         let mut prime = abi::Prime { handle, flags: abi::CLOSE_ON_EXEC, fd: -1 };
         // SAFETY: the structure of this ioctl, without addresses.
-        unsafe { call::<PRIME_HANDLE_TO_FD, _>(&self.0, &mut prime) }?;
+        unsafe { call::<PRIME_HANDLE_TO_FD, _>(self, &mut prime) }?;
         if prime.fd < 0 {
-            return Err(TransportError::System { what: "exporting a resource", error: Errno::BADF });
+            return Err(Errno::BADF);
         }
         // SAFETY: the driver made this descriptor for us just now.
         Ok(unsafe { OwnedFd::from_raw_fd(prime.fd) })
     }
-}
-
-/// Whether a node is that of a Sluice device of this version.
-fn is_sluice(node: BorrowedFd<'_>) -> bool {
-    let mut name = [0u8; 16];
-    let mut version = abi::Version {
-        name_length: name.len() as u64,
-        name: address(name.as_mut_ptr()),
-        ..abi::Version::default()
-    };
-    // SAFETY: the structure of this ioctl; its one address names `name_length` bytes that may be written.
-    let answered = unsafe { call_fd::<VERSION, _>(node, &mut version) };
-    if answered.is_err() || !name.starts_with(b"virtio_gpu") {
-        return false;
-    }
-    let mut body = [0u8; Capset::BYTES];
-    let mut caps = abi::GetCaps {
-        id: Capset::ID,
-        address: address(body.as_mut_ptr()),
-        size: body.len() as u32,
-        ..abi::GetCaps::default()
-    };
-    // SAFETY: the structure of this ioctl; its address names `size` bytes that may be written.
-    let answered = unsafe { call_fd::<GET_CAPS, _>(node, &mut caps) };
-    answered.is_ok() && Capset::decode(&body) == Some(Capset { version: calls::VERSION })
 }
 
 #[cfg(test)]

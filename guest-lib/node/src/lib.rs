@@ -1,0 +1,70 @@
+//! Render nodes of the stock `virtio_gpu` driver: which is a Sluice device, and what can be done with one.
+//!
+//! Each ioctl is a function on a borrowed descriptor that cannot be called wrongly and that answers what the kernel answers;
+//! whose descriptor it is, and what follows from an error, is the caller's.
+
+mod ioctl;
+
+pub use ioctl::{Made, Node};
+
+use std::fmt;
+
+/// What a driver can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// 3D resources.
+    pub three_d: bool,
+    /// Guest blobs.
+    pub blobs: bool,
+    /// Contexts of a capset.
+    pub contexts: bool,
+}
+
+/// Which commands carry a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Guest blobs, contexts of a capset, a timeline of fences per ring.
+    Full,
+    /// 3D resources with guest backing, one timeline of fences for all: what stock QEMU passes.
+    Legacy,
+    /// 2D resources with guest backing, and no contexts: what stock Cloud Hypervisor passes.
+    Flat,
+}
+
+impl Mode {
+    /// The modes that a driver can do, the best first.
+    #[must_use]
+    pub const fn of(abilities: Abilities) -> &'static [Mode] {
+        match abilities {
+            Abilities { three_d: false, .. } => &[Mode::Flat],
+            Abilities { blobs: true, contexts: true, .. } => &[Mode::Full, Mode::Legacy],
+            Abilities { .. } => &[Mode::Legacy],
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Full => "full",
+            Mode::Legacy => "legacy",
+            Mode::Flat => "2d",
+        })
+    }
+}
+
+/// Whose a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A Sluice device.
+    Sluice {
+        /// The version of the calls that it speaks.
+        version: u32,
+        /// What the driver can do with it.
+        abilities: Abilities,
+    },
+    /// A virtio GPU of somebody else's.
+    OtherVirtio,
+    /// Another graphics device, or none.
+    Other,
+}
