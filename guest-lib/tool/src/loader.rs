@@ -5,7 +5,8 @@
 //! The libraries lie in a directory of their own. A file in `/etc/ld.so.conf.d` names it, and sorts before those of other
 //! packages, so that a driver that is installed as well stays as it is and where it is.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -28,12 +29,26 @@ pub(crate) fn switch(on: bool) -> Result<()> {
     let text = fs::read_to_string(LINE).with_context(|| format!("{LINE} cannot be read"))?;
     let changed = switched(&text, on)?;
     if changed != text {
-        fs::write(LINE, changed).with_context(|| format!("{LINE} cannot be written (root can)"))?;
+        replace(Path::new(LINE), &changed).with_context(|| format!("{LINE} cannot be written (root can)"))?;
     }
     let status = Command::new("/sbin/ldconfig").status().context("ldconfig cannot be run")?;
     ensure!(status.success(), "ldconfig fails: {status}");
     println!("programs that start from now on find {}", if on { "Sluice's libraries" } else { "others" });
     Ok(())
+}
+
+/// Puts another content into a file, all of it or nothing: what the loader reads is never half a line.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    // The loader reads files that end in `.conf`, so not this one.
+    let new = path.with_extension("conf.new");
+    let write = || {
+        let mut file = File::create(&new)?;
+        file.write_all(text.as_bytes())?;
+        file.set_permissions(fs::metadata(path)?.permissions())?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    };
+    write().inspect_err(|_| _ = fs::remove_file(&new))
 }
 
 fn switched(text: &str, on: bool) -> Result<String> {
@@ -165,6 +180,25 @@ mod tests {
         assert_eq!(switched(&off, false).unwrap(), off);
         assert_eq!(switched(&off, true).unwrap(), TEXT);
         assert!(switched("/usr/lib/other\n", true).is_err());
+    }
+
+    // Promise: G20
+    #[test]
+    fn the_file_is_replaced_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("0000-sluice.conf");
+        assert!(replace(&path, TEXT).is_err(), "there is none to take the mode of");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        fs::write(&path, "before\n").unwrap();
+        let reader = File::open(&path).unwrap();
+        replace(&path, TEXT).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), TEXT);
+        assert_eq!(
+            io::read_to_string(reader).unwrap(),
+            "before\n",
+            "who reads it meanwhile reads the old one"
+        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]
