@@ -5,11 +5,12 @@
 mod driver;
 mod kernel;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use rustix::process::Resource;
 use serde_json::{Value, json};
+use sluice_daemon::configuration;
 
 use crate::{
     api::{Api, plain, print},
@@ -18,13 +19,16 @@ use crate::{
     table::{Table, items, text},
 };
 
+/// As the package has it.
+const CONFIGURATION: &str = "/etc/sluice/sluiced.toml";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     api: Api,
-    /// The CUDA driver library
-    #[arg(long, value_name = "PATH", default_value = "libcuda.so.1")]
-    driver: PathBuf,
+    /// The CUDA driver library [default: that of sluiced, or of its configuration, or libcuda.so.1]
+    #[arg(long, value_name = "PATH")]
+    driver: Option<PathBuf>,
     /// Load the driver, say what it is, and end; for the process that does so
     #[arg(long, hide = true)]
     load: bool,
@@ -71,13 +75,14 @@ impl Finding {
 
 /// Looks at everything; fails when something is bad.
 pub(crate) fn doctor(arguments: &Arguments) -> Result<()> {
+    let named = arguments.driver.clone();
     if arguments.load {
-        return print(&driver::load(&arguments.driver)?);
+        return print(&driver::load(&named.unwrap_or_else(|| driver::USUAL.into()))?);
     }
     let host = arguments.api.get("/v1/host").map_err(|error| error.to_string());
     let mut findings = vec![programs()];
     findings.extend(kernel::look());
-    findings.extend(driver::look(&arguments.driver));
+    findings.extend(driver::look(named.as_deref(), configured(host.as_ref().ok()).as_deref()));
     findings.extend(limits(host.as_ref().ok()));
     findings.extend(daemon(&arguments.api, &host));
     show(&findings, arguments.api.json)?;
@@ -124,6 +129,14 @@ fn programs() -> Finding {
         Err(error) => {
             Finding::new(NAME, Verdict::Bad, "not complete", format!("{error:#}").replace('\n', ";"))
         }
+    }
+}
+
+/// The driver that the service computes on: the daemon knows; where it does not run, its configuration does.
+fn configured(host: Option<&Value>) -> Option<PathBuf> {
+    match host {
+        Some(host) => host["driver"].as_str().map(PathBuf::from),
+        None => configuration::driver_of(Path::new(CONFIGURATION)).ok().flatten(),
     }
 }
 

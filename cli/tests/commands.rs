@@ -304,6 +304,13 @@ fn the_doctor_says_what_is_and_what_to_do() {
     }
     let bad = findings.iter().any(|finding| finding["verdict"] == "bad");
     assert_eq!(output.status.code(), Some(i32::from(bad)), "{said}");
+    // Where none is named it is the one that the daemon computes on.
+    let said: Value = serde_json::from_slice(&service.sluice(&["doctor", "--json"]).stdout).expect("JSON");
+    let driver = service.place.libexec().join("libsoftgpu_cuda.so").display().to_string();
+    let found = said["findings"].as_array().expect("findings").iter().find(|one| one["name"] == "driver");
+    let found = found.expect("a finding about the driver");
+    assert!(found["found"].as_str().is_some_and(|text| text.contains(&driver)), "{found}");
+    assert_eq!(found["verdict"], "bad", "it is none");
     // Without a program of Sluice's it is bad, and without a daemon that is said.
     let worker = service.place.libexec().join("sluice-worker");
     std::fs::remove_file(&worker).expect("removed");

@@ -455,6 +455,14 @@ pub fn stream_socket(directory: &Path, id: u32) -> PathBuf {
     path.into()
 }
 
+/// The driver that a configuration file names, if it names one.
+///
+/// # Errors
+/// When it cannot be read, or is no configuration.
+pub fn driver_of(path: &Path) -> Result<Option<PathBuf>> {
+    Ok(read(path)?.driver)
+}
+
 fn read(path: &Path) -> Result<File> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     toml::from_str(&text).with_context(|| format!("{} is not a configuration", path.display()))

@@ -19,9 +19,20 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The oldest driver with everything Sluice asks of one: CUDA 12.0.
 const LEAST: i32 = 12_000;
 
-/// Looks at the driver.
-pub(super) fn look(library: &Path) -> Vec<Finding> {
-    let mut findings = vec![loads(library)];
+/// What programs without Sluice find.
+pub(super) const USUAL: &str = "libcuda.so.1";
+/// The software GPU, which needs nothing of the kernel.
+const SOFTWARE: &str = "libsoftgpu_cuda.so";
+
+/// Looks at the driver that was named, or else at the configured one, or at the usual one.
+pub(super) fn look(named: Option<&Path>, configured: Option<&Path>) -> Vec<Finding> {
+    let library = named.or(configured).unwrap_or(Path::new(USUAL));
+    // Without the one that it is configured with the service can do nothing; with another, something else may do.
+    let missing = if Some(library) == configured { Verdict::Bad } else { Verdict::Poor };
+    let mut findings = vec![loads(library, missing)];
+    if is_software(library) {
+        return findings;
+    }
     let Some(version) = fs::read_to_string("/proc/driver/nvidia/version").ok() else {
         let advice = "load the driver's kernel module, or compute on the software GPU with `sluice run` and `sluice host`";
         findings.push(Finding::new(
@@ -56,19 +67,26 @@ pub(super) fn load(library: &Path) -> Result<String> {
     Ok(format!("{number} {started}\n"))
 }
 
-fn loads(library: &Path) -> Finding {
+fn is_software(library: &Path) -> bool {
+    library.file_name().is_some_and(|name| name == SOFTWARE)
+}
+
+fn loads(library: &Path, missing: Verdict) -> Finding {
     const NAME: &str = "driver";
     let shown = library.display();
     let said = env::current_exe().context("sluice is gone").and_then(|program| {
         let mut command = Command::new(program);
         command.args(["doctor", "--load", "--driver"]).arg(library);
+        // A software GPU makes its device when it starts: here one that goes again, and not that of the service.
+        let device = is_software(library).then(|| tempfile::tempdir_in("/dev/shm")).transpose()?;
+        command.envs(device.iter().map(|device| ("SLUICE_SOFTGPU_STATE", device.path())));
         output(&mut command)
     });
     let said = match said {
         Ok(said) => said,
         Err(error) => {
             let advice = "install NVIDIA's driver, or name another with --driver";
-            return Finding::new(NAME, Verdict::Poor, format!("{shown} does not load: {error:#}"), advice);
+            return Finding::new(NAME, missing, format!("{shown} does not load: {error:#}"), advice);
         }
     };
     judge(&shown.to_string(), &said)

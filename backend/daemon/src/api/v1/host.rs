@@ -31,6 +31,8 @@ pub(crate) struct Host {
     /// Numbers for VMs that are made at run time, the first and how many.
     #[serde(skip_serializing_if = "Option::is_none")]
     vm_numbers: Option<String>,
+    /// The driver library that it has arbiters and workers load.
+    driver: String,
     /// Whether memory is made clean between owners; false in tests that show what that is for.
     scrub: bool,
     /// What had to be left behind of the last checkpoint, if it could not be understood.
@@ -64,6 +66,7 @@ pub(crate) async fn host(State(api): State<Api>, caller: Caller) -> Result<Json<
             launcher_process: registry.launching.process(),
             inventory_process: registry.inventory.as_ref().and_then(|inventory| inventory.process()),
             vm_numbers: registry.configuration.vm_numbers.map(|numbers| numbers.to_string()),
+            driver: registry.configuration.driver.clone(),
             scrub: registry.configuration.scrub,
             recovered: registry.checkpoint.recovered().map(str::to_owned),
             events: counts
