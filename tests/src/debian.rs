@@ -370,6 +370,34 @@ impl Kernel {
         Self::open(series, &folder)
     }
 
+    /// The kernel that is packed in the image, for VMMs that unpack nothing: an ELF executable.
+    ///
+    /// # Errors
+    /// When the image is not as Linux' boot protocol has it, or is packed in a way that nobody here unpacks.
+    pub fn elf(&self) -> Result<Vec<u8>> {
+        let image = fs::read(&self.image).with_context(|| format!("reading {}", self.image.display()))?;
+        let word = |at: usize| {
+            let bytes = image.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+            Ok::<usize, anyhow::Error>(usize::try_from(u32::from_le_bytes(bytes.context("no kernel")?))?)
+        };
+        ensure!(image.get(0x202..0x206) == Some(b"HdrS"), "{} is no bzImage", self.image.display());
+        // setup_sects, payload_offset and payload_length.
+        let sectors = usize::from(*image.get(0x1f1).context("no kernel")?);
+        let begin = (sectors + 1) * 512 + word(0x248)?;
+        // Behind it, and counted with it, is how long it is unpacked.
+        let payload = image.get(begin..begin + word(0x24c)? - 4).context("the kernel is cut short")?;
+        let unpacker: &[&str] = match payload {
+            [0xfd, b'7', b'z', b'X', b'Z', ..] => &["xz", "-dc", "--single-stream"],
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => &["zstd", "-dcq"],
+            other => bail!("a kernel packed as {:02x?}", other.get(..4)),
+        };
+        let work = tempfile::tempdir().context("a folder to unpack in")?;
+        let (packed, kernel) = (work.path().join("packed"), work.path().join("kernel"));
+        fs::write(&packed, payload)?;
+        unpack(Command::new(unpacker[0]).args(&unpacker[1..]).arg(&packed), &kernel)?;
+        fs::read(&kernel).context("reading the kernel")
+    }
+
     fn open(series: Series, folder: &Path) -> Result<Self> {
         let read = |name: &str| {
             let path = folder.join(name);

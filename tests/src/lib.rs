@@ -4,7 +4,7 @@
 //! guest kernels ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and
 //! languages ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), a host as a service has it ([`managed`]) under a service manager ([`keeper`]), the management API ([`management`]), several VMs on one
 //! device ([`tenants`]) and cgroups for them ([`cgroups`]), guest images ([`image`]) and the Python that some of them carry ([`python`]), virtual machines ([`vm`]) of
-//! whichever QEMU ([`qemu`]) and words with its monitor ([`qmp`]), the ways to reach the device from there ([`way`]) with the record of where they were gone ([`matrix`]), and huge pages ([`huge_pages`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
+//! whichever QEMU ([`qemu`]) and words with its monitor ([`qmp`]), and in these those of other VMMs ([`nested`]), the ways to reach the device from there ([`way`]) with the record of where they were gone ([`matrix`]), and huge pages ([`huge_pages`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
 
 pub mod agent_protocol;
 pub mod cgroups;
@@ -18,6 +18,7 @@ pub mod keeper;
 pub mod managed;
 pub mod management;
 pub mod matrix;
+pub mod nested;
 pub mod packages;
 pub mod paths;
 pub mod process;

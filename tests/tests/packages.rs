@@ -198,6 +198,90 @@ fn in_a_guest_ours_is_found_before_an_installed_driver_until_it_is_switched_off(
     Ok(())
 }
 
+// Promise: G20
+#[test]
+fn the_rpm_package_can_be_installed_upgraded_and_removed() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP: rpm works on another root for root only");
+        return Ok(());
+    }
+    if Command::new("rpm").arg("--version").output().is_err() {
+        println!("SKIP: rpm is not installed");
+        return Ok(());
+    }
+    let packages = packages::quick()?;
+    // A system as small as one can be: what the package's scripts are run by, and nothing that they reload.
+    let root = tempfile::tempdir().context("a folder to install in")?;
+    let at = |path: &str| root.path().join(path);
+    for folder in ["bin", "sbin", "etc"] {
+        fs::create_dir(at(folder))?;
+    }
+    fs::copy("/sbin/ldconfig", at("sbin/ldconfig"))?;
+    debian::ensure(&["busybox-static"])?;
+    fs::copy("/bin/busybox", at("bin/sh"))?;
+    fs::write(at("etc/ld.so.conf"), "include /etc/ld.so.conf.d/*.conf\n")?;
+    let folder = root.path().display().to_string();
+    let rpm = |arguments: &[&str]| {
+        let mut rpm = Command::new("rpm");
+        rpm.args(["--root", &folder, "--dbpath", "/var/lib/rpm"]).args(arguments);
+        output_of(&mut rpm, QUICK)
+    };
+    let found = || -> Result<Vec<String>> {
+        let cache = output("/sbin/ldconfig", &["-r", &folder, "-p"])?;
+        let paths = cache.lines().filter_map(|line| Some(line.split_once("=> ")?.1.to_owned()));
+        Ok(paths.collect())
+    };
+    let ours = ["/usr/lib/sluice-guest/libnvidia-ml.so.1", "/usr/lib/sluice-guest/libcuda.so.1"];
+    let package = packages.rpm().display().to_string();
+    // All that it wants of a system is what every one has; that is not looked up here, where there is none.
+    let wanted = rpm(&["-qp", "--requires", &package])?;
+    let everywhere = [
+        "/bin/sh",
+        "/sbin/ldconfig",
+        "config(sluice-guest)",
+        "ld-linux-x86-64.so.2(",
+        "libc.so.6(",
+        "libm.so.6(",
+        "libgcc_s.so.1(",
+        "rpmlib(",
+        "rtld(",
+    ];
+    for line in wanted.lines() {
+        ensure!(everywhere.iter().any(|name| line.starts_with(name)), "it wants {line}");
+    }
+
+    rpm(&["--initdb"])?;
+    rpm(&["--install", "--nodeps", &package])?;
+    ensure!(found()? == ours, "{:?}", found()?);
+    let verified = rpm(&["--verify", "--nodeps", "sluice-guest"])?;
+    ensure!(verified.is_empty(), "{verified}");
+    for line in rpm(&["-q", "--dump", "sluice-guest"])?.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [path, _, _, _, mode, user, group, ..] = words[..] else { anyhow::bail!("rpm lists {line:?}") };
+        ensure!(
+            ["0100644", "0100755", "040755"].contains(&mode) && user == "root" && group == "root",
+            "{line}"
+        );
+        ensure!(mode != "0100755" || path.starts_with("/usr/bin/") || path.ends_with(".so.1"), "{line}");
+        ensure!(at(path.trim_start_matches('/')).exists(), "there is no {path}");
+    }
+
+    // What an administrator has switched off stays so.
+    let line = at("etc/ld.so.conf.d/0000-sluice.conf");
+    let off = fs::read_to_string(&line)?.replace("\n/usr", "\n# /usr");
+    fs::write(&line, &off)?;
+    rpm(&["--upgrade", "--replacepkgs", "--nodeps", &package])?;
+    ensure!(fs::read_to_string(&line)? == off && found()?.is_empty(), "{:?}", found()?);
+
+    let before: BTreeSet<String> =
+        rpm(&["-q", "--list", "sluice-guest"])?.lines().map(str::to_owned).collect();
+    rpm(&["--erase", "sluice-guest"])?;
+    ensure!(found()?.is_empty(), "{:?}", found()?);
+    let left: Vec<&String> = before.iter().filter(|path| at(path.trim_start_matches('/')).exists()).collect();
+    ensure!(left.is_empty(), "left behind: {left:?}");
+    Ok(())
+}
+
 // Promise: A31
 #[test]
 fn the_service_passes_systemds_own_checks() -> Result<()> {

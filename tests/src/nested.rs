@@ -1,0 +1,173 @@
+//! Programs in a virtual machine of a VMM that needs KVM: so it runs, with the host's side of Sluice, in a virtual machine of QEMU
+//! whose processor can do what KVM wants, emulated like everything else.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::debian::{Kernel, Series};
+use crate::host::run_native;
+use crate::image::Image;
+use crate::paths::Binaries;
+use crate::process;
+use crate::programs::{self, Program};
+use crate::vm::{Accelerator, Guest, GuestCommand, Machine};
+
+/// The kernels of both.
+pub const SERIES: Series = Series::V6_12;
+/// Everything is emulated twice.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// What the inner guest runs: calls, copies, streams, errors.
+const PROGRAMS: [&str; 6] = ["vector_add", "memory", "streams", "reduction", "errors", "matmul_tiled"];
+/// The host's side of Sluice, all in one folder.
+const HOST: [&str; 9] = [
+    "sluice",
+    "sluiced",
+    "sluice-launcher",
+    "sluice-device",
+    "sluice-worker",
+    "sluice-arbiter",
+    "sluice-inventory",
+    "libsoftgpu_cuda.so",
+    "libsoftgpu_nvml.so",
+];
+
+/// A VMM, and how it is started.
+#[derive(Debug)]
+pub struct Vmm<'a> {
+    /// What it is called in the outer guest's path; `--version` makes it say its version.
+    pub name: &'a str,
+    /// The program on this machine.
+    pub program: &'a Path,
+    /// A script that starts it with `/boot/vmlinuz` and `/boot/initrd` and prints the inner guest's console. The sockets of the one VM
+    /// are `/run/vm/vm-1.sock` and `/run/vm/vm-1.vsock`.
+    pub script: &'a str,
+    /// The inner guest's kernel, in the form that it boots.
+    pub kernel: Vec<u8>,
+    /// Further files of the outer guest.
+    pub files: &'a [(&'a str, Vec<u8>)],
+    /// Values of `SLUICE_TRANSPORT` of which one has to work in the inner guest, the best first.
+    pub ways: &'a [&'a str],
+    /// What ends the inner guest.
+    pub end: &'a str,
+}
+
+/// What was seen.
+#[derive(Debug)]
+pub struct Ran {
+    /// The first of the ways that worked.
+    pub way: String,
+    /// What the VMM says of its version.
+    pub version: String,
+}
+
+/// Boots both guests, and has the inner one run programs, which print what they print natively.
+///
+/// # Errors
+/// When they do not, or something does not start.
+pub fn run(vmm: &Vmm<'_>, inner: &Kernel) -> Result<Ran> {
+    let binaries = Binaries::locate()?;
+    let programs: Vec<Program> = programs::compile_all()?
+        .into_iter()
+        .filter(|program| PROGRAMS.contains(&program.name.as_str()))
+        .collect();
+    ensure!(programs.len() == PROGRAMS.len(), "not all of {PROGRAMS:?} are programs");
+
+    let outer = Kernel::fetch_with(SERIES, &["kvm_amd"])?;
+    let image = outer_image(&outer, inner, &binaries, &programs, vmm)?;
+    let machine = Machine {
+        memory_mib: 3072,
+        cpus: 2,
+        nested: true,
+        accelerator: Some(Accelerator::Tcg),
+        ..Machine::new(vmm.name)
+    };
+    let guest = Guest::boot(&machine, &outer, &image)?;
+    let root = |script: &str| GuestCommand::script(script).user("root").limit(PATIENCE);
+    let host = guest.start(&root("exec /usr/libexec/sluice/sluice host --dir /run/vm --trust-vmm-memory"))?;
+    host.wait_for_output("vhost-user socket:", PATIENCE)?;
+    let version = guest.start(&root(&format!("{} --version", vmm.name)))?.wait()?.expect_success()?;
+    let ended = guest.start(&root(vmm.script))?.wait()?;
+    let said = || process::tail(&ended.stdout, 60);
+    let console = ended.stdout.replace('\r', "");
+    let way = vmm.ways.iter().find(|way| console.contains(&format!("== way {way}\n")));
+    let way = way.with_context(|| format!("the inner guest has no device:\n{}\n{}", said(), ended.stderr))?;
+    for program in &programs {
+        let native = run_native(&binaries, &program.path, &[], PATIENCE)?;
+        let printed = between(&console, &program.name)
+            .with_context(|| format!("{} did not end in the inner guest:\n{}", program.name, said()))?;
+        // The one thing that guests without shared memory are told otherwise.
+        let expected = match *way {
+            "vsock" => native.stdout.replace("unified addressing 1", "unified addressing 0"),
+            _ => native.stdout,
+        };
+        ensure!(printed == expected, "{}: natively\n{expected}\nthere\n{printed}", program.name);
+    }
+    guest.power_off()?;
+    let version = version.stdout.lines().next().unwrap_or_default().trim().to_owned();
+    Ok(Ran { way: (*way).to_owned(), version })
+}
+
+/// What a program printed, if it ended well.
+fn between<'a>(console: &'a str, program: &str) -> Option<&'a str> {
+    let (_, after) = console.split_once(&format!("== {program} begins\n"))?;
+    Some(after.split_once(&format!("== {program} ended with 0\n"))?.0)
+}
+
+/// The guest of QEMU: it has the host's side, the VMM, and what that boots.
+fn outer_image(
+    outer: &Kernel,
+    inner: &Kernel,
+    binaries: &Binaries,
+    programs: &[Program],
+    vmm: &Vmm<'_>,
+) -> Result<Image> {
+    let mut image = Image::new(outer, binaries)?;
+    for file in HOST {
+        image.program(&binaries.get(file)?, &format!("usr/libexec/sluice/{file}"))?;
+    }
+    image.program(vmm.program, &format!("usr/local/bin/{}", vmm.name))?;
+    image.file("boot/vmlinuz", 0o644, vmm.kernel.clone());
+    for (path, contents) in vmm.files {
+        image.file(path, 0o644, contents.clone());
+    }
+    let initramfs = tempfile::NamedTempFile::new().context("a file for the inner image")?;
+    inner_image(inner, binaries, programs, vmm)?.write(initramfs.path())?;
+    image.file("boot/initrd", 0o644, fs::read(initramfs.path()).context("reading the inner image")?);
+    Ok(image)
+}
+
+/// The guest of the VMM. It has a console only, so it runs the programs by itself, prints what they print, and ends.
+fn inner_image(kernel: &Kernel, binaries: &Binaries, programs: &[Program], vmm: &Vmm<'_>) -> Result<Image> {
+    let mut image = Image::with_sluice(kernel, binaries, programs)?;
+    let mut script = String::from("#!/bin/sh\nexport PATH=/usr/local/bin:/usr/bin\n");
+    for way in vmm.ways {
+        script.push_str(&format!(
+            "su cuda -c 'SLUICE_TRANSPORT={way} vector_add' > /dev/null 2>&1 && echo '== way {way}'\n"
+        ));
+    }
+    for program in programs {
+        let name = &program.name;
+        script.push_str(&format!(
+            "echo '== {name} begins'; su cuda -c '{name} 2> /dev/null'; echo \"== {name} ended with $?\"\n"
+        ));
+    }
+    script.push_str(&format!("{}\n", vmm.end));
+    image.file("etc/alone", 0o755, script.into_bytes());
+    Ok(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_printed_is_found_on_a_console() {
+        let console = "boot\n== a begins\none\ntwo\n== a ended with 0\n== b begins\n== b ended with 1\n";
+        assert_eq!(between(console, "a"), Some("one\ntwo\n"));
+        assert_eq!(between(console, "b"), None);
+        assert_eq!(between(console, "c"), None);
+    }
+}
