@@ -158,7 +158,14 @@ impl Session {
                 })?;
             }
         }
-        self.alive().inspect_err(|_| log::error(format_args!("the host could not start a worker")))
+        self.alive().inspect_err(|error| match *error {
+            Error::SYSTEM_DRIVER_MISMATCH => {
+                log::error(format_args!(
+                    "the parts of Sluice that meet for this session are of different versions"
+                ));
+            }
+            _ => log::error(format_args!("the host could not start a worker")),
+        })
     }
 
     pub(crate) fn words(&self) -> &Words {

@@ -11,6 +11,36 @@ use crate::inventory::{Instance, Name, Places, Profile, Recovery, Switch, Visibl
 /// Bytes of a fixed-size message.
 pub const BYTES: usize = 64;
 
+/// The version of all that processes of one host share: these messages, those of [`crate::custody`], and the pages behind them.
+/// It grows when any of that changes. Every socket's first message carries it, or the command line of the process at its
+/// end: whoever begins refuses another one, so that nothing is ever misread.
+pub const VERSION: u32 = 1;
+
+/// The other end is of another version of Sluice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the other end speaks version {theirs} of Sluice's messages, and this program version {VERSION}")]
+pub struct VersionError {
+    /// What the other end speaks.
+    pub theirs: u32,
+}
+
+/// Checks the version of the other end.
+///
+/// # Errors
+/// When it is another one than ours.
+pub const fn same_version(theirs: u32) -> Result<(), VersionError> {
+    if theirs == VERSION { Ok(()) } else { Err(VersionError { theirs }) }
+}
+
+/// What the option `--messages` takes, by which a process is told what whoever starts it speaks.
+///
+/// # Errors
+/// When that is no number, or another one than ours.
+pub fn version_of_option(text: &str) -> Result<u32, String> {
+    let theirs = text.parse().map_err(|_| format!("{text:?} is no version"))?;
+    same_version(theirs).map(|()| theirs).map_err(|error| error.to_string())
+}
+
 macro_rules! messages {
     ($($(#[$edoc:meta])* enum $enum:ident { $($(#[$doc:meta])* $tag:literal $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* } fds $fds:literal,)+ })+) => {$(
         $(#[$edoc])*
@@ -66,7 +96,7 @@ messages! {
     enum ToWorker {
         /// The session begins. Descriptors: the reading end of the doorbell pipe (the worker waits on it), wake
         /// eventfd (the worker writes it).
-        1 Begin { /** The device's number of the session. */ session: u32 } fds 2,
+        1 Begin { /** The device's number of the session. */ session: u32, /** [`VERSION`]. */ version: u32 } fds 2,
         /// Map guest pages. Descriptors: a memfd of [`Run`]s, the memory file they lie in. The first runs are the parts of
         /// the file that are the guest's memory, in ascending order; the others are the pages.
         2 Attach {
@@ -559,8 +589,10 @@ impl ArbiterEvent {
     }
 }
 
-/// The one place where bincode is used: messages that go down between processes of the same build.
+/// The one place where bincode is used: messages that go down, and are the first on their sockets. Before each stands
+/// [`VERSION`](super::VERSION), so that what follows is only ever read as what it is.
 pub mod codec {
+    use super::{VERSION, VersionError, same_version};
     use crate::limits;
 
     const CONFIGURATION: bincode::config::Configuration<
@@ -581,6 +613,9 @@ pub mod codec {
         /// Longer than its content.
         #[error("{0} bytes after the message")]
         Trailing(usize),
+        /// Of another version.
+        #[error(transparent)]
+        Version(#[from] VersionError),
     }
 
     /// Encodes a message.
@@ -589,7 +624,7 @@ pub mod codec {
     /// When it is longer than [`limits::CONTROL_BYTES`].
     pub fn encode(message: &impl bincode::Encode) -> Result<Vec<u8>, CodecError> {
         // The configuration's limit holds for decoding only.
-        let bytes = bincode::encode_to_vec(message, CONFIGURATION)?;
+        let bytes = bincode::encode_to_vec((VERSION, message), CONFIGURATION)?;
         if bytes.len() > limits::CONTROL_BYTES {
             return Err(bincode::error::EncodeError::Other("longer than a message").into());
         }
@@ -601,6 +636,9 @@ pub mod codec {
     /// # Errors
     /// When the bytes are not exactly one such message.
     pub fn decode<T: bincode::Decode<()>>(bytes: &[u8]) -> Result<T, CodecError> {
+        let (version, before): (u32, usize) = bincode::decode_from_slice(bytes, CONFIGURATION)?;
+        same_version(version)?;
+        let bytes = bytes.get(before..).unwrap_or_default();
         let (message, read) = bincode::decode_from_slice(bytes, CONFIGURATION)?;
         match bytes.len().saturating_sub(read) {
             0 => Ok(message),

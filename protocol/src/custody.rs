@@ -94,7 +94,8 @@ messages! {
         1 Welcome {
             /** The placement unit. */ unit: u32,
             /** Epoch of the VM. */ epoch: u64,
-            /** What the VM may have, in bytes. */ limit: u64
+            /** What the VM may have, in bytes. */ limit: u64,
+            /** [`crate::control::VERSION`]. */ version: u32
         } fds 3,
         /// A chunk. Descriptor: what the driver imports it by.
         2 Lent {

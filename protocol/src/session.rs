@@ -17,8 +17,27 @@
 use crate::{limits, shared::Shared};
 use core::sync::atomic::Ordering;
 
+/// The version of this layout. In every one the magic word, [`STATE`] and [`LOST_ERROR`] lie where they lie here, so that a guest
+/// of another version can be told so.
+pub const VERSION: u16 = 1;
 /// First word of a control resource, written by the shim: "sluice" and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"sluice\x01\x00");
+pub const MAGIC: u64 = magic(VERSION);
+
+/// The first word of a control resource whose layout is of this version.
+#[must_use]
+pub const fn magic(version: u16) -> u64 {
+    let [low, high] = version.to_le_bytes();
+    let [a, b, c, d, e, f] = *b"sluice";
+    u64::from_le_bytes([a, b, c, d, e, f, low, high])
+}
+
+/// The version of the layout that begins with this word, if it is a shim's.
+#[must_use]
+pub const fn version(word: u64) -> Option<u16> {
+    let [.., low, high] = word.to_le_bytes();
+    let version = u16::from_le_bytes([low, high]);
+    if magic(version) == word { Some(version) } else { None }
+}
 
 /// Offset of the magic word.
 pub const MAGIC_AT: usize = 0x00;

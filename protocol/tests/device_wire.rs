@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use sluice_protocol::{
     control::{
         self, ArbiterEvent, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker, Priority, Run,
-        ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker, WorkerSetup, codec,
+        ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker, VersionError, WorkerSetup, codec,
     },
     custody::{Answer, Growth, Request},
     doorbell::{self, Capset, Doorbell},
@@ -439,7 +439,7 @@ macro_rules! golden {
 #[test]
 fn control_messages_are_these_bytes_and_have_one_length() {
     golden! { ToWorker:
-        ToWorker::Begin { session: 5 } => [1, 5], fds 2;
+        ToWorker::Begin { session: 5, version: 1 } => [1, 5, 1], fds 2;
         ToWorker::Attach {
             slot: 3, address: 0x7e00_0000_0000, bytes: 0x3000, runs: 2, extents: 1, granule: 0x20_0000, more: true
         } => [2, 3, 0x7e00_0000_0000, 0x3000, 2, 1, 0x20_0000, 1], fds 2;
@@ -491,7 +491,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         Request::Process { serial: 7, index: 1 } => [12, 7, 1], fds 0;
     }
     golden! { Answer:
-        Answer::Welcome { unit: 1, epoch: 2, limit: 6 } => [1, 1, 2, 6], fds 3;
+        Answer::Welcome { unit: 1, epoch: 2, limit: 6, version: 1 } => [1, 1, 2, 6, 1], fds 3;
         Answer::Lent { serial: 7, lease: 5, bytes: 6, more: true } => [2, 7, 5, 6, 1], fds 1;
         Answer::Granted { serial: 7, value: 8 } => [3, 7, 8], fds 0;
         Answer::Refused { serial: 7, error: 2 } => [4, 7, 2], fds 0;
@@ -577,7 +577,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         FromInventory::Done { serial: 7 } => [15, 7], fds 0;
     }
     // Fields have their own ranges.
-    let mut wide = ToWorker::Begin { session: 5 }.encode();
+    let mut wide = ToWorker::Begin { session: 5, version: 1 }.encode();
     wide[12] = 1;
     assert_eq!(ToWorker::decode(&wide), Err(FieldError::Range));
 }
@@ -594,11 +594,11 @@ fn setup() -> WorkerSetup {
     }
 }
 
-// Promise: V6
+// Promise: V6, F62
 #[test]
 fn worker_setup_is_these_bytes_and_nothing_more() {
     let golden = [
-        &[1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..],
+        &[1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..],
         b"/d.so",
         &[7, 0, 0, 0, 0, 0, 0, 0, 0, 1],
         &UUID,
@@ -617,12 +617,21 @@ fn worker_setup_is_these_bytes_and_nothing_more() {
     // A length that is not there is refused before anything is allocated for it.
     for length in [6u64, 1 << 20, u64::MAX] {
         let mut forged = golden.clone();
-        forged[8..16].copy_from_slice(&length.to_le_bytes());
+        forged[12..20].copy_from_slice(&length.to_le_bytes());
         assert!(codec::decode::<WorkerSetup>(&forged).is_err(), "{length:#x}");
     }
-    let mut not_text = golden;
-    not_text[16] = 0xff;
+    let mut not_text = golden.clone();
+    not_text[20] = 0xff;
     assert!(codec::decode::<WorkerSetup>(&not_text).is_err());
+    // Of another version nothing is read, whatever it looks like.
+    let of_next = [&2u32.to_le_bytes()[..], &golden[4..]].concat();
+    for bytes in [&of_next[..], &of_next[..4], &[2, 0, 0, 0, 0xff]] {
+        let refused = codec::decode::<WorkerSetup>(bytes);
+        assert!(
+            matches!(refused, Err(codec::CodecError::Version(VersionError { theirs: 2 }))),
+            "{refused:?}"
+        );
+    }
 }
 
 #[test]

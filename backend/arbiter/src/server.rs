@@ -29,7 +29,7 @@ use rustix::{
 };
 use sluice_driver::Driver;
 use sluice_protocol::{
-    control::{ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Priority, Shares, ToArbiter, codec},
+    control::{self, ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Priority, Shares, ToArbiter, codec},
     custody::Answer,
     limits,
 };
@@ -446,7 +446,8 @@ impl Server {
         let (limit, used) = self.custody.figures(vm);
         link.page.write(limit, used);
         let bell = self.time.join(id, vm, Arc::clone(&link.page), Arc::clone(&link.report))?;
-        let welcome = Answer::Welcome { unit: self.custody.unit(), epoch: vm.epoch, limit };
+        let welcome =
+            Answer::Welcome { unit: self.custody.unit(), epoch: vm.epoch, limit, version: control::VERSION };
         let sent = [descriptor.as_fd(), theirs.as_fd(), bell.as_fd()];
         // A fresh socket has room for one message.
         if link.send(&welcome.encode(), &sent) != Sent::Yes {

@@ -121,6 +121,9 @@ pub struct Arguments {
     /// A delegated cgroup v2 directory
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
+    /// Version of the messages that sluiced speaks; another than the launcher's own is refused
+    #[arg(long, value_name = "N", value_parser = control::version_of_option)]
+    pub messages: Option<u32>,
     /// Standard output is the lifeline of a supervisor: when it closes, everything ends
     #[arg(long)]
     pub supervised: bool,
@@ -227,10 +230,15 @@ impl Launcher {
             capabilities,
             end_with_launcher: lifeline.is_some(),
         };
+        // Those whose first message does not say it.
+        let told = |mut program: Program| {
+            program.arguments.extend(["--messages".into(), control::VERSION.to_string().into()]);
+            program
+        };
         let arbiter = |path| program(path, ARBITER_DESCRIPTORS, ARBITER_CAPABILITIES);
         let nvml = arguments.nvml.map(|path| ["--nvml".into(), path.into_os_string()]);
         let inventory = |path| {
-            let mut inventory = program(path, INVENTORY_DESCRIPTORS, CapabilitySet::empty());
+            let mut inventory = told(program(path, INVENTORY_DESCRIPTORS, CapabilitySet::empty()));
             inventory.arguments.extend(nvml.into_iter().flatten());
             inventory
         };
@@ -239,7 +247,7 @@ impl Launcher {
             arbiter: arguments.arbiter.map(arbiter),
             inventory: arguments.inventory.map(inventory),
             reserved: Reserved::take().map_err(LauncherError::SetUp)?,
-            device: program(arguments.device, DEVICE_DESCRIPTORS, DEVICE_CAPABILITIES),
+            device: told(program(arguments.device, DEVICE_DESCRIPTORS, DEVICE_CAPABILITIES)),
             worker: program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty()),
             socket_dir: arguments.socket_dir,
             socket_gid: arguments.socket_gid,

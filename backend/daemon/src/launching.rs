@@ -7,7 +7,7 @@ use std::{io, os::fd::OwnedFd, process::Stdio, rc::Rc, time::Duration};
 
 use rustix::{fd::AsFd as _, io::Errno};
 use sluice_protocol::{
-    control::{FromLauncher, ToLauncher},
+    control::{self, FromLauncher, ToLauncher},
     limits,
 };
 use sluice_shared_memory::socket;
@@ -147,7 +147,9 @@ impl Launching {
         let record = self.adoption.before().launcher.clone();
         let (Some(record), Some(socket)) = (record, self.keeper.take(NAME)) else { return false };
         if record.arguments != self.arguments() {
-            tracing::warn!("the launcher of an earlier sluiced may start other things: nothing is adopted");
+            tracing::warn!(
+                "the launcher of an earlier sluiced is of another version, or may start other things: nothing is adopted"
+            );
             return false;
         }
         let adopt = async {
@@ -248,6 +250,8 @@ impl Launching {
         arguments.extend(["--worker".to_owned(), program("sluice-worker")]);
         arguments.extend(["--arbiter".to_owned(), program("sluice-arbiter")]);
         arguments.extend(["--units".to_owned(), limits::UNITS.to_string()]);
+        // What it and all that it starts speaks, so that one that speaks otherwise is neither used nor adopted.
+        arguments.extend(["--messages".to_owned(), control::VERSION.to_string()]);
         arguments.extend(["--inventory".to_owned(), program("sluice-inventory")]);
         if let Some(nvml) = &configuration.nvml {
             arguments.extend(["--nvml".to_owned(), path(nvml)]);

@@ -240,6 +240,16 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
     launcher.end();
 }
 
+// Promise: F62
+#[test]
+fn a_launcher_serves_no_sluiced_of_another_version() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-launcher"));
+    command.args(["--device", "/none", "--worker", "/none", "--socket-dir", "/none", "--messages", "999"]);
+    let output = command.stdin(Stdio::null()).output().expect("the launcher");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("speaks version 999"), "{said}");
+}
+
 #[test]
 fn a_program_that_is_not_there_is_an_error() {
     let place = Place::new();

@@ -13,7 +13,7 @@ use crate::{
     page::{self, ControlPages},
     poller::{Event, Poller},
     resources::{Resource, ResourceError, Resources, User, Wanted, Withheld},
-    sessions::{CONTROL, INVALID, Order, Owner, Phase, Session, UNAVAILABLE},
+    sessions::{CONTROL, INVALID, MISMATCH, Order, Owner, Phase, Session, UNAVAILABLE},
     waiters::{Waiter, Waiters},
     workers::{self, Heard, Worker},
 };
@@ -115,6 +115,8 @@ enum Refused {
     Open(Owner),
     #[error("resource {0} is no control resource")]
     Control(u32),
+    #[error("the session is laid out by version {0}, and this device knows version {ours}", ours = session::VERSION)]
+    Layout(u16),
     #[error("control resource {0} has no nonce, or that of another session")]
     Nonce(u32),
     #[error("too many sessions, or no sluiced")]
@@ -555,8 +557,13 @@ impl Device {
         let pages = pages.ok_or(Refused::Control(resource))?;
         let memory = self.memory.as_ref().ok_or(Refused::Control(resource))?.memory();
         let words = pages.words(&memory);
-        if words.load_u64(session::MAGIC_AT, Ordering::Acquire) != session::MAGIC {
-            return Err(Refused::Control(resource));
+        match session::version(words.load_u64(session::MAGIC_AT, Ordering::Acquire)) {
+            Some(session::VERSION) => {}
+            Some(theirs) => {
+                tell_lost(&words, MISMATCH);
+                return Err(Refused::Layout(theirs));
+            }
+            None => return Err(Refused::Control(resource)),
         }
         let nonce = match owner {
             Owner::Context(_) => None,

@@ -13,6 +13,8 @@ use std::{
 
 /// CUDA_ERROR_DEVICE_UNAVAILABLE: the session has no worker.
 pub const UNAVAILABLE: u32 = 46;
+/// CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the guest's library is of another version.
+pub const MISMATCH: u32 = 803;
 /// CUDA_ERROR_INVALID_VALUE: a request that cannot be.
 pub const INVALID: u32 = 1;
 /// CUDA_ERROR_OUT_OF_MEMORY: a request beyond a limit.

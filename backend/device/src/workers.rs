@@ -67,7 +67,7 @@ impl Worker {
             // with it the whole VM. Of a pipe each end has flags of its own.
             let (theirs, doorbell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
             let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
-            let begin = ToWorker::Begin { session }.encode();
+            let begin = ToWorker::Begin { session, version: control::VERSION }.encode();
             socket::send(&socket, &begin, &[theirs.as_fd(), wake.as_fd()])?;
             poller.edge(wake.as_fd(), Event::Wake(session))?;
             poller.level(pidfd.as_fd(), Event::Exited(session))?;

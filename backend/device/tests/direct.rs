@@ -405,6 +405,40 @@ fn without_sluiced_sessions_go_on_and_new_ones_are_refused() {
     assert_eq!(guest.state(CONTROL), session::READY);
 }
 
+// Promise: F62
+#[test]
+fn a_session_whose_parts_are_of_different_versions_is_refused_and_others_go_on() {
+    const MISMATCH: u32 = 803;
+    let device = Device::start(&["--direct"]);
+    let mut guest = Raw::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    let begun = worker.begin();
+    // A worker says so.
+    let at = CONTROL + 0x20_0000;
+    let error =
+        |guest: &Raw, at: u64| guest.words.load_u32(at as usize + session::LOST_ERROR, Ordering::Acquire);
+    guest.context(2);
+    guest.open(2, 20, at);
+    let foreign = device.give_worker();
+    foreign.say(FromWorker::Attached { slot: 0, error: MISMATCH });
+    eventually("lost", || guest.state(at) == session::LOST);
+    assert_eq!(error(&guest, at), MISMATCH);
+    assert!(foreign.ends(SOON));
+    // The device finds it out.
+    let at = CONTROL + 0x40_0000;
+    guest.context(3);
+    assert_eq!(guest.resource(3, 30, &[(at, session::BYTES as u32)]), OK);
+    let magic = session::magic(session::VERSION + 1);
+    guest.words.store_u64(at as usize + session::MAGIC_AT, magic, Ordering::SeqCst);
+    assert_ne!(guest.doorbell(3, Doorbell::Open { resource: 30 }), OK);
+    assert_eq!((guest.state(at), error(&guest, at)), (session::LOST, MISMATCH));
+
+    assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
+    assert!(readable(&begun.doorbell, SOON));
+    assert_eq!(guest.state(CONTROL), session::READY);
+}
+
 // Promise: V13
 #[test]
 fn a_guest_that_reboots_starts_clean() {

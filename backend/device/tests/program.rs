@@ -47,6 +47,16 @@ fn it_prints_what_it_can_do() {
     assert!(text.contains("\"type\": \"gpu\""), "{text}");
 }
 
+// Promise: F62
+#[test]
+fn it_serves_no_sluiced_of_another_version() {
+    let mut child = start(&["--fd", "201", "--messages", "999"], None);
+    assert!(!ends(&mut child).success());
+    let said = child.wait_with_output().unwrap().stderr;
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.contains("speaks version 999"), "{said}");
+}
+
 #[test]
 fn it_fails_early() {
     let directory = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use crate::{
     arenas::{AttachError, Attached, Counts, Extent, Incoming, Mapped},
     completion::Completion,
-    custody::Custody,
+    custody::{Custody, CustodyError},
     dispatcher::{Dispatcher, Shared},
     exit::exit,
     helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, Tools, tell},
@@ -17,12 +17,13 @@ use crate::{
     submit::Submitter,
     time::Time,
 };
+use core::sync::atomic::Ordering;
 use rustix::{fd::OwnedFd, io::Errno};
 use sluice_driver::{Driver, DriverError, code};
 use sluice_protocol::{
-    control::{BYTES, FromWorker, ToWorker, WorkerSetup, codec},
+    control::{BYTES, FromWorker, ToWorker, VersionError, WorkerSetup, codec, same_version},
     field::FieldError,
-    limits,
+    gpu, limits,
     session::{self, Attachment},
     shared::Shared as _,
 };
@@ -59,6 +60,12 @@ pub enum RunError {
     /// The control resource is too small or not a shim's.
     #[error("the control resource is not a session's")]
     NotASession,
+    /// The device is of another version.
+    #[error(transparent)]
+    Version(#[from] VersionError),
+    /// The shim is of another version.
+    #[error("the shim's session is laid out by version {0}, and this worker's by version {ours}", ours = session::VERSION)]
+    Layout(u16),
     /// There is no driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -67,14 +74,43 @@ pub enum RunError {
     Sandbox(#[from] SandboxError),
 }
 
+impl RunError {
+    /// Whether it is that somebody is of another version.
+    const fn is_of_versions(&self) -> bool {
+        matches!(
+            self,
+            RunError::Version(_) | RunError::Layout(_) | RunError::Setup(codec::CodecError::Version(_))
+        )
+    }
+}
+
 /// Serves one session over `control`. Returns only when the session could not begin; otherwise the process ends with it.
 ///
 /// # Errors
 /// [`RunError`] when the session did not begin.
 pub fn run(control: OwnedFd) -> Result<(), RunError> {
     let control = Arc::new(control);
+    let ended = serve(&control);
+    if let Err(error) = &ended
+        && error.is_of_versions()
+    {
+        tracing::error!(%error, "the session is refused");
+        refuse(&control);
+    }
+    ended
+}
+
+/// Has the device tell the guest that versions differ, and waits until it lets go: a worker that is gone tells nothing. That
+/// message means the same in every version.
+fn refuse(control: &OwnedFd) {
+    tell(control, FromWorker::Attached { slot: 0, error: code::SYSTEM_DRIVER_MISMATCH });
     let mut buffer = vec![0; limits::CONTROL_BYTES];
-    let (message, _) = socket::receive(&*control, &mut buffer)?.ok_or(RunError::Closed)?;
+    while matches!(socket::receive(control, &mut buffer), Ok(Some(_)) | Err(Errno::INTR)) {}
+}
+
+fn serve(control: &Arc<OwnedFd>) -> Result<(), RunError> {
+    let mut buffer = vec![0; limits::CONTROL_BYTES];
+    let (message, _) = socket::receive(&**control, &mut buffer)?.ok_or(RunError::Closed)?;
     let setup: WorkerSetup = codec::decode(message)?;
     let span = tracing::info_span!("worker", vm = setup.vm, session = setup.session);
     let _entered = span.enter();
@@ -88,10 +124,10 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
         // A driver in software has all it needs. One for hardware opens its devices again for every context.
         sluice_sandbox::enter(Role::WorkerSettled)?;
     }
-    let lenders = lenders(&control, setup.devices)?;
-    let (doorbell, wake) = begin(&control)?;
+    let lenders = lenders(control, setup.devices)?;
+    let (doorbell, wake) = begin(control)?;
     let most = usize::try_from(setup.mapped_runs).unwrap_or(usize::MAX);
-    let page = control_resource(&control, most)?;
+    let page = control_resource(control, most)?;
     let (extent, became) = (page.extent(), page.pages().attachment());
     let session = Arc::new(Session::new(page.into_pages(), doorbell, wake)?);
     let driver = match driver {
@@ -107,11 +143,12 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
         Ok(custody) => Provision::Lent(Arc::new(custody)),
         Err(error) => {
             tracing::error!(%error, "no session without device memory");
-            session.lose(code::DEVICE_UNAVAILABLE, 1)
+            let versions = matches!(error, CustodyError::Version(_));
+            session.lose(if versions { code::SYSTEM_DRIVER_MISMATCH } else { code::DEVICE_UNAVAILABLE }, 1)
         }
     };
     let (helper, notices) =
-        match start(&control, &session, driver, provision, setup.scrub_every_free, &attached) {
+        match start(control, &session, driver, provision, setup.scrub_every_free, &attached) {
             Ok(started) => started,
             Err(error) => {
                 tracing::error!(%error, "cannot serve the session");
@@ -119,9 +156,10 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
             }
         };
     session.set_attachment(0, became);
-    tell(&control, FromWorker::Attached { slot: 0, error: 0 });
+    tell(control, FromWorker::Attached { slot: 0, error: 0 });
     session.set_ready();
-    Attachments { control, session, helper, notices, attached, most, incoming: None }.serve()
+    Attachments { control: Arc::clone(control), session, helper, notices, attached, most, incoming: None }
+        .serve()
 }
 
 fn start_driver(setup: &WorkerSetup) -> Result<Arc<Driver>, DriverError> {
@@ -183,7 +221,11 @@ fn lenders(control: &OwnedFd, devices: u32) -> Result<Vec<OwnedFd>, RunError> {
 fn begin(control: &OwnedFd) -> Result<(OwnedFd, OwnedFd), RunError> {
     let (message, descriptors) = message(control)?.ok_or(RunError::Closed)?;
     match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
-        (ToWorker::Begin { .. }, Ok([doorbell, wake])) => Ok((doorbell, wake)),
+        (ToWorker::Begin { version, .. }, descriptors) => {
+            same_version(version)?;
+            let [doorbell, wake] = descriptors.map_err(|rest| RunError::Unexpected(message, rest.len()))?;
+            Ok((doorbell, wake))
+        }
         (message, _) => Err(RunError::Unexpected(message, 0)),
     }
 }
@@ -208,9 +250,14 @@ fn control_resource(control: &OwnedFd, most: usize) -> Result<Mapped, RunError> 
         }
         let mapped = part.map()?;
         let pages = mapped.pages();
-        let whole = pages.bytes() >= session::BYTES as u64
-            && pages.load_u64(session::MAGIC_AT, core::sync::atomic::Ordering::Acquire) == session::MAGIC;
-        return if whole { Ok(mapped) } else { Err(RunError::NotASession) };
+        if pages.bytes() < gpu::PAGE {
+            return Err(RunError::NotASession);
+        }
+        return match session::version(pages.load_u64(session::MAGIC_AT, Ordering::Acquire)) {
+            Some(session::VERSION) if pages.bytes() >= session::BYTES as u64 => Ok(mapped),
+            Some(session::VERSION) | None => Err(RunError::NotASession),
+            Some(theirs) => Err(RunError::Layout(theirs)),
+        };
     }
 }
 

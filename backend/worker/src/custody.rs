@@ -20,7 +20,7 @@ use rustix::{
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
-    control::{BYTES, Run},
+    control::{BYTES, Run, VersionError, same_version},
     custody::{Answer, Growth, Request, page, report},
     field::FieldError,
 };
@@ -52,6 +52,9 @@ pub(crate) enum CustodyError {
     /// Not a message of the protocol.
     #[error("custody message: {0}")]
     Message(#[from] FieldError),
+    /// The lender is of another version.
+    #[error(transparent)]
+    Version(#[from] VersionError),
     /// Not the message that is due, or not its descriptors.
     #[error("{0:?} with {1} descriptors is not due")]
     Unexpected(Answer, usize),
@@ -165,7 +168,10 @@ impl Link {
         }
         let (answer, descriptors) = message(&socket)?.ok_or(CustodyError::Gone(device))?;
         let (unit, file, report, bell) = match (answer, <[OwnedFd; 3]>::try_from(descriptors)) {
-            (Answer::Welcome { unit, .. }, Ok([file, report, bell])) => (unit, file, report, bell),
+            (Answer::Welcome { unit, version, .. }, Ok([file, report, bell])) => {
+                same_version(version)?;
+                (unit, file, report, bell)
+            }
             (answer, _) => return Err(CustodyError::Unexpected(answer, 3)),
         };
         // A page shorter than it says would be a fault at the first look.

@@ -189,7 +189,7 @@ impl Worker {
     /// Takes the start of a session: its eventfds and its control resource, and declares it ready.
     pub fn begin(&self) -> Begun {
         let (message, fds) = self.hear();
-        assert_eq!(message, ToWorker::Begin { session: self.session });
+        assert_eq!(message, ToWorker::Begin { session: self.session, version: control::VERSION });
         let [doorbell, wake] = fds.try_into().unwrap();
         let (slot, address, control) = self.attach();
         assert_eq!((slot, address, control.bytes()), (0, 0, session::BYTES as u64));

@@ -1,12 +1,13 @@
 //! Faults of kernels, of guests, of the device.
 
 use crate::{
-    guest::{ARENA, Guest, Start, eventually, null_driver},
+    guest::{ARENA, Guest, Peer, Start, eventually, null_driver},
     lender::Lender,
     streams::{function, launch, put_launch, ready, stream},
 };
 use sluice_protocol::{
     calls::{self, wire},
+    control::{self, FromWorker},
     field::Mint,
     handle::{Context, Event, Id, Stream},
     limits,
@@ -169,6 +170,23 @@ fn a_driver_that_shows_another_device_is_not_used() {
     drop(Guest::ready(start(*b"null-driver-gpu0")));
     let mut guest = Guest::launched(start(*b"null-driver-gpu1"));
     assert_lost(&mut guest, 46, 1);
+}
+
+// Promise: F62
+#[test]
+fn who_speaks_another_version_is_refused_and_nothing_of_it_is_read() {
+    for foreign in [Peer::Daemon, Peer::Device, Peer::Shim] {
+        let lenders = vec![Lender::new(0).admit()];
+        let mut guest =
+            Guest::launched(Start { foreign: Some(foreign), lenders, ..Start::on(null_driver()) });
+        assert_eq!(guest.told(), FromWorker::Attached { slot: 0, error: 803 }, "{foreign:?}");
+        assert_eq!(guest.state(), session::NEW, "the device tells the guest");
+        guest.hang_up();
+        assert_eq!(guest.ended().code(), Some(1));
+    }
+    let lenders = vec![Lender::new(0).admit_as(control::VERSION + 1)];
+    let mut guest = Guest::launched(Start { lenders, ..Start::on(null_driver()) });
+    assert_lost(&mut guest, 803, 1);
 }
 
 // Promise: Q7

@@ -8,7 +8,7 @@ use rustix::{
 };
 use sluice_protocol::{
     calls::{self, wire},
-    control::{FromWorker, Run, ToWorker, WorkerSetup, codec},
+    control::{self, FromWorker, Run, ToWorker, WorkerSetup, codec},
     field::{FieldError, Mint, Size, Writer},
     handle::{Context, Id},
     limits,
@@ -114,13 +114,24 @@ pub(crate) struct Start<'a> {
     pub(crate) scrub_every_free: bool,
     /// The UUID of the only device that the driver may show.
     pub(crate) identity: Option<[u8; 16]>,
+    /// Who is of the next version.
+    pub(crate) foreign: Option<Peer>,
+}
+
+/// Whom a worker meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    Daemon,
+    Device,
+    Shim,
 }
 
 impl Start<'_> {
     /// On a driver, with what is usual and no devices.
     pub(crate) fn on(driver: PathBuf) -> Self {
         let (mapped_runs, lenders) = (limits::MAPPED_RUNS, Vec::new());
-        Start { driver, mapped_runs, environment: &[], lenders, scrub_every_free: false, identity: None }
+        let (scrub_every_free, identity, foreign) = (false, None, None);
+        Start { driver, mapped_runs, environment: &[], lenders, scrub_every_free, identity, foreign }
     }
 }
 
@@ -158,7 +169,7 @@ impl Guest {
 
     /// A worker that may not become ready.
     pub(crate) fn launched(start: Start<'_>) -> Guest {
-        let Start { driver, mapped_runs, environment, lenders, scrub_every_free, identity } = start;
+        let Start { driver, mapped_runs, environment, lenders, scrub_every_free, identity, foreign } = start;
         let (ours, theirs) = socket::pair().expect("socket pair");
         let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
             .args(["--control-fd", "0"])
@@ -175,7 +186,10 @@ impl Guest {
             scrub_every_free,
             identity,
         };
-        socket::send(&ours, &codec::encode(&setup).expect("encodes"), &[]).expect("setup");
+        let next = |peer| u32::from(foreign == Some(peer));
+        let mut setup = codec::encode(&setup).expect("encodes");
+        setup[..4].copy_from_slice(&(control::VERSION + next(Peer::Daemon)).to_le_bytes());
+        socket::send(&ours, &setup, &[]).expect("setup");
         for (device, lender) in (0..).zip(lenders) {
             let custody = ToWorker::Custody { device };
             socket::send(&ours, &custody.encode(), &[lender.as_fd()]).expect("custody");
@@ -184,7 +198,7 @@ impl Guest {
             eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd"),
             eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd"),
         );
-        let begin = ToWorker::Begin { session: 1 };
+        let begin = ToWorker::Begin { session: 1, version: control::VERSION + next(Peer::Device) };
         socket::send(&ours, &begin.encode(), &[doorbell.as_fd(), wake.as_fd()]).expect("begin");
 
         // The page lies scattered in guest memory: its second half first.
@@ -193,7 +207,9 @@ impl Guest {
         let ram = memory_file(bytes);
         let runs = [Run { offset: bytes - half, bytes: half }, Run { offset: 0, bytes: bytes - half }];
         let page = Mapping::scattered(0, bytes, runs.iter().map(|run| (ram.as_fd(), *run))).expect("maps");
-        page.words().store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
+        let magic =
+            if foreign == Some(Peer::Shim) { session::magic(session::VERSION + 1) } else { session::MAGIC };
+        page.words().store_u64(session::MAGIC_AT, magic, Ordering::Release);
         let guest = Guest {
             worker,
             control: ours,

@@ -9,7 +9,7 @@ use rustix::{
 };
 use sluice_driver::Driver;
 use sluice_protocol::{
-    control::{BYTES, Run},
+    control::{self, BYTES, Run},
     custody::{Answer, Request, UNIT, page, report},
     shared::Shared,
 };
@@ -145,12 +145,17 @@ impl Lender {
 
     /// The worker's end of a custody socket.
     pub(crate) fn admit(&self) -> OwnedFd {
+        self.admit_as(control::VERSION)
+    }
+
+    /// The same, of a lender of this version.
+    pub(crate) fn admit_as(&self, version: u32) -> OwnedFd {
         let (ours, theirs) = socket::pair().expect("socket pair");
-        self.admit_at(ours);
+        self.admit_at(ours, version);
         theirs
     }
 
-    fn admit_at(&self, ours: OwnedFd) {
+    fn admit_at(&self, ours: OwnedFd, version: u32) {
         let bytes = page::BYTES as u64;
         let file = memfd_create("custody", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
         ftruncate(&file, bytes).expect("truncate");
@@ -175,7 +180,7 @@ impl Lender {
         tenant.page.words().store_u64(page::MAGIC_AT, page::MAGIC, Ordering::Release);
         // Time is no matter here: the permit is as good as open for ever, and nobody listens.
         tenant.page.words().store_u32(page::PERMIT, page::TELL - 1, Ordering::Release);
-        let welcome = Answer::Welcome { unit: 0, epoch: 1, limit };
+        let welcome = Answer::Welcome { unit: 0, epoch: 1, limit, version };
         let report = memfd_create("report", MemfdFlags::CLOEXEC).expect("memfd");
         ftruncate(&report, report::BYTES as u64).expect("truncate");
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("eventfd");
@@ -400,6 +405,6 @@ fn a_process_that_lends() {
     let terms = Terms { limit: word(0), headroom: word(8), ballast: word(16) != 0 };
     let lender = Lender::of(loaded(&PathBuf::from(driver)), terms);
     while let Ok(Some((_, descriptors))) = socket::receive(&control, &mut buffer) {
-        descriptors.into_iter().for_each(|ours| lender.admit_at(ours));
+        descriptors.into_iter().for_each(|ours| lender.admit_at(ours, control::VERSION));
     }
 }

@@ -103,6 +103,7 @@ impl Device {
             lenders: vec![self.lender.admit()],
             scrub_every_free,
             identity: None,
+            foreign: None,
         });
         guest.begin();
         guest
