@@ -40,6 +40,8 @@ enum Command {
     Demo,
     /// Run the tests and write target/test-run.json.
     Test(test::Options),
+    /// Install the packages in fresh Debian VMs as a newcomer does, and judge what comes of it: minutes, a host and a guest.
+    Newcomer,
     /// Hold docs/SPECIFICATION.md against the tests it names and their verdicts in the last test run.
     Promises,
     /// Fuzz one target.
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::run(),
         Command::Demo => demo::run(),
         Command::Test(options) => test::run(&options),
+        Command::Newcomer => test::newcomer(),
         Command::Promises => promises::run(),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options),

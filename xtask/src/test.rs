@@ -26,7 +26,7 @@ const LONG_TEST: Duration = Duration::from_secs(900);
 /// Test binaries whose tests run one at a time: machines of their own, or figures that others would spoil.
 const ALONE: &[&str] = &["vm", "figures", "newcomer", "vmms"];
 /// Test binaries whose tests boot machines.
-const WITH_VM: &[&str] = &["vm", "guest", "newcomer", "cloud_hypervisor", "vmms"];
+const WITH_VM: &[&str] = &["vm", "guest", "newcomer", "cloud_hypervisor", "firecracker", "vmms"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tier {
@@ -102,6 +102,20 @@ impl Options {
         }
         self.package.iter().map(|package| format!("--package={package}")).collect()
     }
+}
+
+/// Does what a newcomer does, test by test; true when nothing failed.
+pub(crate) fn newcomer() -> Result<bool> {
+    setup::prepare().context("setting up")?;
+    run(&Options {
+        tier: Tier::Full,
+        only: vec![Stage::Tests],
+        filter: "newcomer::".to_owned(),
+        package: vec!["sluice-tests".to_owned()],
+        // It wants none of the clients that other tests of this tier do.
+        skip_setup: true,
+        verbose: true,
+    })
 }
 
 /// Runs the chosen stages; true when nothing failed.
