@@ -3,7 +3,6 @@
 
 #![expect(unsafe_code, reason = "gives a program descriptors by number, between fork and exec")]
 
-use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixDatagram;
@@ -18,7 +17,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 /// Descriptors that can be passed on.
 const MOST: usize = 64;
 
-type Kept = Mutex<BTreeMap<String, OwnedFd>>;
+/// Perhaps many of one name.
+type Kept = Mutex<Vec<(String, OwnedFd)>>;
 
 /// A service manager.
 #[derive(Debug)]
@@ -45,14 +45,17 @@ impl Keeper {
     /// Names of what is kept.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names: Vec<_> = kept.iter().map(|(name, _)| name.clone()).collect();
+        names.sort();
+        names
     }
 
     /// A command for a program that is given what is kept.
     #[must_use]
     pub fn command(&self, program: &Path) -> Command {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let names: Vec<_> = kept.keys().cloned().collect();
+        let names: Vec<_> = kept.iter().map(|(name, _)| name.clone()).collect();
         // The shell's own number is what the program gets that it becomes, and so it is told whom the sockets are for.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program);
@@ -61,7 +64,7 @@ impl Keeper {
             command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
         }
         // Copies that stay open until the program has been started, whatever is forgotten meanwhile.
-        let sockets: Vec<OwnedFd> = kept.values().filter_map(|socket| socket.try_clone().ok()).collect();
+        let sockets: Vec<OwnedFd> = kept.iter().filter_map(|(_, socket)| socket.try_clone().ok()).collect();
         let give = move || {
             // Out of the way first, so that none is overwritten before it is copied.
             let mut high = [0; MOST];
@@ -104,7 +107,7 @@ fn hear(socket: &UnixDatagram, kept: &Kept) -> bool {
     if text.contains("FDSTORE=1") {
         kept.extend(sockets.pop().map(|socket| (name, socket)));
     } else if text.contains("FDSTOREREMOVE=1") {
-        kept.remove(&name);
+        kept.retain(|(known, _)| *known != name);
     }
     true
 }

@@ -49,6 +49,8 @@ use crate::{
 
 /// Clients that may follow events at once.
 const FOLLOWERS: usize = 64;
+/// How long a disk may take before this daemon goes without having written everything.
+const LEAVE: Duration = Duration::from_secs(20);
 /// How long arbiters of an earlier daemon may take to go away.
 const LEFT_OVER: Duration = Duration::from_secs(5);
 
@@ -110,7 +112,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     let checkpoint = Rc::new(Checkpoint::open(&configuration.state_dir)?);
     let usage = Rc::new(Usage::open(&configuration.state_dir)?);
     let trail = Trail::open(&configuration.state_dir).context("cannot open the audit log")?;
-    let journal = Arc::new(Journal::open(&configuration.state_dir));
+    let journal = Arc::new(Journal::open(&configuration.runtime_dir));
     if let Some(why) = checkpoint.recovered() {
         journal.note("state-recovered", None, format!("the last checkpoint cannot be understood: {why}"));
     }
@@ -266,8 +268,11 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
 
     if leaving {
         // Nothing is ended, and nothing notices: the next daemon goes on, where this one has written that it stands.
-        registry.sample().await;
-        if let Err(error) = checkpoint.written().await {
+        let write = async {
+            registry.sample().await;
+            checkpoint.written().await
+        };
+        if let Err(error) = timeout(LEAVE, write).await.map_err(io::Error::from).flatten() {
             tracing::error!("the next daemon does not know all that this one does: {error}");
         }
         std::process::exit(0);
@@ -302,7 +307,8 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         // A supervisor's VMs are nobody's to be billed for.
         Ok(true) if supervised => {
             let trail = registry.trail.forget().await;
-            if let Err(error) = trail.and_then(|()| usage.forget()).and_then(|()| registry.journal.forget()) {
+            let usage = usage.forget().await;
+            if let Err(error) = trail.and(usage).and_then(|()| registry.journal.forget()) {
                 tracing::warn!("figures stay behind: {error}");
             }
         }

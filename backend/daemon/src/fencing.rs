@@ -40,12 +40,18 @@ impl Vm {
     pub(crate) fn fence(&self, reason: &str) {
         let mut reason = reason.to_owned();
         reason.truncate(reason.floor_char_boundary(REASON));
-        let Some(fence) = self.stands().begin(&reason, self.workers()) else { return };
-        self.enter(fence.clone());
+        if !self.checkpoint().fence_vm(self.id(), &reason, self.workers()) {
+            return;
+        }
         // Its workers are ended now, not when whoever keeps the fence comes to it.
-        self.act(&Fence { step: Step::Killed, ..fence });
+        self.act(&Fence { step: Step::Killed, ..self.stands() });
+        self.fenced().notify_waiters();
+        self.say_fenced(&reason);
+    }
+
+    fn say_fenced(&self, reason: &str) {
         tracing::warn!("VM {} is fenced: {reason}", self.id());
-        self.tell("vm-fenced", reason.as_str());
+        self.tell("vm-fenced", reason);
         self.count_fence();
     }
 
@@ -54,6 +60,11 @@ impl Vm {
         let epoch = self.checkpoint().admit_vm(self.id()).await?.epoch;
         tracing::info!("VM {} is admitted again: epoch {epoch}", self.id());
         self.tell("vm-readmitted", format!("epoch {epoch}"));
+        let stands = self.stands();
+        if stands.step != Step::Active {
+            // While it was being written that it is admitted.
+            self.say_fenced(&stands.reason);
+        }
         for unit in self.units().iter() {
             unit.admit(self.id(), self.terms());
         }

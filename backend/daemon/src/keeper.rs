@@ -67,8 +67,11 @@ impl Keeper {
         }
     }
 
-    /// Gives a socket to be kept.
+    /// Gives a socket to be kept, in place of what was kept under its name: a service manager keeps many of one name, and passes
+    /// and forgets them all.
     pub(crate) fn keep(&self, name: &str, socket: BorrowedFd<'_>) {
+        self.passed.borrow_mut().remove(name);
+        self.forget(name);
         if self.keeps {
             let states = [NotifyState::FdStore, NotifyState::FdName(name)];
             said(sd_notify::notify_with_fds(&states, &[socket.as_fd()]));

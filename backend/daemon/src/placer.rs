@@ -5,7 +5,7 @@
 //! never decide where a VM goes: that is the plan's.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
     io,
     rc::Rc,
@@ -256,6 +256,8 @@ pub(crate) struct Placer {
     switching: RefCell<BTreeSet<usize>>,
     /// Per GPU: what is made and unmade on it is so one after the other. GPUs do not wait for each other.
     turns: Vec<Mutex<()>>,
+    /// Whether the plan is being written after it was tidied.
+    tidying: Cell<bool>,
     /// Units that VMs have left for others that are not there yet: perhaps they come back.
     left: RefCell<Vec<UnitId>>,
     start: Instant,
@@ -301,6 +303,7 @@ impl Placer {
         Rc::new(Self {
             parts,
             turns: found.iter().map(|_| Mutex::default()).collect(),
+            tidying: Cell::default(),
             left: RefCell::default(),
             found: RefCell::new(found.into_iter().map(Rc::new).collect()),
             fleet: RefCell::new(fleet),
@@ -667,6 +670,17 @@ impl Placer {
         fleet.rejoin(home, request, before.idle).map_err(|error| internal(&error))
     }
 
+    /// A VM has the wishes again that it had before a change: they were promised, whoever has come to its unit meanwhile.
+    pub(crate) fn change_back(&self, id: &str, before: &VmObject) {
+        let request = self.request(id, before);
+        let mut fleet = self.fleet.borrow_mut();
+        let Some(home) = fleet.home(request.vm) else { return };
+        _ = fleet.leave(request.vm);
+        if let Err(error) = fleet.rejoin(home, request, false) {
+            tracing::error!("VM {id} has lost its place: {error}");
+        }
+    }
+
     /// What is to be written down.
     pub(crate) fn plan(&self) -> Plan {
         let fleet = self.fleet.borrow();
@@ -696,6 +710,7 @@ impl Placer {
         if let Err(error) = self.write().await {
             tracing::error!("the plan cannot be written: {error}");
         }
+        self.tidying.set(false);
     }
 
     /// The unit that a VM is on, if it is there.
@@ -846,8 +861,8 @@ impl Placer {
             }
         }
         let plan = self.plan();
-        if self.parts.checkpoint.objects().plan != plan {
-            // Nothing is made for it.
+        // Nothing is made for it: one write at a time, and what is new then with the next.
+        if self.parts.checkpoint.objects().plan != plan && !self.tidying.replace(true) {
             spawn_local(Rc::clone(self).write_or_log());
         }
     }
@@ -891,7 +906,9 @@ impl Placer {
                 }
             }
         }
-        self.write_or_log().await;
+        if let Err(error) = self.write().await {
+            tracing::error!("the plan cannot be written: {error}");
+        }
     }
 
     async fn destroy(&self, unit: UnitId) -> Answer {

@@ -101,11 +101,11 @@ impl Registry {
     pub(crate) async fn drain_gpu(&self, caller: &Caller, gpu: u32, draining: bool) -> Result<(), Error> {
         caller.may_operate()?;
         let at = self.placer.index_of(gpu).ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))?;
+        let turn = self.changing.lock().await;
         if !draining && self.placer.will_divide(at).is_some() {
             let message = format!("GPU {gpu} waits for a reset; reset it, or switch it back first");
             return Err(Error::new(Code::InUse, message));
         }
-        let turn = self.changing.lock().await;
         if self.placer.is_draining(gpu) != draining {
             let (action, kind) = match draining {
                 true => ("gpu.drain", "gpu-draining"),

@@ -14,7 +14,7 @@ use std::{
 };
 
 use serde::Serialize;
-use tokio::{sync::Mutex, time::timeout};
+use tokio::{sync::Mutex, task::JoinSet, time::timeout};
 
 use crate::{
     api::{
@@ -48,8 +48,8 @@ use crate::{
 const START: Duration = Duration::from_secs(15);
 /// How long who fences a VM waits for the end of it.
 const FENCED: Duration = Duration::from_secs(20);
-/// How long who may be refused for want of room waits for what units have to say.
-const LOOK: Duration = Duration::from_secs(1);
+/// How long who may be refused for want of room, and whoever wants a change behind them, waits for what units have to say.
+const LOOK: Duration = Duration::from_millis(100);
 /// What quotas are counted in.
 pub(crate) const CHUNK: u64 = sluice_protocol::custody::UNIT;
 /// Numbers of organisations and projects that clients make begin behind this one.
@@ -315,7 +315,7 @@ impl Registry {
             self.admit(id, &wanted)?;
             self.if_there_is_room(|| self.placer.change(id, &wanted)).await?;
             // What it had before was possible.
-            let undo = || _ = self.placer.change(id, before);
+            let undo = || self.placer.change_back(id, before);
             let object = format!("vms/{id}");
             let make = |objects: &mut Objects| {
                 fault::point("update-noted");
@@ -350,13 +350,12 @@ impl Registry {
             Err(error) if error.code == Code::PlacementUnavailable => {}
             placed => return placed,
         }
-        let look = async {
-            for unit in self.units.iter() {
-                unit.describe().await;
-            }
-        };
+        let mut asked: JoinSet<_> = JoinSet::new();
+        for unit in self.units.iter() {
+            asked.spawn_local(async move { _ = unit.describe().await });
+        }
         // Of those that do not answer in time, what they last said counts.
-        _ = timeout(LOOK, look).await;
+        _ = timeout(LOOK, async { while asked.join_next().await.is_some() {} }).await;
         self.placer.look_around();
         place()
     }
@@ -375,10 +374,7 @@ impl Registry {
         if let Some(vm) = self.roster.get(number) {
             let fence = vm.settled(FENCED).await;
             if fence.step != Step::Active && !fence.clean {
-                let message = format!(
-                    "VM {id} is fenced and not everything of it is clean yet; its memory stays its own"
-                );
-                return Err(Error::new(Code::Unclean, message));
+                return Err(unclean(id));
             }
         }
         let object = format!("vms/{id}");
@@ -397,7 +393,11 @@ impl Registry {
     }
 
     async fn take_vm(&self, id: &str, number: u32) -> Result<(), Error> {
-        self.checkpoint.remove_vm(id, number).await.map_err(Error::storage)?;
+        let turn = self.changing.lock().await;
+        if !self.checkpoint.remove_vm(id, number).await.map_err(Error::storage)? {
+            return Err(unclean(id));
+        }
+        drop(turn);
         fault::point("delete-written");
         // What it used until now is not lost with it.
         self.take_stock();
@@ -474,7 +474,9 @@ impl Registry {
     pub(crate) async fn readmit_unit(&self, caller: &Caller, unit: u32) -> Result<(), Error> {
         caller.may_operate()?;
         let room = self.units.get(unit).ok_or_else(|| Error::not_found("unit", &unit.to_string()))?;
+        let turn = self.changing.lock().await;
         let Some(reason) = self.checkpoint.quarantine(unit) else {
+            drop(turn);
             let place = room.place();
             let whole = place.is_whole() && self.placer.is_draining(place.device);
             if whole || self.placer.is_alone_draining(unit) {
@@ -486,12 +488,17 @@ impl Registry {
             ));
         };
         let object = format!("units/{unit}");
-        let _turn = self.changing.lock().await;
         self.trail.note(caller, "unit.readmit", &object, Some(reason), None).await.map_err(Error::storage)?;
         let lifted = self.checkpoint.lift_quarantine(unit).await;
         self.made(caller, "unit.readmit", &object, lifted).await?;
         self.journal.note("unit-readmitted", None, format!("unit {unit}"));
-        Ok(())
+        match self.checkpoint.quarantine(unit) {
+            None => Ok(()),
+            Some(again) => {
+                self.journal.note("unit-quarantined", None, format!("unit {unit}: {again}"));
+                Err(Error::new(Code::InUse, format!("unit {unit} is quarantined again: {again}")))
+            }
+        }
     }
 
     /// Makes or changes an organisation.
@@ -850,6 +857,12 @@ impl Registry {
         }
         made.map_err(Error::storage)
     }
+}
+
+fn unclean(id: &str) -> Error {
+    let message =
+        format!("VM {id} is fenced and not everything of it is clean yet; its memory stays its own");
+    Error::new(Code::Unclean, message)
 }
 
 fn configured_error(kind: &str, id: &str) -> Error {

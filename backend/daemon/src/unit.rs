@@ -512,10 +512,8 @@ impl Unit {
         self.launching.keeper().keep(&socket_name(self.number), started.socket.as_fd());
         let (pidfd, channel) = (watch(started.pidfd)?, Channel::new(started.socket)?);
         let arbiter = Arbiter { pidfd, channel, log: Some(log) };
-        // Should this daemon be killed, the next one has to adopt it, or to end it, for it holds the unit's memory. Where that
-        // cannot be written it is said by who keeps the checkpoint.
+        // Should this daemon be killed, the next one has to adopt it, or to end it, for it holds the unit's memory.
         self.checkpoint.set_arbiter(self.number, Some(process));
-        _ = self.checkpoint.written().await;
         self.record(process, None);
         self.process.set(Some(started.process));
         Ok(arbiter)
@@ -529,6 +527,9 @@ impl Unit {
 
     /// Tells an arbiter everything and listens to it, to its end. Returns what became of it.
     async fn converse(&self, arbiter: &Arbiter) -> io::Result<String> {
+        // It takes the unit's memory only when the next daemon would know of it. Where that cannot be written it is said by who
+        // keeps the checkpoint.
+        _ = self.checkpoint.written().await;
         let setup = ArbiterSetup {
             unit: self.number,
             driver: self.configuration.driver.clone(),

@@ -9,6 +9,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     io,
     path::Path,
+    sync::Arc,
     time::Instant,
 };
 
@@ -85,7 +86,7 @@ pub(crate) struct Usage {
     written: RefCell<Book>,
     since: RefCell<Instant>,
     /// Held by who has it written down.
-    writing: Mutex<()>,
+    writing: Arc<Mutex<()>>,
 }
 
 impl Figures {
@@ -154,7 +155,7 @@ impl Usage {
             now: RefCell::new(book.clone()),
             written: RefCell::new(book),
             since: RefCell::new(Instant::now()),
-            writing: Mutex::default(),
+            writing: Arc::default(),
         })
     }
 
@@ -182,11 +183,12 @@ impl Usage {
     /// Writes down what was added, for clients to see.
     pub(crate) async fn write(&self) -> io::Result<()> {
         // One after the other: what was told is never taken back.
-        let _turn = self.writing.lock().await;
+        let turn = Arc::clone(&self.writing).lock_owned().await;
         let now = self.now.borrow().clone();
         if now != *self.written.borrow() {
             let (file, book) = (self.file.clone(), now.clone());
-            off_thread(move || file.store(&book)).await?;
+            let store = move || file.store(&book).map(|()| turn);
+            let _turn = off_thread(store).await?;
             self.written.replace(now);
         }
         Ok(())
@@ -198,7 +200,8 @@ impl Usage {
     }
 
     /// Takes the file away: nothing has to be remembered.
-    pub(crate) fn forget(&self) -> io::Result<()> {
+    pub(crate) async fn forget(&self) -> io::Result<()> {
+        let _turn = self.writing.lock().await;
         self.file.remove()
     }
 }

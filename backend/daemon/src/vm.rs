@@ -656,9 +656,11 @@ impl Vm {
             if let Err(error) = self.hand_over(life, session, epoch, &socket, &worker).await {
                 self.log_limited(&format!("cannot hand over the worker of session {session}: {error}"));
                 kill(worker.pidfd.as_fd());
+                self.refuse(life, session).await;
             }
         } else {
             kill(worker.pidfd.as_fd());
+            self.refuse(life, session).await;
         }
         // From here on the worker's only socket is the device's.
         drop(socket);

@@ -4,7 +4,6 @@
 mod common;
 
 use std::{
-    collections::BTreeMap,
     io::IoSliceMut,
     os::{
         fd::{AsRawFd, OwnedFd},
@@ -30,7 +29,8 @@ struct Manager {
 
 #[derive(Default)]
 struct Heard {
-    kept: BTreeMap<String, OwnedFd>,
+    /// Perhaps many of one name.
+    kept: Vec<(String, OwnedFd)>,
     ready: u32,
     alive: u32,
     /// Messages of [`Manager::heard`].
@@ -65,7 +65,7 @@ impl Manager {
 
     fn start(&self, place: &Place, extra: &[&str]) -> Child {
         let heard = self.heard();
-        let names: Vec<_> = heard.kept.keys().cloned().collect();
+        let names: Vec<_> = heard.kept.iter().map(|(name, _)| name.clone()).collect();
         // The shell's own number is what the program gets that it becomes, and so it is told whom the sockets are for.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_sluiced"));
@@ -80,13 +80,15 @@ impl Manager {
         if !names.is_empty() {
             command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
         }
-        let sockets: Vec<i32> = heard.kept.values().map(AsRawFd::as_raw_fd).collect();
+        let sockets: Vec<i32> = heard.kept.iter().map(|(_, socket)| socket.as_raw_fd()).collect();
         pass(&mut command, sockets);
         command.stdin(Stdio::null()).spawn().expect("sluiced")
     }
 
     fn names(&self) -> Vec<String> {
-        self.heard().kept.keys().cloned().collect()
+        let mut names: Vec<_> = self.heard().kept.iter().map(|(name, _)| name.clone()).collect();
+        names.sort();
+        names
     }
 }
 
@@ -135,7 +137,7 @@ fn hear(socket: &UnixDatagram, heard: &Mutex<Heard>) -> bool {
     if text.contains("FDSTORE=1") {
         heard.kept.extend(sockets.pop().map(|socket| (name, socket)));
     } else if text.contains("FDSTOREREMOVE=1") {
-        heard.kept.remove(&name);
+        heard.kept.retain(|(known, _)| *known != name);
     }
     heard.ready += u32::from(text.contains("READY=1"));
     heard.alive += u32::from(text.contains("WATCHDOG=1"));
@@ -279,7 +281,16 @@ fn with_another_configuration_nothing_is_adopted() {
     ready(&place);
     assert_ne!(arbiter(&place), before);
     place.front(8).open(1);
+    // And what was started then is adopted by the one that follows: of each name its socket is kept, and no other.
+    let before = (arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone());
+    assert_eq!(manager.names(), ["device-7", "device-8", "launcher", "unit-0"]);
     let mut daemon = daemon;
+    daemon.kill().expect("killed");
+    daemon.wait().expect("ended");
+    let mut daemon = manager.start(&place, &["--vm", "7,direct", "--vm", "8,direct"]);
+    ready(&place);
+    assert_eq!((arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone()), before);
+    place.front(7).open(1);
     signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
     assert!(daemon.wait().expect("sluiced").success());
 }

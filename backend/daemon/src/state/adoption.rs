@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::file::{Found, StateFile};
 use crate::process::Identity;
 
-/// The form of the file, and of all messages to those it is about: another is not adopted.
+/// The form of the file.
 const VERSION: u32 = 1;
 
 /// The file's content.

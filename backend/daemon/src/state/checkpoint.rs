@@ -11,13 +11,14 @@ use std::{
     io,
     path::Path,
     rc::Rc,
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use tokio::{
-    sync::{Mutex, Notify},
+    sync::{Mutex, Notify, OwnedMutexGuard},
     time::sleep,
 };
 
@@ -52,6 +53,8 @@ struct Content {
 enum Note {
     /// Where a VM stands.
     Vm(u32, Fence),
+    /// That a VM is fenced, wherever it stands: why, and which workers it has.
+    Fenced(u32, String, Vec<Identity>),
     /// Why a unit is quarantined.
     Quarantine(u32, String),
     /// Which process holds a unit's memory; `None` for nobody.
@@ -64,6 +67,12 @@ impl Note {
             // What is said of an epoch that is over says nothing of this one.
             Note::Vm(vm, fence) if content.vms.get(vm).is_some_and(|known| known.epoch > fence.epoch) => {}
             Note::Vm(vm, fence) => _ = content.vms.insert(*vm, fence.clone()),
+            Note::Fenced(vm, reason, workers) => {
+                let fence = content.vms.entry(*vm).or_default();
+                if let Some(fenced) = fence.begin(reason, workers.clone()) {
+                    *fence = fenced;
+                }
+            }
             Note::Quarantine(unit, reason) => {
                 content.units.entry(*unit).or_insert_with(|| reason.clone());
             }
@@ -92,8 +101,8 @@ pub(crate) struct Checkpoint {
     /// Notes so far.
     noted: Cell<u64>,
     fresh: Notify,
-    /// Held by who has the file written: how many notes are in it.
-    writing: Mutex<u64>,
+    /// Held by who has the file written, and by the thread that writes it: how many notes are in it.
+    writing: Arc<Mutex<u64>>,
     /// While a change is being written, which is made only then: what is noted meanwhile.
     meanwhile: RefCell<Option<Vec<Note>>>,
     recovered: Option<String>,
@@ -123,7 +132,7 @@ impl Checkpoint {
             content: RefCell::new(content),
             noted: Cell::default(),
             fresh: Notify::default(),
-            writing: Mutex::default(),
+            writing: Arc::default(),
             meanwhile: RefCell::default(),
             recovered,
         })
@@ -149,14 +158,18 @@ impl Checkpoint {
     }
 
     /// Takes a VM from what clients have made; whoever gets its number is another epoch. Nothing has changed where that
-    /// cannot be written.
-    pub(crate) async fn remove_vm(&self, id: &str, number: u32) -> io::Result<()> {
+    /// cannot be written, nor where the VM is fenced and something of it is left; false then.
+    pub(crate) async fn remove_vm(&self, id: &str, number: u32) -> io::Result<bool> {
         let remove = |content: &mut Content| {
-            content.objects.vms.remove(id);
-            content.objects.draining.remove(&number);
-            let epoch = content.vms.get(&number).map_or(Fence::default().epoch, |fence| fence.epoch);
-            content.vms.insert(number, Fence { epoch: epoch.saturating_add(1), ..Fence::default() });
-            Ok(())
+            let fence = content.vms.get(&number).cloned().unwrap_or_default();
+            let is_clean = fence.step == Step::Active || fence.clean;
+            if is_clean {
+                content.objects.vms.remove(id);
+                content.objects.draining.remove(&number);
+                let epoch = fence.epoch.saturating_add(1);
+                content.vms.insert(number, Fence { epoch, ..Fence::default() });
+            }
+            Ok(is_clean)
         };
         self.commit(remove).await
     }
@@ -176,6 +189,15 @@ impl Checkpoint {
         let content = self.content.borrow();
         let gone = content.vms.iter().filter(|(vm, fence)| !is_known(**vm) && fence.epoch > 1);
         gone.map(|(vm, fence)| (*vm, fence.epoch - 1)).collect()
+    }
+
+    /// Notes that a VM is fenced; false where it was. One that is being admitted again is fenced when it is.
+    pub(crate) fn fence_vm(&self, vm: u32, reason: &str, workers: Vec<Identity>) -> bool {
+        let is_new = self.vm(vm).step == Step::Active;
+        if is_new || self.meanwhile.borrow().is_some() {
+            self.note(Note::Fenced(vm, reason.to_owned(), workers));
+        }
+        is_new
     }
 
     /// Notes where a VM stands.
@@ -240,30 +262,30 @@ impl Checkpoint {
     /// Returns when everything that was noted until now is in the file.
     pub(crate) async fn written(&self) -> io::Result<()> {
         let noted = self.noted.get();
-        let mut written = self.writing.lock().await;
+        let written = self.turn().await;
         if *written >= noted {
             return Ok(());
         }
         let (noted, content) = (self.noted.get(), self.content.borrow().clone());
-        self.store(content).await?;
-        *written = noted;
-        Ok(())
+        let (mut written, stored) = self.store(written, content).await?;
+        stored.map(|()| *written = noted)
     }
 
     /// Everything has ended in order. If nobody is fenced there is nothing to be remembered: no message of any epoch can be
     /// under way any more. Returns whether that is so.
     pub(crate) async fn finish(&self) -> io::Result<bool> {
+        let turn = self.turn().await;
         let is_needed = {
             let content = self.content.borrow();
             let fenced = content.vms.values().any(|fence| fence.step != Step::Active);
             fenced || !content.units.is_empty() || !content.objects.is_empty()
         };
         if is_needed {
+            drop(turn);
             return self.written().await.map(|()| false);
         }
-        let _turn = self.writing.lock().await;
         let file = self.file.clone();
-        off_thread(move || file.remove()).await.map(|()| true)
+        off_thread(move || file.remove().map(|()| turn)).await.map(|_turn| true)
     }
 
     /// What holds from now on.
@@ -272,8 +294,17 @@ impl Checkpoint {
         if let Some(meanwhile) = &mut *self.meanwhile.borrow_mut() {
             meanwhile.push(note);
         }
+        self.is_due();
+    }
+
+    /// The file is not as it should be.
+    fn is_due(&self) {
         self.noted.set(self.noted.get() + 1);
         self.fresh.notify_one();
+    }
+
+    async fn turn(&self) -> OwnedMutexGuard<u64> {
+        Arc::clone(&self.writing).lock_owned().await
     }
 
     /// A change that is written and then made, or neither.
@@ -281,22 +312,37 @@ impl Checkpoint {
         &self,
         change: impl FnOnce(&mut Content) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut written = self.writing.lock().await;
+        let written = self.turn().await;
         let (noted, mut content) = (self.noted.get(), self.content.borrow().clone());
         let changed = change(&mut content)?;
         self.meanwhile.replace(Some(Vec::new()));
-        let stored = self.store(content.clone()).await;
+        let stored = self.store(written, content.clone()).await;
         let meanwhile = self.meanwhile.take().unwrap_or_default();
-        stored?;
+        let (mut written, stored) = stored?;
+        if let Err(error) = stored {
+            // It may be there all the same, in part: what was not made must not come back.
+            self.is_due();
+            return Err(error.into());
+        }
         meanwhile.iter().for_each(|note| note.apply(&mut content));
         self.content.replace(content);
         *written = noted;
         Ok(changed)
     }
 
-    async fn store(&self, content: Content) -> io::Result<()> {
+    /// Writes the file. Whose turn it is goes with the thread that writes, and comes back from it: a write that nobody waits
+    /// for any more overtakes none.
+    async fn store(
+        &self,
+        turn: OwnedMutexGuard<u64>,
+        content: Content,
+    ) -> io::Result<(OwnedMutexGuard<u64>, io::Result<()>)> {
         let file = self.file.clone();
-        off_thread(move || file.store(&content)).await
+        off_thread(move || {
+            let stored = file.store(&content);
+            Ok((turn, stored))
+        })
+        .await
     }
 }
 
@@ -406,11 +452,19 @@ mod tests {
         let note = async { checkpoint.set_quarantine(2, "Xid 62") };
         let (lifted, is_new) = tokio::join!(checkpoint.lift_quarantine(2), note);
         assert_eq!((lifted.expect("written"), is_new), (true, false));
-        assert_eq!(checkpoint.admit_vm(7).await.expect("written").epoch, 4);
+        let fence = async { checkpoint.fence_vm(7, "a test", Vec::new()) };
+        let (admitted, is_new) = tokio::join!(checkpoint.admit_vm(7), fence);
+        assert_eq!((admitted.expect("written").epoch, is_new), (4, false));
+        let fenced = checkpoint.vm(7);
+        assert_eq!((fenced.step, fenced.epoch, &*fenced.reason), (Step::Fencing, 4, "a test"));
+        checkpoint.set_vm(7, Fence { clean: false, ..quarantined(4) });
+        assert!(!checkpoint.remove_vm("seven", 7).await.expect("written"), "something of it is left");
+        checkpoint.set_vm(7, quarantined(4));
+        assert!(checkpoint.remove_vm("seven", 7).await.expect("written"));
         checkpoint.set_vm(7, quarantined(3));
         checkpoint.written().await.expect("written");
         let next = Checkpoint::open(directory.path()).expect("there");
-        assert_eq!((next.admitted(7), next.admitted(8)), (Some(4), None));
+        assert_eq!((next.admitted(7), next.admitted(8)), (Some(5), None), "a number of another epoch");
         assert_eq!(next.quarantine(2).as_deref(), Some("Xid 62"));
     }
 }

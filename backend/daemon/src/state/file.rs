@@ -5,14 +5,14 @@
 //! the directory is flushed. Only then is it said to be there. A reader takes the current one; where there is none, a writer
 //! was killed between the two renames, and the previous is what was last said to be there.
 //!
-//! A disk may take seconds, or for ever: who must not wait as long writes by [`off_thread`].
+//! A disk may take seconds, or for ever: who must not wait as long writes by [`off_thread`]. Who has a file written sees to it
+//! that one thread does at a time.
 
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
 };
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -24,7 +24,8 @@ use crate::fault;
 /// Bytes of a file that is read at all.
 const LARGEST: u64 = 256 << 20;
 
-/// Has another thread do what may wait for a disk.
+/// Has another thread do what may wait for a disk. It goes on where nobody waits for it any more: what has to be in order is
+/// so by a lock that `work` holds.
 pub(crate) async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
@@ -36,8 +37,6 @@ pub(crate) async fn off_thread<T: Send + 'static>(
 pub(crate) struct StateFile {
     path: PathBuf,
     version: u32,
-    /// Held by the thread that changes the file: nobody may wait for it any more, and it goes on.
-    alone: Arc<Mutex<()>>,
 }
 
 /// What was found.
@@ -69,7 +68,7 @@ struct Header {
 
 impl StateFile {
     pub(crate) fn new(path: PathBuf, version: u32) -> Self {
-        Self { path, version, alone: Arc::default() }
+        Self { path, version }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -135,8 +134,6 @@ impl StateFile {
 
     /// Replaces what is there; returns when it is there for good. Where that fails, what was there before still is.
     pub(crate) fn store(&self, content: &impl Serialize) -> io::Result<()> {
-        // One that has panicked has left what one leaves that is killed, which is what the file is made for.
-        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         fault::point("state-begin");
         let file = self.write(content)?;
         fault::point("state-written");
@@ -152,7 +149,6 @@ impl StateFile {
 
     /// The same for what need not survive the machine, only this process.
     pub(crate) fn store_for_processes(&self, content: &impl Serialize) -> io::Result<()> {
-        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         self.write(content)?;
         self.put()
     }
@@ -183,7 +179,6 @@ impl StateFile {
 
     /// Takes everything away.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         for path in [self.previous(), self.path.clone()] {
             match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
