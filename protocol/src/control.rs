@@ -590,7 +590,7 @@ impl ArbiterEvent {
 }
 
 /// The one place where bincode is used: messages that go down, and are the first on their sockets. Before each stands
-/// [`VERSION`](super::VERSION), so that what follows is only ever read as what it is.
+/// [`VERSION`], so that what follows is only ever read as what it is.
 pub mod codec {
     use super::{VERSION, VersionError, same_version};
     use crate::limits;
