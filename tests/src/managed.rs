@@ -143,6 +143,15 @@ impl Host {
         self.daemon.as_ref().map(Background::printed).unwrap_or_default()
     }
 
+    /// The audit log.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn audit(&self) -> Result<Vec<Value>> {
+        let text = std::fs::read_to_string(self.folder.path().join("run/audit.log"))?;
+        text.lines().map(|line| serde_json::from_str(line).with_context(|| line.to_owned())).collect()
+    }
+
     /// Waits until something is so; what cannot be asked is not so yet.
     ///
     /// # Errors

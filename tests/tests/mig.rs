@@ -201,6 +201,7 @@ fn an_idle_vm_moves_between_mig_and_time_slice() -> Result<()> {
     host.refused("POST", "/v1/vms/a/move?kind=time-slice", None, "in-use")?;
     drop(busy);
     idle()?;
+    let mut from = vm["placed"]["unit"].clone();
     for (query, kind, gpu, shared, multiprocessors) in [
         ("kind=time-slice", "time-slice", 0, true, 132),
         ("kind=mig", "mig", 1, false, 16),
@@ -214,6 +215,14 @@ fn an_idle_vm_moves_between_mig_and_time_slice() -> Result<()> {
             "{query}: {placed}"
         );
         ensure!(moved["device_process"] == vm["device_process"], "{query}: its guest notices: {moved}");
+        let audit = host.audit()?;
+        let noted = audit.last().context("a line")?;
+        ensure!(noted["action"] == "vm.move" && noted["object"] == "vms/a", "{noted}");
+        ensure!(
+            noted["before"]["unit"] == from && query.contains(noted["after"]["kind"].as_str().unwrap_or("?")),
+            "{noted}"
+        );
+        from = placed["unit"].clone();
         drop(look(multiprocessors).with_context(|| query.to_owned())?);
         idle()?;
     }

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde_json::json;
 use sluice_placement::{Fleet, Pin, PlanError, Policy, Refusal, VmId, fleet::Relocation};
 use sluice_protocol::inventory::Switch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
@@ -111,10 +112,9 @@ impl Registry {
                 true => ("gpu.drain", "gpu-draining"),
                 false => ("gpu.readmit", "gpu-readmitted"),
             };
-            let object = format!("gpus/{gpu}");
-            self.trail.note(caller, action, &object, None::<()>, None).await.map_err(Error::storage)?;
-            let set = self.placer.set_draining(gpu, draining).await;
-            self.made(caller, action, &object, set).await?;
+            let entry = self.trail.entry(caller, action, format!("gpus/{gpu}"));
+            entry.note(None::<()>, None).await?;
+            entry.made(self.placer.set_draining(gpu, draining).await).await?;
             self.journal.note(kind, None, format!("GPU {gpu}"));
         }
         drop(turn);
@@ -136,10 +136,9 @@ impl Registry {
                 true => ("unit.drain", "unit-draining"),
                 false => ("unit.readmit", "unit-readmitted"),
             };
-            let object = format!("units/{unit}");
-            self.trail.note(caller, action, &object, None::<()>, None).await.map_err(Error::storage)?;
-            let set = self.placer.set_unit_draining(unit, draining).await;
-            self.made(caller, action, &object, set).await?;
+            let entry = self.trail.entry(caller, action, format!("units/{unit}"));
+            entry.note(None::<()>, None).await?;
+            entry.made(self.placer.set_unit_draining(unit, draining).await).await?;
             self.journal.note(kind, None, format!("unit {unit}"));
         }
         drop(turn);
@@ -204,10 +203,10 @@ impl Registry {
         if let Some(why) = in_use {
             return Err(Error::new(Code::InUse, format!("GPU {gpu} is in use: {why}")));
         }
-        let object = format!("gpus/{gpu}");
-        self.trail.note(caller, "gpu.mig", &object, Some(!on), Some(on)).await.map_err(Error::storage)?;
+        let entry = self.trail.entry(caller, "gpu.mig", format!("gpus/{gpu}"));
+        entry.note(Some(!on), Some(on)).await?;
         if let Err(error) = self.placer.switch(at, on).await {
-            self.trail.note_failure(caller, "gpu.mig", &object, &error.message).await;
+            entry.note_failure(&error.message).await;
             return Err(error);
         }
         let detail = match (on, self.placer.will_divide(at).is_some()) {
@@ -311,11 +310,12 @@ impl Registry {
         }
         let decided = self.placer.decide_move(&request);
         let decision = decided.map_err(|refusal| no_other_place(id, refusal))?;
-        let object = format!("vms/{id}");
-        self.trail.note(caller, "vm.move", &object, None::<()>, None).await.map_err(Error::storage)?;
+        let entry = self.trail.entry(caller, "vm.move", format!("vms/{id}"));
+        let from = self.placer.unit_of(id).map(|unit| json!({ "unit": unit.number() }));
+        entry.note(from, Some(json!({ "kind": kind, "gpu": gpu }))).await?;
         let moved = self.relocate(vm_id(id), |fleet| fleet.relocate(vm_id(id), decision)).await;
         if let Err(error) = &moved {
-            self.trail.note_failure(caller, "vm.move", &object, &error.message).await;
+            entry.note_failure(&error.message).await;
         }
         moved
     }

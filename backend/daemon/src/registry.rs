@@ -7,7 +7,6 @@
 use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
-    io,
     rc::Rc,
     sync::Arc,
     time::Duration,
@@ -37,7 +36,7 @@ use crate::{
         checkpoint::{Checkpoint, ReadmitError},
         objects::{Ancestor, Objects, Priority, Shares, SizeObject, VmObject},
     },
-    trail::Trail,
+    trail::{Entry, Trail},
     unit::Unit,
     units::Units,
     usage::Usage,
@@ -251,7 +250,7 @@ impl Registry {
         wanted.created = crate::journal::now() / 1000;
         self.admit(id, &wanted)?;
         let held = self.if_there_is_room(|| self.placer.hold(id, &wanted)).await?;
-        let object = format!("vms/{id}");
+        let entry = self.trail.entry(caller, "vm.create", format!("vms/{id}"));
         let number = wanted.number;
         let make = |objects: &mut Objects| {
             fault::point("create-noted");
@@ -259,7 +258,7 @@ impl Registry {
             objects.vms.insert(id.to_owned(), wanted.clone());
             objects.plan = self.placer.plan();
         };
-        let made = self.record(caller, "vm.create", &object, None, Some(&wanted), make).await;
+        let made = self.record(&entry, None, Some(&wanted), make).await;
         made.inspect_err(|_| self.placer.release(id, held))?;
         drop(turn);
         fault::point("create-written");
@@ -268,7 +267,7 @@ impl Registry {
         let units = match self.open(held).await {
             Ok(units) => units,
             Err(error) => {
-                self.trail.note_failure(caller, "vm.create", &object, &error.message).await;
+                entry.note_failure(&error.message).await;
                 self.take_vm(id, number).await?;
                 return Err(error);
             }
@@ -285,7 +284,7 @@ impl Registry {
             Phase::Failed(why) => why,
             Phase::Starting => format!("it has not listened for {START:?}"),
         };
-        self.trail.note_failure(caller, "vm.create", &object, &why).await;
+        entry.note_failure(&why).await;
         self.take_vm(id, number).await?;
         Err(Error { cause: vec![why], ..Error::new(Code::DeviceFailed, format!("VM {id} gets no device")) })
     }
@@ -316,13 +315,13 @@ impl Registry {
             self.if_there_is_room(|| self.placer.change(id, &wanted)).await?;
             // What it had before was possible.
             let undo = || self.placer.change_back(id, before);
-            let object = format!("vms/{id}");
+            let entry = self.trail.entry(caller, "vm.update", format!("vms/{id}"));
             let make = |objects: &mut Objects| {
                 fault::point("update-noted");
                 objects.vms.insert(id.clone(), wanted.clone());
                 objects.plan = self.placer.plan();
             };
-            let made = self.record(caller, "vm.update", &object, Some(before), Some(&wanted), make).await;
+            let made = self.record(&entry, Some(before), Some(&wanted), make).await;
             made.inspect_err(|_| undo())?;
             fault::point("update-written");
             vm.change(self.spec(&wanted));
@@ -377,14 +376,11 @@ impl Registry {
                 return Err(unclean(id));
             }
         }
-        let object = format!("vms/{id}");
-        self.trail
-            .note(caller, "vm.delete", &object, Some(&known.object), None)
-            .await
-            .map_err(Error::storage)?;
+        let entry = self.trail.entry(caller, "vm.delete", format!("vms/{id}"));
+        entry.note(Some(&known.object), None).await?;
         fault::point("delete-noted");
         if let Err(error) = self.take_vm(id, number).await {
-            self.trail.note_failure(caller, "vm.delete", &object, &error.message).await;
+            entry.note_failure(&error.message).await;
             return Err(error);
         }
         fault::point("delete-ended");
@@ -413,12 +409,13 @@ impl Registry {
     pub(crate) async fn fence(&self, caller: &Caller, id: &str, reason: &str) -> Result<(), Error> {
         let (_, vm) = self.manage(caller, id)?;
         vm.fence(reason);
-        let noted = self.trail.note(caller, "vm.fence", &format!("vms/{id}"), None, Some(reason)).await;
+        let entry = self.trail.entry(caller, "vm.fence", format!("vms/{id}"));
+        let noted = entry.note(None, Some(reason)).await;
         vm.settled(FENCED).await;
-        let written = self.checkpoint.written().await;
+        let written = self.checkpoint.written().await.map_err(Error::storage);
         noted.and(written).map_err(|error| Error {
             message: format!("VM {id} is fenced, but that cannot be written down"),
-            ..Error::storage(error)
+            ..error
         })
     }
 
@@ -431,25 +428,24 @@ impl Registry {
         let _guard = lock.lock().await;
         // On its way out it is not refused but waited for.
         vm.settled(FENCED).await;
-        let object = format!("vms/{id}");
+        let entry = self.trail.entry(caller, "vm.readmit", format!("vms/{id}"));
         let number = known.object.number;
         let _turn = self.changing.lock().await;
         let draining = vm.draining();
         if vm.stands().step == Step::Active && !draining {
             return Err(Error::new(Code::NotFenced, format!("VM {id} is neither fenced nor drained")));
         }
-        self.trail.note(caller, "vm.readmit", &object, None::<()>, None).await.map_err(Error::storage)?;
+        entry.note(None::<()>, None).await?;
         if draining {
             let undrain = |objects: &mut Objects| _ = objects.draining.remove(&number);
-            let undrained = self.checkpoint.change_objects(undrain).await;
-            self.made(caller, "vm.readmit", &object, undrained).await?;
+            entry.made(self.checkpoint.change_objects(undrain).await).await?;
             vm.drain(false);
             vm.tell("vm-undrained", "");
         }
         if vm.stands().step != Step::Active
             && let Err(error) = vm.readmit().await
         {
-            self.trail.note_failure(caller, "vm.readmit", &object, &error.to_string()).await;
+            entry.note_failure(&error.to_string()).await;
             return Err(readmission_error(id, error));
         }
         Ok(())
@@ -462,9 +458,10 @@ impl Registry {
         if vm.draining() {
             return Ok(());
         }
-        let (object, number) = (format!("vms/{id}"), known.object.number);
+        let entry = self.trail.entry(caller, "vm.drain", format!("vms/{id}"));
+        let number = known.object.number;
         let drain = |objects: &mut Objects| _ = objects.draining.insert(number);
-        self.record(caller, "vm.drain", &object, None::<()>, None, drain).await?;
+        self.record(&entry, None::<()>, None, drain).await?;
         vm.drain(true);
         vm.tell("vm-draining", "");
         Ok(())
@@ -487,10 +484,9 @@ impl Registry {
                 format!("unit {unit} is neither quarantined nor drained"),
             ));
         };
-        let object = format!("units/{unit}");
-        self.trail.note(caller, "unit.readmit", &object, Some(reason), None).await.map_err(Error::storage)?;
-        let lifted = self.checkpoint.lift_quarantine(unit).await;
-        self.made(caller, "unit.readmit", &object, lifted).await?;
+        let entry = self.trail.entry(caller, "unit.readmit", format!("units/{unit}"));
+        entry.note(Some(reason), None).await?;
+        entry.made(self.checkpoint.lift_quarantine(unit).await).await?;
         self.journal.note("unit-readmitted", None, format!("unit {unit}"));
         match self.checkpoint.quarantine(unit) {
             None => Ok(()),
@@ -573,14 +569,14 @@ impl Registry {
             }
             None => wanted.number = self.ancestor_number(),
         }
-        let object = format!("{kind}s/{id}");
         let action = format!("{kind}.put");
+        let entry = self.trail.entry(caller, &action, format!("{kind}s/{id}"));
         let make = |objects: &mut Objects| {
             objects.last_ancestor = objects.last_ancestor.max(wanted.number);
             let all = if kind == "project" { &mut objects.projects } else { &mut objects.organisations };
             all.insert(id.to_owned(), wanted.clone());
         };
-        self.record(caller, &action, &object, before.as_ref(), Some(&wanted), make).await?;
+        self.record(&entry, before.as_ref(), Some(&wanted), make).await?;
         self.notify(Notice::Ancestor { ancestor: wanted.number, bytes: wanted.memory });
         Ok(if before.is_some() { Put::Kept } else { Put::Made })
     }
@@ -650,12 +646,13 @@ impl Registry {
                 return Err(Error::new(Code::InUse, message));
             }
         }
-        let (object, action) = (format!("{kind}s/{id}"), format!("{kind}.delete"));
+        let action = format!("{kind}.delete");
+        let entry = self.trail.entry(caller, &action, format!("{kind}s/{id}"));
         let take = |objects: &mut Objects| {
             let all = if is_project { &mut objects.projects } else { &mut objects.organisations };
             all.remove(id);
         };
-        self.record(caller, &action, &object, Some(&before), None, take).await?;
+        self.record(&entry, Some(&before), None, take).await?;
         self.notify(Notice::Ancestor { ancestor: before.number, bytes: 0 });
         Ok(())
     }
@@ -674,9 +671,9 @@ impl Registry {
         if before.is_none() && count >= OBJECTS {
             return Err(Error::new(Code::QuotaExceeded, format!("there are {count} sizes already")));
         }
-        let object = format!("sizes/{id}");
+        let entry = self.trail.entry(caller, "size.put", format!("sizes/{id}"));
         let make = |objects: &mut Objects| _ = objects.sizes.insert(id.to_owned(), wanted);
-        self.record(caller, "size.put", &object, before.as_ref(), Some(&wanted), make).await?;
+        self.record(&entry, before.as_ref(), Some(&wanted), make).await?;
         Ok(if before.is_some() { Put::Kept } else { Put::Made })
     }
 
@@ -685,9 +682,9 @@ impl Registry {
         caller.may_administer()?;
         let _turn = self.changing.lock().await;
         let Some(before) = self.checkpoint.objects().sizes.get(id).copied() else { return Ok(()) };
-        let object = format!("sizes/{id}");
+        let entry = self.trail.entry(caller, "size.delete", format!("sizes/{id}"));
         let take = |objects: &mut Objects| _ = objects.sizes.remove(id);
-        self.record(caller, "size.delete", &object, Some(&before), None, take).await
+        self.record(&entry, Some(&before), None, take).await
     }
 
     /// A size.
@@ -832,30 +829,13 @@ impl Registry {
     /// Notes a change of what clients have made, and has it written.
     async fn record<T: Serialize>(
         &self,
-        caller: &Caller,
-        action: &str,
-        object: &str,
+        entry: &Entry<'_>,
         before: Option<T>,
         after: Option<T>,
         change: impl FnOnce(&mut Objects),
     ) -> Result<(), Error> {
-        self.trail.note(caller, action, object, before, after).await.map_err(Error::storage)?;
-        let changed = self.checkpoint.change_objects(change).await;
-        self.made(caller, action, object, changed).await
-    }
-
-    /// What became of a change that was noted: if it was not made, that is noted, too.
-    pub(crate) async fn made<T>(
-        &self,
-        caller: &Caller,
-        action: &str,
-        object: &str,
-        made: io::Result<T>,
-    ) -> Result<T, Error> {
-        if let Err(error) = &made {
-            self.trail.note_failure(caller, action, object, &error.to_string()).await;
-        }
-        made.map_err(Error::storage)
+        entry.note(before, after).await?;
+        entry.made(self.checkpoint.change_objects(change).await).await
     }
 }
 

@@ -14,7 +14,11 @@ use std::{
 use serde::Serialize;
 use tokio::sync::Mutex;
 
-use crate::{api::peer::Caller, journal::now, state::file::off_thread};
+use crate::{
+    api::{error::Error, peer::Caller},
+    journal::now,
+    state::file::off_thread,
+};
 
 /// The audit log.
 #[derive(Debug)]
@@ -69,39 +73,54 @@ impl Trail {
         std::fs::remove_file(&self.path)
     }
 
-    /// Notes a change that is about to be made.
-    pub(crate) async fn note<T: Serialize>(
-        &self,
-        caller: &Caller,
-        action: &str,
-        object: &str,
-        before: Option<T>,
-        after: Option<T>,
-    ) -> io::Result<()> {
-        self.write(caller, action, object, before, after, None).await
+    /// What a caller does to an object, for instance `vm.update` to `vms/web-1`. Nothing is written by this alone.
+    pub(crate) fn entry<'a>(&'a self, caller: &'a Caller, action: &'a str, object: String) -> Entry<'a> {
+        Entry { trail: self, caller, action, object }
+    }
+}
+
+/// What a caller does to an object, of which lines are written.
+#[derive(Debug)]
+pub(crate) struct Entry<'a> {
+    trail: &'a Trail,
+    caller: &'a Caller,
+    action: &'a str,
+    object: String,
+}
+
+impl Entry<'_> {
+    /// Notes that it is about to be done.
+    pub(crate) async fn note<T: Serialize>(&self, before: Option<T>, after: Option<T>) -> Result<(), Error> {
+        self.write(before, after, None).await.map_err(Error::storage)
     }
 
-    /// Notes that a change was not made after all.
-    pub(crate) async fn note_failure(&self, caller: &Caller, action: &str, object: &str, why: &str) {
-        if let Err(error) = self.write(caller, action, object, None::<()>, None, Some(why)).await {
+    /// Notes that it was not done after all.
+    pub(crate) async fn note_failure(&self, why: &str) {
+        if let Err(error) = self.write(None::<()>, None, Some(why)).await {
             tracing::error!("the audit log cannot be written: {error}");
         }
     }
 
+    /// What became of it, where all that could fail was that it is written down.
+    pub(crate) async fn made<T>(&self, made: io::Result<T>) -> Result<T, Error> {
+        if let Err(error) = &made {
+            self.note_failure(&error.to_string()).await;
+        }
+        made.map_err(Error::storage)
+    }
+
     async fn write<T: Serialize>(
         &self,
-        caller: &Caller,
-        action: &str,
-        object: &str,
         before: Option<T>,
         after: Option<T>,
         failed: Option<&str>,
     ) -> io::Result<()> {
-        let Caller { uid, gid, pid, .. } = *caller;
+        let Self { trail, caller, action, object } = self;
+        let Caller { uid, gid, pid, .. } = **caller;
         let mut line =
             serde_json::to_vec(&Line { time: now(), uid, gid, pid, action, object, before, after, failed })?;
         line.push(b'\n');
-        let file = self.file.lock().await;
+        let file = trail.file.lock().await;
         let mut log = Arc::clone(&file);
         let write = move || {
             if let Err(error) = log.write_all(&line) {
