@@ -1016,8 +1016,9 @@ impl Placer {
         };
         let ordinal = found.ordinal;
         let _turn = self.turn(gpu).await;
-        if self.fleet.borrow().units().any(|unit| unit.gpu == gpu) {
-            return Err(internal(&PlanError::InUse));
+        // Since it was last looked at, somebody may have had it take VMs again.
+        if !self.is_draining(ordinal) || self.fleet.borrow().units().any(|unit| unit.gpu == gpu) {
+            return Err(undrained(ordinal));
         }
         // An arbiter has all of its memory, and would be in the way.
         self.switching.borrow_mut().insert(gpu);
@@ -1242,6 +1243,11 @@ impl Placer {
             ..Error::new(Code::PlacementUnavailable, format!("there is no place for VM {id}"))
         }
     }
+}
+
+/// A GPU is not to be switched while VMs can come to it.
+pub(crate) fn undrained(gpu: u32) -> Error {
+    Error::new(Code::InUse, format!("GPU {gpu} is in use: drain it first, so that nobody comes to it"))
 }
 
 fn internal(error: &PlanError) -> Error {

@@ -19,7 +19,7 @@ use crate::{
         peer::Caller,
     },
     inventory::AskError,
-    placer::{Held, vm_id},
+    placer::{Held, undrained, vm_id},
     registry::Registry,
     unit::Unit,
     vm::Vm,
@@ -177,8 +177,7 @@ impl Registry {
             _ => return Err(Error::contradiction(format!("GPU {gpu} cannot be divided"))),
         }
         if !self.placer.is_draining(gpu) {
-            let message = format!("GPU {gpu} is in use: drain it first, so that nobody comes to it");
-            return Err(Error::new(Code::InUse, message));
+            return Err(undrained(gpu));
         }
         // Instances that are being unmade are in the way for a moment.
         let start = Instant::now();
