@@ -590,18 +590,29 @@ impl Custody {
 
     /// A worker broke the protocol: it is ended.
     pub fn abuse(&mut self, id: WorkerId, how: &'static str) {
-        let Some(worker) = self.workers.get_mut(&id) else { return };
-        if worker.life != Life::Alive {
-            return;
+        if let Some((vm, process)) = self.end(id) {
+            tracing::warn!(vm, process, how, "a worker breaks the protocol and is ended");
+            self.event(ArbiterEvent::Abuse, vm, process, 0);
         }
+    }
+
+    /// Nothing of a worker's work ends: it is ended.
+    pub fn hung(&mut self, id: WorkerId) {
+        if let Some((vm, process)) = self.end(id) {
+            tracing::warn!(vm, process, "nothing of a worker's work ends: it is ended");
+            self.event(ArbiterEvent::Hung, vm, process, 0);
+        }
+    }
+
+    /// Ends a worker for what it did; its VM and its process, if it was alive.
+    fn end(&mut self, id: WorkerId) -> Option<(u32, u32)> {
+        let worker = self.workers.get_mut(&id).filter(|worker| worker.life == Life::Alive)?;
         worker.life = Life::Ending;
         let (key, process) = (worker.vm, worker.process);
         self.growth.ended(id, key);
-        let VmKey { vm, .. } = key;
-        tracing::warn!(vm, process, how, "a worker breaks the protocol and is ended");
-        self.event(ArbiterEvent::Abuse, vm, process, 0);
         self.effects.push_back(Effect::Kill { worker: id });
         self.stirred = true;
+        Some((key.vm, process))
     }
 
     /// A worker closed its socket. Without it there is nothing that it may do any more.

@@ -583,16 +583,8 @@ impl Server {
     /// Ends workers of whose work nothing ends, and those that submit without a permit.
     fn end_wrong(&mut self) {
         for (id, why) in self.time.wrong() {
-            let process =
-                self.custody.processes().find(|(other, _)| *other == id).map(|(_, process)| process);
-            let Some(link) = self.links.get(&id) else { continue };
             match why {
-                Ended::Hung => {
-                    tracing::warn!(vm = link.vm.vm, process, "nothing of a worker's work ends: it is ended");
-                    link.kill();
-                    let (kind, vm) = (ArbiterEvent::Hung as u32, link.vm.vm);
-                    self.tell(FromArbiter::Event { kind, vm, process: process.unwrap_or(0), bytes: 0 });
-                }
+                Ended::Hung => self.custody.hung(id),
                 Ended::Trespass => self.custody.abuse(id, "submits work without a permit"),
             }
         }

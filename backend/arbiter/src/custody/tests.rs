@@ -817,22 +817,26 @@ fn who_keeps_grants_delays_another_vm_by_one_of_them() {
 // Promise: Q31
 #[test]
 fn who_is_ended_with_a_grant_has_kept_it() {
-    let mut growing = Growing::new();
-    let floods = [1; 3].map(|vm| growing.worker(vm));
-    for id in floods {
-        growing.wish(id);
+    let ways: [fn(&mut Custody, WorkerId); 2] =
+        [|custody, id| custody.abuse(id, "does not read"), Custody::hung];
+    for end in ways {
+        let mut growing = Growing::new();
+        let floods = [1; 3].map(|vm| growing.worker(vm));
+        for id in floods {
+            growing.wish(id);
+        }
+        growing.pass(1);
+        assert!(growing.has(floods[0]));
+        // It is ended for something else, before its grant would be taken away.
+        growing.pass(5_000);
+        end(&mut growing.world.custody, floods[0]);
+        growing.pass(5_100);
+        assert!(!growing.has(floods[1]), "the next one of its VM takes its place: {:?}", growing.granted);
+        let honest = growing.worker(2);
+        growing.wish(honest);
+        growing.pass(5_200);
+        assert!(growing.has(honest), "{:?}", growing.granted);
     }
-    growing.pass(1);
-    assert!(growing.has(floods[0]));
-    // It is ended for something else, before its grant would be taken away.
-    growing.pass(5_000);
-    growing.world.custody.abuse(floods[0], "does not read");
-    growing.pass(5_100);
-    assert!(!growing.has(floods[1]), "the next one of its VM takes its place: {:?}", growing.granted);
-    let honest = growing.worker(2);
-    growing.wish(honest);
-    growing.pass(5_200);
-    assert!(growing.has(honest), "{:?}", growing.granted);
 }
 
 // Promise: Q31
