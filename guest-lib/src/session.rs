@@ -40,10 +40,9 @@ impl Shared {
     pub(crate) fn lose(&self, error: &TransportError) -> Error {
         if layout::lost(&self.words).is_none() {
             log::error(format_args!("cannot reach the device any more: {error}"));
-            self.words.store_u32(layout::LOST_ERROR, Error::DEVICE_UNAVAILABLE.0, Ordering::Relaxed);
-            self.words.store_u32(layout::STATE, layout::LOST, Ordering::Release);
+            layout::set_lost(&self.words, Error::DEVICE_UNAVAILABLE.0);
         }
-        Error::DEVICE_UNAVAILABLE
+        Error(layout::lost(&self.words).unwrap_or(Error::DEVICE_UNAVAILABLE.0))
     }
 }
 

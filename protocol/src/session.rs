@@ -196,6 +196,12 @@ pub fn set_completed(memory: &impl Shared, slot: u32, sequence: u64) {
     memory.store_u64(sequence_at(slot), sequence, Ordering::Release);
 }
 
+/// Ends a session: first why, then that.
+pub fn set_lost(memory: &impl Shared, error: u32) {
+    memory.store_u32(LOST_ERROR, error, Ordering::Relaxed);
+    memory.store_u32(STATE, LOST, Ordering::Release);
+}
+
 /// Why a session is over, if it is: the CUresult every call returns from now on.
 pub fn lost(memory: &impl Shared) -> Option<u32> {
     (memory.load_u32(STATE, Ordering::Acquire) == LOST)

@@ -192,8 +192,7 @@ impl Session {
 
     /// Ends the session for good: the guest reads `reason`, the process exits with `status`.
     pub(crate) fn lose(&self, reason: Code, status: i32) -> ! {
-        self.words.store_u32(session::LOST_ERROR, reason, Ordering::Relaxed);
-        self.words.store_u32(session::STATE, session::LOST, Ordering::Release);
+        session::set_lost(&self.words, reason);
         self.wake_guest();
         exit(status)
     }
