@@ -187,11 +187,15 @@ pub(crate) fn initialise() -> Result {
 
 fn open() -> Result<Process> {
     let transport = transport::open().map_err(|error| {
-        match error {
-            TransportError::NoDevice => log::info(format_args!("no Sluice device in this system")),
-            error => log::error(format_args!("cannot reach the Sluice device: {error}")),
+        if matches!(error, TransportError::NoDevice) {
+            log::info(format_args!("no Sluice device in this system"));
+        } else {
+            log::error(format_args!("cannot reach the Sluice device: {error}"));
         }
-        Error::NO_DEVICE
+        match error {
+            TransportError::Version(_) => Error::SYSTEM_DRIVER_MISMATCH,
+            _ => Error::NO_DEVICE,
+        }
     })?;
     let session = Session::open(transport)?;
     let devices = Devices::read(&session)?;

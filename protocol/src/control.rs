@@ -96,7 +96,10 @@ messages! {
     enum ToWorker {
         /// The session begins. Descriptors: the reading end of the doorbell pipe (the worker waits on it), wake
         /// eventfd (the worker writes it).
-        1 Begin { /** The device's number of the session. */ session: u32, /** [`VERSION`]. */ version: u32 } fds 2,
+        1 Begin {
+            /** [`VERSION`]; first in every one. */ version: u32,
+            /** The device's number of the session. */ session: u32
+        } fds 2,
         /// Map guest pages. Descriptors: a memfd of [`Run`]s, the memory file they lie in. The first runs are the parts of
         /// the file that are the guest's memory, in ascending order; the others are the pages.
         2 Attach {

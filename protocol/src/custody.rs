@@ -92,10 +92,10 @@ messages! {
         /// First of all. Descriptors: the custody page, which cannot be written through it; the report page; the bell, an
         /// eventfd.
         1 Welcome {
+            /** [`crate::control::VERSION`]; first in every one. */ version: u32,
             /** The placement unit. */ unit: u32,
             /** Epoch of the VM. */ epoch: u64,
-            /** What the VM may have, in bytes. */ limit: u64,
-            /** [`crate::control::VERSION`]. */ version: u32
+            /** What the VM may have, in bytes. */ limit: u64
         } fds 3,
         /// A chunk. Descriptor: what the driver imports it by.
         2 Lent {

@@ -439,7 +439,7 @@ macro_rules! golden {
 #[test]
 fn control_messages_are_these_bytes_and_have_one_length() {
     golden! { ToWorker:
-        ToWorker::Begin { session: 5, version: 1 } => [1, 5, 1], fds 2;
+        ToWorker::Begin { version: 1, session: 5 } => [1, 1, 5], fds 2;
         ToWorker::Attach {
             slot: 3, address: 0x7e00_0000_0000, bytes: 0x3000, runs: 2, extents: 1, granule: 0x20_0000, more: true
         } => [2, 3, 0x7e00_0000_0000, 0x3000, 2, 1, 0x20_0000, 1], fds 2;
@@ -491,7 +491,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         Request::Process { serial: 7, index: 1 } => [12, 7, 1], fds 0;
     }
     golden! { Answer:
-        Answer::Welcome { unit: 1, epoch: 2, limit: 6, version: 1 } => [1, 1, 2, 6, 1], fds 3;
+        Answer::Welcome { version: 1, unit: 1, epoch: 2, limit: 6 } => [1, 1, 1, 2, 6], fds 3;
         Answer::Lent { serial: 7, lease: 5, bytes: 6, more: true } => [2, 7, 5, 6, 1], fds 1;
         Answer::Granted { serial: 7, value: 8 } => [3, 7, 8], fds 0;
         Answer::Refused { serial: 7, error: 2 } => [4, 7, 2], fds 0;

@@ -13,6 +13,7 @@ use crate::image::Image;
 use crate::paths::Binaries;
 use crate::process;
 use crate::programs::{self, Program};
+use crate::virtual_socket::UNIFIED;
 use crate::vm::{Accelerator, Guest, GuestCommand, Machine};
 
 /// The kernels of both.
@@ -98,9 +99,8 @@ pub fn run(vmm: &Vmm<'_>, inner: &Kernel) -> Result<Ran> {
         let native = run_native(&binaries, &program.path, &[], PATIENCE)?;
         let printed = between(&console, &program.name)
             .with_context(|| format!("{} did not end in the inner guest:\n{}", program.name, said()))?;
-        // The one thing that guests without shared memory are told otherwise.
         let expected = match *way {
-            "vsock" => native.stdout.replace("unified addressing 1", "unified addressing 0"),
+            "vsock" => native.stdout.replace(UNIFIED.0, UNIFIED.1),
             _ => native.stdout,
         };
         ensure!(printed == expected, "{}: natively\n{expected}\nthere\n{printed}", program.name);

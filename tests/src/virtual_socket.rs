@@ -13,6 +13,8 @@ use crate::progress;
 
 const PACKAGE: &str = "vhost-device-vsock";
 const VERSION: &str = "0.3.0";
+/// The one thing that programs are told otherwise than natively: no memory is shared.
+pub const UNIFIED: (&str, &str) = ("unified addressing 1", "unified addressing 0");
 /// It has some hundred dependencies, and is built once.
 const BUILD: Duration = Duration::from_secs(900);
 const START: Duration = Duration::from_secs(30);

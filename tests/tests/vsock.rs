@@ -2,8 +2,9 @@
 //! user-space virtual socket device; the same programs, the same processes behind. In one it comes out of a virtual machine.
 
 use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -16,10 +17,11 @@ use sluice_tests::host::{self, Host};
 use sluice_tests::image::Image;
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
-use sluice_tests::process::{Finished, signal, tail};
+use sluice_tests::process::{Finished, run, signal, tail};
+use sluice_tests::programs;
 use sluice_tests::qemu::Qemu;
+use sluice_tests::virtual_socket::{self, UNIFIED};
 use sluice_tests::vm::{Gpu, Guest, GuestCommand, Machine};
-use sluice_tests::{programs, virtual_socket};
 
 fn program(name: &str) -> Result<PathBuf> {
     let programs = programs::compile_all()?;
@@ -40,8 +42,6 @@ fn passed(finished: &Finished) -> Result<()> {
 /// writing to pinned memory that they look at, `managed` memory is refused, and `zero_copy` says what there is, which is a test
 /// of its own.
 const IN_PLACE: &[&str] = &["lifetimes", "managed", "zero_copy"];
-/// The one thing that programs are told otherwise than natively.
-const UNIFIED: (&str, &str) = ("unified addressing 1", "unified addressing 0");
 
 // Promise: V21
 #[test]
@@ -133,6 +133,31 @@ fn greeted(backend: &Backend) -> Result<UnixStream> {
     stream.read_exact(&mut head)?;
     ensure!(ToGuest::decode(&head) == Ok(ToGuest::Hello { version: calls::VERSION }), "{head:?}");
     Ok(stream)
+}
+
+// Promise: F62
+#[test]
+fn a_host_that_speaks_other_calls_is_a_mismatch_of_drivers() -> Result<()> {
+    let folder = tempfile::tempdir().context("a folder for a socket")?;
+    let socket = folder.path().join("other.sock");
+    let listener = UnixListener::bind(&socket)?;
+    // A program asks anew with each of its first calls. This ends with the test.
+    thread::spawn(move || -> std::io::Result<()> {
+        loop {
+            let (mut guest, _) = listener.accept()?;
+            guest.read_exact(&mut [0; HEAD_BYTES])?;
+            guest.write_all(&ToGuest::Hello { version: calls::VERSION.wrapping_add(1) }.encode())?;
+        }
+    });
+    let backend = streamed()?;
+    let mut command = backend.command(&program("device_query")?, &[]);
+    let finished = run(command.env("SLUICE_SOCKET", &socket), PATIENCE)?;
+    ensure!(
+        !finished.status.success() && finished.stdout.contains("cudaErrorSystemDriverMismatch"),
+        "{finished:?}"
+    );
+    ensure!(finished.stderr.contains("speaks version"), "{finished:?}");
+    backend.stop()
 }
 
 // Promise: V23
@@ -239,7 +264,7 @@ fn a_guest_without_graphics_computes_over_a_virtual_socket() -> Result<()> {
                 return anyhow::Ok(());
             }
             ensure!(Instant::now() < deadline, "{} workers live, {count} expected", workers.len());
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
     };
     let uds = host.socket().with_file_name("vm-1.vsock");

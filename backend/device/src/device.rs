@@ -553,17 +553,17 @@ impl Device {
             return Err(Refused::Busy(resource));
         }
         let bytes = found.bytes();
-        let pages = ControlPages::new(found.runs()).filter(|_| bytes >= session::BYTES as u64);
-        let pages = pages.ok_or(Refused::Control(resource))?;
+        let pages = ControlPages::new(found.runs()).ok_or(Refused::Control(resource))?;
         let memory = self.memory.as_ref().ok_or(Refused::Control(resource))?.memory();
         let words = pages.words(&memory);
         match session::version(words.load_u64(session::MAGIC_AT, Ordering::Acquire)) {
-            Some(session::VERSION) => {}
+            Some(session::VERSION) if bytes >= session::BYTES as u64 => {}
+            Some(session::VERSION) | None => return Err(Refused::Control(resource)),
+            // Perhaps of another length.
             Some(theirs) => {
-                tell_lost(&words, MISMATCH);
+                session::set_lost(&words, MISMATCH);
                 return Err(Refused::Layout(theirs));
             }
-            None => return Err(Refused::Control(resource)),
         }
         let nonce = match owner {
             Owner::Context(_) => None,
@@ -572,14 +572,14 @@ impl Device {
                 page::clear_nonce(found.runs(), &memory);
                 let unknown = nonce.filter(|nonce| !self.controls.is_known(*nonce));
                 if unknown.is_none() {
-                    tell_lost(&words, INVALID);
+                    session::set_lost(&words, INVALID);
                     return Err(Refused::Nonce(resource));
                 }
                 unknown
             }
         };
         let Some(number) = self.link.open() else {
-            tell_lost(&words, UNAVAILABLE);
+            session::set_lost(&words, UNAVAILABLE);
             return Err(Refused::Unavailable);
         };
         let until = Instant::now().checked_add(WORKER_PATIENCE).unwrap_or_else(Instant::now);
@@ -813,7 +813,7 @@ impl Device {
     fn lose(&mut self, number: u32, error: u32) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
         if let (Some(memory), Some(pages)) = (&self.memory, session.pages.take()) {
-            tell_lost(&pages.words(&memory.memory()), error);
+            session::set_lost(&pages.words(&memory.memory()), error);
             self.counters.lost = self.counters.lost.wrapping_add(1);
         }
         self.end(number, None);
@@ -1127,10 +1127,4 @@ impl Drop for Device {
     fn drop(&mut self) {
         self.disconnect();
     }
-}
-
-/// Writes a session's end into its page: first why, then that.
-fn tell_lost(words: &impl Shared, error: u32) {
-    words.store_u32(session::LOST_ERROR, error, Ordering::Relaxed);
-    words.store_u32(session::STATE, session::LOST, Ordering::Release);
 }

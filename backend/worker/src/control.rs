@@ -94,7 +94,6 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     if let Err(error) = &ended
         && error.is_of_versions()
     {
-        tracing::error!(%error, "the session is refused");
         refuse(&control);
     }
     ended
@@ -194,6 +193,10 @@ fn message(control: &OwnedFd) -> Result<Option<(ToWorker, Vec<OwnedFd>)>, RunErr
             Ok(None) | Err(Errno::CONNRESET) => return Ok(None),
             Ok(Some((bytes, descriptors))) => {
                 let message = ToWorker::decode(bytes)?;
+                // Of another version, anything else may mean something else.
+                if let ToWorker::Begin { version, .. } = message {
+                    same_version(version)?;
+                }
                 if descriptors.len() != message.descriptors() {
                     return Err(RunError::Unexpected(message, descriptors.len()));
                 }
@@ -221,12 +224,8 @@ fn lenders(control: &OwnedFd, devices: u32) -> Result<Vec<OwnedFd>, RunError> {
 fn begin(control: &OwnedFd) -> Result<(OwnedFd, OwnedFd), RunError> {
     let (message, descriptors) = message(control)?.ok_or(RunError::Closed)?;
     match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
-        (ToWorker::Begin { version, .. }, descriptors) => {
-            same_version(version)?;
-            let [doorbell, wake] = descriptors.map_err(|rest| RunError::Unexpected(message, rest.len()))?;
-            Ok((doorbell, wake))
-        }
-        (message, _) => Err(RunError::Unexpected(message, 0)),
+        (ToWorker::Begin { .. }, Ok([doorbell, wake])) => Ok((doorbell, wake)),
+        (message, _) => Err(RunError::Unexpected(message, 2)),
     }
 }
 

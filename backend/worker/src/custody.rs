@@ -137,6 +137,10 @@ fn message(socket: &OwnedFd) -> Result<Option<(Answer, Vec<OwnedFd>)>, CustodyEr
             Ok(None) | Err(Errno::CONNRESET) => return Ok(None),
             Ok(Some((bytes, descriptors))) => {
                 let answer = Answer::decode(bytes)?;
+                // Of another version, anything else may mean something else.
+                if let Answer::Welcome { version, .. } = answer {
+                    same_version(version)?;
+                }
                 if descriptors.len() != answer.descriptors() {
                     return Err(CustodyError::Unexpected(answer, descriptors.len()));
                 }
@@ -168,10 +172,7 @@ impl Link {
         }
         let (answer, descriptors) = message(&socket)?.ok_or(CustodyError::Gone(device))?;
         let (unit, file, report, bell) = match (answer, <[OwnedFd; 3]>::try_from(descriptors)) {
-            (Answer::Welcome { unit, version, .. }, Ok([file, report, bell])) => {
-                same_version(version)?;
-                (unit, file, report, bell)
-            }
+            (Answer::Welcome { unit, .. }, Ok([file, report, bell])) => (unit, file, report, bell),
             (answer, _) => return Err(CustodyError::Unexpected(answer, 3)),
         };
         // A page shorter than it says would be a fault at the first look.

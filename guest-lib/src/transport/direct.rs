@@ -204,8 +204,10 @@ impl Direct {
         let capset = Command::new(command::GET_CAPSET, 0).words(&[Capset::ID, 0]);
         let length = self.ask("GET_CAPSET", &capset, answer::OK_CAPSET, &mut into)?;
         let body = into.get(HEADER_BYTES..length).unwrap_or_default();
-        if Capset::decode(body) != Some(Capset { version: calls::VERSION }) {
-            return Err(TransportError::NoDevice);
+        match Capset::decode(body) {
+            Some(Capset { version: calls::VERSION }) => {}
+            Some(Capset { version }) => return Err(TransportError::Version(version)),
+            None => return Err(TransportError::NoDevice),
         }
         let mut create = Command::new(command::CTX_CREATE, CONTEXT).words(&[6, Capset::ID]);
         create.bytes[create.length..create.length + 6].copy_from_slice(b"direct");

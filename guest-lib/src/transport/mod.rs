@@ -18,7 +18,7 @@ pub mod vsock;
 pub(crate) use held::abandon;
 
 use rustix::io::Errno;
-use sluice_protocol::doorbell::Doorbell;
+use sluice_protocol::{calls, doorbell::Doorbell};
 use sluice_shared_memory::{Reservation, mapping::MapError};
 use std::time::Duration;
 
@@ -55,6 +55,13 @@ pub enum TransportError {
         /// The kernel's answer.
         error: Errno,
     },
+    /// There is one, of a host that speaks another version of the calls.
+    #[error(
+        "the host speaks version {0} of the calls, and this library version {ours}; install the host's version of the \
+         guest's package",
+        ours = calls::VERSION
+    )]
+    Version(u32),
     /// The setting of an environment variable means nothing.
     #[error("{name} is {value:?}, which is not {expected}")]
     Setting {

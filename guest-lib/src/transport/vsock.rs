@@ -171,9 +171,7 @@ impl Vsock {
         }
         match ToGuest::decode(&head) {
             Ok(ToGuest::Hello { version: calls::VERSION }) => {}
-            Ok(ToGuest::Hello { version }) => {
-                return Err(TransportError::Answer { what: "hello of another version", kind: version });
-            }
+            Ok(ToGuest::Hello { version }) => return Err(TransportError::Version(version)),
             _ => return Err(TransportError::NoDevice),
         }
         Ok(Vsock { shared: Arc::new(shared), next_resource: AtomicU32::new(1) })
@@ -249,9 +247,8 @@ impl Connection {
         let mut input = Input { buffer: vec![0; BUFFER_BYTES].into(), length: 0 };
         while self.receive_some(&mut input, words).is_some() {}
         self.lost.store(true, Ordering::Relaxed);
-        if words.load_u32(layout::STATE, Ordering::Acquire) != layout::LOST {
-            words.store_u32(layout::LOST_ERROR, Error::DEVICE_UNAVAILABLE.0, Ordering::Relaxed);
-            words.store_u32(layout::STATE, layout::LOST, Ordering::Release);
+        if layout::lost(words).is_none() {
+            layout::set_lost(words, Error::DEVICE_UNAVAILABLE.0);
         }
         self.arrived();
     }

@@ -64,26 +64,28 @@ impl Drm {
     ///
     /// # Errors
     /// [`TransportError::NoDevice`] when there is none, [`TransportError::Denied`] when one may not be opened,
-    /// [`TransportError::Mode`] when there is one that cannot do what is wanted.
+    /// [`TransportError::Version`] when it is a host's of another version, [`TransportError::Mode`] when there is one that cannot do what is wanted.
     pub fn open(wanted: Option<Mode>) -> Result<Drm, TransportError> {
-        let mut denied = None;
+        let mut unusable = None;
         for number in NODES {
             let path = format!("/dev/dri/renderD{number}");
             match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Permissions::empty()) {
-                Ok(node) => {
-                    if let Kind::Sluice { version: calls::VERSION, abilities } =
-                        Node::new(node.as_fd()).kind()
-                    {
+                Ok(node) => match Node::new(node.as_fd()).kind() {
+                    Kind::Sluice { version: calls::VERSION, abilities } => {
                         return Drm::start(node, choose(wanted, Mode::of(abilities))?);
                     }
-                }
+                    Kind::Sluice { version, .. } => {
+                        unusable.get_or_insert(TransportError::Version(version));
+                    }
+                    Kind::OtherVirtio | Kind::Other => {}
+                },
                 Err(error @ (Errno::ACCESS | Errno::PERM)) => {
-                    denied.get_or_insert(TransportError::Denied { path, error });
+                    unusable.get_or_insert(TransportError::Denied { path, error });
                 }
                 Err(_) => {}
             }
         }
-        Err(denied.unwrap_or(TransportError::NoDevice))
+        Err(unusable.unwrap_or(TransportError::NoDevice))
     }
 
     fn start(node: OwnedFd, mode: Mode) -> Result<Drm, TransportError> {
