@@ -214,9 +214,7 @@ impl Link {
     /// What `sluiced` has answered about a session whose device is gone.
     pub fn turn_away(&self, arrival: Arrival) {
         self.close();
-        if let Arrival::Worker { session, pidfd, .. } = arrival {
-            self.bury(session, pidfd, None);
-        }
+        workers::bury(self, arrival);
     }
 
     /// Does once what the thread does, where there is no `sluiced`; for a fuzz target and for tests.
