@@ -34,8 +34,8 @@ const ACTIVE: usize = 64;
 const ROUNDS: usize = 60;
 /// How long the idle daemon is looked at.
 const IDLE: Duration = Duration::from_secs(10);
-/// An H200 divided by this: a gigabyte, of which each VM may have a chunk.
-const SCALE: &str = "128";
+/// An H200 divided by this: two gigabytes, of which each VM may have a chunk, beside what the driver takes for sessions.
+const SCALE: &str = "64";
 
 /// Every row whose name contains one of `filter`, or all.
 pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {

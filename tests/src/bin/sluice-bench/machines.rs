@@ -4,7 +4,7 @@
 //! turns, so that whatever else the host does hits both. One way is measured alone by a part of a name like `vm/vsock`.
 
 use crate::Row;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use sluice_tests::{
     debian::{Kernel, Series},
     host::Host,
@@ -32,7 +32,10 @@ const SOCKET: &str = "vsock";
 pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
     let (ways, rows): (Vec<String>, Vec<String>) =
         filter.iter().cloned().partition(|part| part.starts_with("vm/"));
-    let wanted = |name: &str| ways.is_empty() || ways.contains(&format!("vm/{name}"));
+    let wanted = |name: &str| {
+        let way = format!("vm/{name}/");
+        ways.is_empty() || ways.iter().any(|part| way.starts_with(part) || part.starts_with(&way))
+    };
     let filter = if rows.is_empty() { ROWS.map(str::to_owned).to_vec() } else { rows };
     let mut measured = Vec::new();
     for mode in [Mode::Legacy, Mode::Flat, Mode::Full].into_iter().filter(|mode| wanted(mode.name())) {
@@ -48,6 +51,7 @@ pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> 
             Err(error) => eprintln!("not measured: no virtual socket device: {error:#}"),
         }
     }
+    ensure!(!measured.is_empty(), "nothing was measured of {filter:?} {ways:?}");
     Ok(measured)
 }
 
