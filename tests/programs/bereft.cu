@@ -23,8 +23,7 @@ int main(int argc, char **argv) {
         cudaError_t waited = cudaSuccess;
         std::thread waiter([&] { waited = cudaStreamSynchronize(stream); });
         usleep(100000); // until it sleeps
-        long most = sysconf(_SC_OPEN_MAX);
-        for (int descriptor = 3; descriptor < most; descriptor++) close(descriptor);
+        close_range(3, ~0U, 0);
         hold<<<1, 1>>>(never);
         cudaError_t launched = cudaGetLastError(), later = cudaDeviceSynchronize();
         waiter.join();
