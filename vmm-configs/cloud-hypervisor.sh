@@ -5,6 +5,7 @@
 #
 # The device maps guest memory, so that must be shared; Cloud Hypervisor does not seal it, so sluiced takes it only with
 # `trust-vmm-memory = true` in its configuration. 16 is a GPU to virtio, which has a queue for commands and one for a cursor.
+# Version 52 calls the device_type virtio_id.
 exec cloud-hypervisor \
     --memory size=4294967296,shared=on \
     --generic-vhost-user 'socket=/run/sluice/vm-1000.sock,device_type=16,queue_sizes=[1024,16]' \

@@ -12,9 +12,11 @@ use sluice_tests::matrix::{self, Place};
 use sluice_tests::nested::{self, SERIES, Vmm};
 use sluice_tests::way::Mode;
 
-const SCRIPT: &str = "cloud-hypervisor --cpus boot=1 --memory size=1024M,shared=on --kernel /boot/vmlinuz --initramfs /boot/initrd \
+/// Version 52 has another name for the kind of device.
+const SCRIPT: &str = "kind=device_type; cloud-hypervisor --help | grep -q virtio_id= && kind=virtio_id; \
+     cloud-hypervisor --cpus boot=1 --memory size=1024M,shared=on --kernel /boot/vmlinuz --initramfs /boot/initrd \
      --cmdline 'console=ttyS0 panic=-1 quiet' --serial file=/run/inner --console off --seccomp false \
-     --generic-vhost-user socket=/run/vm/vm-1.sock,device_type=16,queue_sizes=[1024,16]; \
+     --generic-vhost-user socket=/run/vm/vm-1.sock,$kind=16,queue_sizes=[1024,16]; \
      echo \"ended with $?\"; cat /run/inner";
 
 fn place(transport: &str) -> Place {
