@@ -21,7 +21,7 @@ use crate::process::output_of;
 use crate::progress::step;
 
 pub use floor::{Version, needed};
-pub use layout::{Package, SINCE};
+pub use layout::{Package, SINCE, SLEEP_HOOK};
 pub use portable::portable;
 
 /// What makes packages.

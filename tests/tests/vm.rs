@@ -17,6 +17,7 @@ use sluice_tests::direct::{descriptors, mappings};
 use sluice_tests::host::{Host, run_native};
 use sluice_tests::huge_pages::HugePages;
 use sluice_tests::image::Image;
+use sluice_tests::packages;
 use sluice_tests::paths::{self, Binaries};
 use sluice_tests::process::{self, signal};
 use sluice_tests::programs::{self, Program};
@@ -612,6 +613,39 @@ fn a_guest_that_starts_another_kernel_starts_clean() -> Result<()> {
         stage.works()
     })?;
     stage.power_off()
+}
+
+/// The driver of stock kernels does not get over a suspension; what the package has systemd run around one sees to that.
+// Promise: V19
+#[test]
+#[ignore = "for the full tier"]
+fn a_guest_that_was_suspended_computes_again() -> Result<()> {
+    for series in [Series::V6_1, Series::V6_12] {
+        let tool = Binaries::locate()?.get("sluice-guest")?;
+        let hook = paths::workspace().join(packages::SLEEP_HOOK);
+        let machine = Machine { cpus: 2, memory_mib: 2048, ..Machine::new("suspend") };
+        let stage = Stage::boot_with(machine, series, (&[], &[]), |image| {
+            image.program(&tool, "usr/bin/sluice-guest")?;
+            image.file("usr/lib/systemd/system-sleep/sluice-guest", 0o755, fs::read(hook)?);
+            Ok(())
+        })?;
+        stage.works()?;
+        let device = stage.device()?;
+        let lost = stage.spawn(&["neighbour", "forever"])?;
+        lost.wait_for_output("computing", PATIENCE)?;
+        // As systemd-sleep does it. The kernel stops all devices and has them go on after five seconds, as it can be asked to
+        // for tests: nobody has to press a key.
+        let suspend = "PATH=$PATH:/usr/bin; hook=/usr/lib/systemd/system-sleep/sluice-guest; $hook pre suspend && \
+             echo devices > /sys/power/pm_test && echo mem > /sys/power/state && $hook post suspend && chmod 666 /dev/dri/renderD*";
+        stage.guest.run_as_root(suspend)?.expect_success()?;
+        let told = lost.wait()?;
+        ensure!(told.code == Some(1) && told.stdout.contains("cudaErrorDevicesUnavailable"), "{told:?}");
+        stage.works()?;
+        stage.workers(0)?;
+        ensure!(stage.device()? == device, "the device is another process");
+        stage.power_off()?;
+    }
+    Ok(())
 }
 
 /// What a guest gives back is never what it shares, and what it gets again is as good as new.

@@ -6,6 +6,7 @@
 mod doctor;
 mod loader;
 mod node;
+mod suspension;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -41,6 +42,12 @@ enum Command {
         /// The node, for instance /dev/dri/renderD128
         node: PathBuf,
     },
+    /// Take Sluice's devices from the kernel's driver before the system is suspended, and give them back after it; systemd does so by
+    /// itself
+    Suspension {
+        /// Before or after it
+        moment: suspension::Moment,
+    },
     /// Load the driver as programs do, and say which it is; for the process that does so
     #[command(hide = true)]
     Load,
@@ -71,6 +78,7 @@ fn run(command: &Command) -> Result<()> {
             Kind::Sluice { .. } => Ok(()),
             other => bail!("{} is {}", node.display(), node::whose(other)),
         },
+        Command::Suspension { moment } => suspension::at(*moment),
         Command::Load => loader::load(),
         Command::Manual { directory } => {
             ensure!(directory.is_dir(), "there is no directory {}", directory.display());

@@ -1,11 +1,42 @@
-//! One render node, in words. Asks the kernel, and makes nothing.
+//! Virtio devices and their render nodes, found and put in words. Asks the kernel, and makes nothing.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use rustix::fd::AsFd as _;
 use rustix::fs::{Mode as Permissions, OFlags};
 use sluice_guest_node::{Kind, Mode, Node};
+
+/// Kinds of devices, as virtio's specification numbers them.
+pub(crate) const GPU: &str = "0x0010";
+pub(crate) const VSOCK: &str = "0x0013";
+
+/// Devices of one kind on the virtio bus; `root` is `/` but in tests.
+pub(crate) fn virtio(root: &Path, kind: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root.join("sys/bus/virtio/devices")).into_iter().flatten().flatten();
+    let is_kind =
+        |path: &PathBuf| fs::read_to_string(path.join("device")).is_ok_and(|text| text.trim() == kind);
+    let mut devices: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_kind).collect();
+    devices.sort();
+    devices
+}
+
+/// Names of the render nodes of a device. The kernel hangs them below that, or below what it is plugged into.
+pub(crate) fn render_nodes(root: &Path, gpu: &Path) -> Vec<String> {
+    let Ok(gpu) = gpu.canonicalize() else { return Vec::new() };
+    let entries = fs::read_dir(root.join("sys/class/drm")).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter(|entry| {
+            let device = entry.path().join("device").canonicalize();
+            device.is_ok_and(|device| device == gpu || Some(device.as_path()) == gpu.parent())
+        })
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("renderD"))
+        .collect();
+    names.sort();
+    names
+}
 
 /// Looks at a node.
 ///

@@ -19,6 +19,8 @@ pub const SINCE: Version = Version(2, 28);
 /// Where the guest's libraries go, without the slash.
 pub(super) const GUEST_LIBRARIES: &str = "usr/lib/sluice-guest";
 
+/// What systemd runs around a suspension of the guest.
+pub const SLEEP_HOOK: &str = "packaging/guest/system-sleep";
 const PROGRAM: u32 = 0o755;
 const DATA: u32 = 0o644;
 const QUICK: Duration = Duration::from_secs(60);
@@ -124,6 +126,11 @@ pub(super) fn lay_out(package: Package, host: &Binaries, guest: &Binaries, tree:
         Package::Softgpu => {}
         Package::Guest => {
             manuals(&guest.get("sluice-guest")?, tree)?;
+            put(
+                &checkout.join(SLEEP_HOOK),
+                &tree.join("usr/lib/systemd/system-sleep/sluice-guest"),
+                PROGRAM,
+            )?;
             // The names under which the vendor's are found by those who look for no version.
             for name in ["libcuda", "libnvidia-ml"] {
                 symlink(format!("{name}.so.1"), tree.join(GUEST_LIBRARIES).join(format!("{name}.so")))

@@ -8,11 +8,8 @@ use sluice_guest_node::{Kind, Mode};
 use sluice_protocol::calls;
 
 use super::{Finding, Verdict};
-use crate::node;
+use crate::node::{self, GPU, VSOCK};
 
-/// Numbers of virtio's specification.
-const GPU: &str = "0x0010";
-const VSOCK: &str = "0x0013";
 const TRANSPORT: &str = "transport";
 const DEVICE: &str = "device";
 const PERMISSION: &str = "permission";
@@ -48,16 +45,7 @@ impl System {
 
     /// Devices of one kind on the virtio bus.
     fn virtio(&self, kind: &str) -> Vec<PathBuf> {
-        let entries = fs::read_dir(self.path("sys/bus/virtio/devices"));
-        let mut devices: Vec<PathBuf> = entries
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path())
-            .filter(|path| fs::read_to_string(path.join("device")).is_ok_and(|text| text.trim() == kind))
-            .collect();
-        devices.sort();
-        devices
+        node::virtio(&self.root, kind)
     }
 
     /// Whether this kernel has a module, loaded or not, or has it built in.
@@ -207,29 +195,13 @@ fn virtio_gpu(system: &System, gpu: &Path) -> Vec<Finding> {
         };
         return vec![finding];
     }
-    let nodes = render_nodes(system, gpu);
+    let nodes = node::render_nodes(&system.root, gpu);
     if nodes.is_empty() {
         let advice =
             "look for virtio_gpu in the kernel's log (dmesg): the driver has it and offers no render node";
         return vec![Finding::new(DEVICE, Verdict::Bad, format!("{name} has no render node"), advice)];
     }
     nodes.iter().flat_map(|node| render_node(system, node)).collect()
-}
-
-/// Names of the render nodes of a device. The kernel hangs them below that, or below what it is plugged into.
-fn render_nodes(system: &System, gpu: &Path) -> Vec<String> {
-    let Ok(gpu) = gpu.canonicalize() else { return Vec::new() };
-    let entries = fs::read_dir(system.path("sys/class/drm")).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries
-        .filter(|entry| {
-            let device = entry.path().join("device").canonicalize();
-            device.is_ok_and(|device| device == gpu || Some(device.as_path()) == gpu.parent())
-        })
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| name.starts_with("renderD"))
-        .collect();
-    names.sort();
-    names
 }
 
 fn render_node(system: &System, name: &str) -> Vec<Finding> {
