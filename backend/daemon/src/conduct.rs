@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn so_many_in_so_long_is_too_many() {
-        let mut conduct = Conduct::new(FencePolicy { count: 3, seconds: 10 });
+        let mut conduct = Conduct::new(FencePolicy { count: 3, seconds: 10, ..FencePolicy::default() });
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!(!conduct.note(1, at(0)));

@@ -169,11 +169,14 @@ pub struct FencePolicy {
     pub count: u32,
     /// … in so many seconds.
     pub seconds: u32,
+    /// Whether one is fenced at once that used more GPU time, as the driver has it, than its workers say. Not without being
+    /// asked: what drivers for hardware have for the time of processes that take turns has not been measured.
+    pub undercharged: bool,
 }
 
 impl Default for FencePolicy {
     fn default() -> Self {
-        Self { count: 3, seconds: 60 }
+        Self { count: 3, seconds: 60, undercharged: false }
     }
 }
 

@@ -34,6 +34,7 @@ pub(crate) struct Custodian {
     units: Rc<Units>,
     roster: Rc<Roster>,
     checkpoint: Rc<Checkpoint>,
+    policy: FencePolicy,
     conduct: RefCell<Conduct>,
     journal: Arc<Journal>,
     /// Whether arbiters of a daemon before lend already.
@@ -57,6 +58,7 @@ impl Custodian {
             units,
             roster,
             checkpoint,
+            policy,
             conduct: RefCell::new(Conduct::new(policy)),
             journal,
             adopted,
@@ -140,6 +142,9 @@ impl Custodian {
             }
             ArbiterEvent::LedgerBroken if vm == 0 => self.quarantine(unit, "its ledger contradicts itself"),
             ArbiterEvent::LedgerBroken => fence("the ledger of its memory contradicts itself"),
+            ArbiterEvent::Undercharged if self.policy.undercharged => {
+                fence("it used more GPU time than its workers say");
+            }
             ArbiterEvent::Stuck => self.quarantine(unit, "its driver does not let go of a killed process"),
             // Told of and counted: what was lost is found already, what is not clean is not lent, and what grows is within
             // its limit.

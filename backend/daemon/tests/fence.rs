@@ -324,6 +324,25 @@ fn workers_that_break_the_rules_again_and_again_have_their_vm_fenced() {
     place.wait_empty();
 }
 
+// Promise: T35
+#[test]
+fn a_vm_that_owns_up_to_less_time_than_the_driver_saw_is_fenced_where_that_is_asked_for() {
+    for asked in [false, true] {
+        let place = Place::new();
+        let file = place.run().join("sluiced.toml");
+        std::fs::write(&file, format!("[fence]\nundercharged = {asked}\n")).expect("written");
+        let daemon = Daemon::start(&place, &["--vm", "1", "--config", file.to_str().expect("a path")]);
+        place.tell("unit-0", "event 11 1 0 0");
+        let host = until(
+            || place.look("/v1/host"),
+            |host| host["events"].as_array().is_some_and(|events| !events.is_empty()),
+        );
+        assert!(host["events"].to_string().contains("undercharged"), "{host}");
+        assert_eq!(stands(&place)["step"] != "active", asked, "{}", stands(&place));
+        daemon.end();
+    }
+}
+
 // Promise: F42
 #[test]
 fn an_error_of_the_gpu_has_the_consequence_of_its_class() {
