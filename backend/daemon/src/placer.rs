@@ -1017,8 +1017,11 @@ impl Placer {
         let ordinal = found.ordinal;
         let _turn = self.turn(gpu).await;
         // Since it was last looked at, somebody may have had it take VMs again.
-        if !self.is_draining(ordinal) || self.fleet.borrow().units().any(|unit| unit.gpu == gpu) {
+        if !self.is_draining(ordinal) {
             return Err(undrained(ordinal));
+        }
+        if self.fleet.borrow().units().any(|unit| unit.gpu == gpu) {
+            return Err(internal(&PlanError::InUse));
         }
         // An arbiter has all of its memory, and would be in the way.
         self.switching.borrow_mut().insert(gpu);

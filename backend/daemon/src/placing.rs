@@ -103,10 +103,12 @@ impl Registry {
         caller.may_operate()?;
         let at = self.placer.index_of(gpu).ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))?;
         let turn = self.changing.lock().await;
-        if !draining && self.placer.will_divide(at).is_some() {
+        let may_be_set = || {
             let message = format!("GPU {gpu} waits for a reset; reset it, or switch it back first");
-            return Err(Error::new(Code::InUse, message));
-        }
+            let waits = !draining && self.placer.will_divide(at).is_some();
+            if waits { Err(Error::new(Code::InUse, message)) } else { Ok(()) }
+        };
+        may_be_set()?;
         if self.placer.is_draining(gpu) != draining {
             let (action, kind) = match draining {
                 true => ("gpu.drain", "gpu-draining"),
@@ -114,6 +116,11 @@ impl Registry {
             };
             let entry = self.trail.entry(caller, action, format!("gpus/{gpu}"));
             entry.note(None::<()>, None).await?;
+            // It may have begun while that was written.
+            if let Err(error) = may_be_set() {
+                entry.note_failure(&error.message).await;
+                return Err(error);
+            }
             entry.made(self.placer.set_draining(gpu, draining).await).await?;
             self.journal.note(kind, None, format!("GPU {gpu}"));
         }
