@@ -42,7 +42,16 @@ impl Shared {
             log::error(format_args!("cannot reach the device any more: {error}"));
             layout::set_lost(&self.words, Error::DEVICE_UNAVAILABLE.0);
         }
-        Error(layout::lost(&self.words).unwrap_or(Error::DEVICE_UNAVAILABLE.0))
+        self.alive().err().unwrap_or(Error::DEVICE_UNAVAILABLE)
+    }
+
+    /// Whether the session is not over.
+    fn alive(&self) -> Result {
+        match layout::lost(&self.words) {
+            None => Ok(()),
+            Some(0) => Err(Error::DEVICE_UNAVAILABLE),
+            Some(code) => Err(Error(code)),
+        }
     }
 }
 
@@ -177,11 +186,7 @@ impl Session {
 
     /// Whether the worker is there.
     pub(crate) fn alive(&self) -> Result {
-        match layout::lost(self.words()) {
-            None => Ok(()),
-            Some(0) => Err(Error::DEVICE_UNAVAILABLE),
-            Some(code) => Err(Error(code)),
-        }
+        self.shared.alive()
     }
 
     /// Whether the worker is there and no earlier work has failed in a way that ends all work.

@@ -34,6 +34,7 @@ fn status(code: u32) -> Result {
     const INVALID_DEVICE: u32 = CUresult::CUDA_ERROR_INVALID_DEVICE as u32;
     const UNAVAILABLE: u32 = CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE as u32;
     const NOT_SUPPORTED: u32 = CUresult::CUDA_ERROR_NOT_SUPPORTED as u32;
+    const MISMATCH: u32 = CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH as u32;
     Err(match code {
         SUCCESS => return Ok(()),
         OUT_OF_MEMORY => Status::MEMORY,
@@ -42,6 +43,7 @@ fn status(code: u32) -> Result {
         INVALID_DEVICE => Status::INVALID_ARGUMENT,
         UNAVAILABLE => Status::GPU_IS_LOST,
         NOT_SUPPORTED => Status::NOT_SUPPORTED,
+        MISMATCH => Status::LIB_RM_VERSION_MISMATCH,
         _ => Status::UNKNOWN,
     })
 }
