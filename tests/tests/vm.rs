@@ -623,7 +623,7 @@ fn a_guest_that_was_suspended_computes_again() -> Result<()> {
     for series in [Series::V6_1, Series::V6_12] {
         let tool = Binaries::locate()?.get("sluice-guest")?;
         let hook = paths::workspace().join(packages::SLEEP_HOOK);
-        let machine = Machine { cpus: 2, memory_mib: 2048, ..Machine::new("suspend") };
+        let machine = Machine { cpus: 1, memory_mib: 2048, ..Machine::new("suspend") };
         let stage = Stage::boot_with(machine, series, (&[], &[]), |image| {
             image.program(&tool, "usr/bin/sluice-guest")?;
             image.file("usr/lib/systemd/system-sleep/sluice-guest", 0o755, fs::read(hook)?);
@@ -633,13 +633,25 @@ fn a_guest_that_was_suspended_computes_again() -> Result<()> {
         let device = stage.device()?;
         let lost = stage.spawn(&["neighbour", "forever"])?;
         lost.wait_for_output("computing", PATIENCE)?;
+        // One that sleeps until its kernel ends, which it never does.
+        let waiting = stage.spawn(&["bereft", "killed"])?;
+        waiting.wait_for_output("waiting", PATIENCE)?;
         // As systemd-sleep does it. The kernel stops all devices and has them go on after five seconds, as it can be asked to
         // for tests: nobody has to press a key.
-        let suspend = "PATH=$PATH:/usr/bin; hook=/usr/lib/systemd/system-sleep/sluice-guest; $hook pre suspend && \
-             echo devices > /sys/power/pm_test && echo mem > /sys/power/state && $hook post suspend && chmod 666 /dev/dri/renderD*";
+        let hook = |moment: &str| {
+            let script =
+                format!("PATH=$PATH:/usr/bin /usr/lib/systemd/system-sleep/sluice-guest {moment} suspend");
+            stage.guest.run_as_root(&script)?.expect_success().map(drop)
+        };
+        hook("pre")?;
+        stage.workers(0)?;
+        let suspend = "echo devices > /sys/power/pm_test && echo mem > /sys/power/state";
         stage.guest.run_as_root(suspend)?.expect_success()?;
+        hook("post")?;
+        stage.guest.run_as_root("chmod 666 /dev/dri/renderD*")?.expect_success()?;
         let told = lost.wait()?;
         ensure!(told.code == Some(1) && told.stdout.contains("cudaErrorDevicesUnavailable"), "{told:?}");
+        passed(&waiting.wait()?)?;
         stage.works()?;
         stage.workers(0)?;
         ensure!(stage.device()? == device, "the device is another process");

@@ -273,11 +273,23 @@ impl<'f> Node<'f> {
     }
 
     fn has(self, parameter: u64) -> bool {
+        self.parameter(parameter).is_ok_and(|value| value == 1)
+    }
+
+    /// Whether the driver still has the device.
+    ///
+    /// # Errors
+    /// The kernel's: ENODEV where it was taken away.
+    pub fn is_there(self) -> Result<(), Errno> {
+        self.parameter(abi::HAS_3D).map(drop)
+    }
+
+    fn parameter(self, parameter: u64) -> Result<i32, Errno> {
         let mut value = 0i32;
         let mut get = abi::Parameter { parameter, value: address(&raw mut value) };
         // SAFETY: the structure of this ioctl; its address names an int that may be written.
-        let answered = unsafe { call::<GETPARAM, _>(self, &mut get) };
-        answered.is_ok() && value == 1
+        unsafe { call::<GETPARAM, _>(self, &mut get) }?;
+        Ok(value)
     }
 
     /// Makes this open file a context of our capset with so many rings. Before anything else that needs a context.

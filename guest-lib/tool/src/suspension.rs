@@ -3,6 +3,9 @@
 //! The virtio_gpu driver of stock kernels cannot be suspended: its device comes back without queues, the driver does not know, and
 //! who calls it waits for ever. Taken from the driver in time and given back, the device is as new. Programs with a session get an
 //! error; those that start afterwards find what they found before.
+//!
+//! The host hears nothing when a driver goes, but when one comes, and ends all sessions then. So the driver gets each device once
+//! more before the system is suspended: no worker has pages then that the guest has forgotten.
 
 use std::fs;
 use std::io;
@@ -45,8 +48,11 @@ fn taken(root: &Path) -> Result<String> {
 }
 
 fn take(root: &Path, look: fn(&Path) -> Result<Kind>) -> Result<()> {
-    let mut taken = taken(root)?;
     let mut failed = Vec::new();
+    let mut taken = taken(root).unwrap_or_else(|error| {
+        failed.push(format!("{error:#}"));
+        String::new()
+    });
     for gpu in node::virtio(root, GPU) {
         let nodes = node::render_nodes(root, &gpu);
         let is_ours =
@@ -57,26 +63,38 @@ fn take(root: &Path, look: fn(&Path) -> Result<Kind>) -> Result<()> {
         };
         // Noted first: whatever happens here, it is given back.
         taken = format!("{taken}{name}\n");
-        fs::write(root.join(TAKEN), &taken)
-            .with_context(|| format!("/{TAKEN} cannot be written (root can)"))?;
-        failed.extend(
-            fs::write(root.join(DRIVER).join("unbind"), name).err().map(|error| format!("{name}: {error}")),
-        );
+        let noted = fs::write(root.join(TAKEN), &taken)
+            .with_context(|| format!("/{TAKEN} cannot be written (root can)"));
+        failed.extend(noted.err().map(|error| format!("{error:#}")));
+        let taken = ["unbind", "bind", "unbind"].into_iter().try_for_each(|what| tell(root, what, name));
+        failed.extend(taken.err());
     }
     said("taken from the driver", &failed)
 }
 
 fn give_back(root: &Path) -> Result<()> {
     let taken = taken(root)?;
-    if taken.is_empty() {
-        return Ok(());
-    }
     let is_bound = |name: &str| root.join(DRIVER).join(name).exists();
-    let bind =
-        |name| fs::write(root.join(DRIVER).join("bind"), name).err().map(|error| format!("{name}: {error}"));
-    let failed: Vec<String> = taken.lines().filter(|name| !is_bound(name)).filter_map(bind).collect();
-    fs::remove_file(root.join(TAKEN)).with_context(|| format!("/{TAKEN} cannot be removed"))?;
+    let (mut left, mut failed) = (String::new(), Vec::new());
+    for name in taken.lines().filter(|name| !is_bound(name)) {
+        if let Err(error) = tell(root, "bind", name) {
+            left = format!("{left}{name}\n");
+            failed.push(error);
+        }
+    }
+    // What could not be given back can be, when it is tried again.
+    match (taken.is_empty(), left.is_empty()) {
+        (true, _) => Ok(()),
+        (false, true) => fs::remove_file(root.join(TAKEN)),
+        (false, false) => fs::write(root.join(TAKEN), left),
+    }
+    .with_context(|| format!("/{TAKEN} cannot be changed"))?;
     said("given back to the driver", &failed)
+}
+
+/// Has the driver take a device, or let go of it.
+fn tell(root: &Path, what: &str, name: &str) -> Result<(), String> {
+    fs::write(root.join(DRIVER).join(what), name).map_err(|error| format!("{what} {name}: {error}"))
 }
 
 fn said(what: &str, failed: &[String]) -> Result<()> {
@@ -127,6 +145,7 @@ mod tests {
         let driver = |name: &str| -> PathBuf { root.path().join(DRIVER).join(name) };
         take(root.path(), look).unwrap();
         assert_eq!(fs::read_to_string(driver("unbind")).unwrap(), "virtio129", "another's stays");
+        fs::remove_file(driver("bind")).unwrap();
         give_back(root.path()).unwrap();
         assert_eq!(fs::read_to_string(driver("bind")).unwrap(), "virtio129");
         fs::remove_file(driver("bind")).unwrap();
@@ -144,5 +163,19 @@ mod tests {
         fs::create_dir(driver("virtio129")).unwrap();
         give_back(root.path()).unwrap();
         assert!(!driver("bind").exists(), "the driver has it still");
+    }
+
+    // Promise: V19
+    #[test]
+    fn what_could_not_be_given_back_is_when_it_is_tried_again() {
+        let root = system();
+        let driver = |name: &str| -> PathBuf { root.path().join(DRIVER).join(name) };
+        take(root.path(), look).unwrap();
+        fs::remove_file(driver("bind")).unwrap();
+        fs::create_dir(driver("bind")).unwrap();
+        assert!(give_back(root.path()).unwrap_err().to_string().contains("virtio129"));
+        fs::remove_dir(driver("bind")).unwrap();
+        give_back(root.path()).unwrap();
+        assert_eq!(fs::read_to_string(driver("bind")).unwrap(), "virtio129");
     }
 }

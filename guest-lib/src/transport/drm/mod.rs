@@ -74,9 +74,8 @@ impl Drm {
                     Kind::Sluice { version: calls::VERSION, abilities } => {
                         return Drm::start(node, choose(wanted, Mode::of(abilities))?);
                     }
-                    Kind::Sluice { version, .. } => {
-                        unusable.get_or_insert(TransportError::Version(version));
-                    }
+                    // Of more use than that another one may not be opened.
+                    Kind::Sluice { version, .. } => unusable = Some(TransportError::Version(version)),
                     Kind::OtherVirtio | Kind::Other => {}
                 },
                 Err(error @ (Errno::ACCESS | Errno::PERM)) => {
@@ -234,7 +233,8 @@ impl Transport for Drm {
             };
             let mut fds = [PollFd::new(&fd, PollFlags::IN)];
             match poll(&mut fds, Some(&left)) {
-                Ok(0) => return Ok(()),
+                // A device that was unplugged signals nothing; only a call finds out.
+                Ok(0) => return self.call(|node| node.is_there()),
                 Ok(_) => {
                     *pending = None;
                     return Ok(());
