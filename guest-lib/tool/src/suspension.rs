@@ -134,6 +134,11 @@ mod tests {
         root
     }
 
+    /// A file of the driver's.
+    fn driver(root: &tempfile::TempDir, name: &str) -> PathBuf {
+        root.path().join(DRIVER).join(name)
+    }
+
     fn look(path: &Path) -> Result<Kind> {
         Ok(if path.ends_with("renderD129") { SLUICE } else { Kind::OtherVirtio })
     }
@@ -142,40 +147,37 @@ mod tests {
     #[test]
     fn what_is_ours_is_taken_and_given_back() {
         let root = system();
-        let driver = |name: &str| -> PathBuf { root.path().join(DRIVER).join(name) };
         take(root.path(), look).unwrap();
-        assert_eq!(fs::read_to_string(driver("unbind")).unwrap(), "virtio129", "another's stays");
-        fs::remove_file(driver("bind")).unwrap();
+        assert_eq!(fs::read_to_string(driver(&root, "unbind")).unwrap(), "virtio129", "another's stays");
+        fs::remove_file(driver(&root, "bind")).unwrap();
         give_back(root.path()).unwrap();
-        assert_eq!(fs::read_to_string(driver("bind")).unwrap(), "virtio129");
-        fs::remove_file(driver("bind")).unwrap();
+        assert_eq!(fs::read_to_string(driver(&root, "bind")).unwrap(), "virtio129");
+        fs::remove_file(driver(&root, "bind")).unwrap();
         give_back(root.path()).unwrap();
-        assert!(!driver("bind").exists(), "what was not taken is not given back");
+        assert!(!driver(&root, "bind").exists(), "what was not taken is not given back");
     }
 
     // Promise: V19
     #[test]
     fn what_could_not_be_taken_is_said_and_left_alone() {
         let root = system();
-        let driver = |name: &str| -> PathBuf { root.path().join(DRIVER).join(name) };
-        fs::create_dir(driver("unbind")).unwrap();
+        fs::create_dir(driver(&root, "unbind")).unwrap();
         assert!(take(root.path(), look).unwrap_err().to_string().contains("virtio129"));
-        fs::create_dir(driver("virtio129")).unwrap();
+        fs::create_dir(driver(&root, "virtio129")).unwrap();
         give_back(root.path()).unwrap();
-        assert!(!driver("bind").exists(), "the driver has it still");
+        assert!(!driver(&root, "bind").exists(), "the driver has it still");
     }
 
     // Promise: V19
     #[test]
     fn what_could_not_be_given_back_is_when_it_is_tried_again() {
         let root = system();
-        let driver = |name: &str| -> PathBuf { root.path().join(DRIVER).join(name) };
         take(root.path(), look).unwrap();
-        fs::remove_file(driver("bind")).unwrap();
-        fs::create_dir(driver("bind")).unwrap();
+        fs::remove_file(driver(&root, "bind")).unwrap();
+        fs::create_dir(driver(&root, "bind")).unwrap();
         assert!(give_back(root.path()).unwrap_err().to_string().contains("virtio129"));
-        fs::remove_dir(driver("bind")).unwrap();
+        fs::remove_dir(driver(&root, "bind")).unwrap();
         give_back(root.path()).unwrap();
-        assert_eq!(fs::read_to_string(driver("bind")).unwrap(), "virtio129");
+        assert_eq!(fs::read_to_string(driver(&root, "bind")).unwrap(), "virtio129");
     }
 }

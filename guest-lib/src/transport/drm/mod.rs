@@ -64,7 +64,8 @@ impl Drm {
     ///
     /// # Errors
     /// [`TransportError::NoDevice`] when there is none, [`TransportError::Denied`] when one may not be opened,
-    /// [`TransportError::Version`] when it is a host's of another version, [`TransportError::Mode`] when there is one that cannot do what is wanted.
+    /// [`TransportError::Version`] when it is a host's of another version, [`TransportError::Mode`] when there is one that cannot
+    /// do what is wanted.
     pub fn open(wanted: Option<Mode>) -> Result<Drm, TransportError> {
         let mut unusable = None;
         for number in NODES {

@@ -174,8 +174,8 @@ fn virtio_gpu(system: &System, gpu: &Path) -> Vec<Finding> {
     let release = &system.release;
     if !gpu.join("driver").exists() {
         let finding = if system.has_module("virtio_gpu") {
-            let advice = "`sluice-guest suspension post` after a suspension, else `modprobe virtio_gpu`, then the kernel's log (dmesg). A probe that fails, or answers that time out, mean that \
-                          the host's device has ended or that the VM's memory is not shared with it (QEMU: \
+            let advice = "`sluice-guest suspension post` after a suspension, else `modprobe virtio_gpu`, then the kernel's log (dmesg). \
+                          A probe that fails, or answers that time out, mean that the host's device has ended or that the VM's memory is not shared with it (QEMU: \
                           memory-backend-memfd,share=on; Cloud Hypervisor: --memory shared=on); -22 before Linux 6.12 means that it \
                           wants one output (max_outputs=1)";
             Finding::new(
