@@ -42,6 +42,8 @@ pub struct Vmm<'a> {
     pub name: &'a str,
     /// The program on this machine.
     pub program: &'a Path,
+    /// Further programs that start it, by their names in the outer guest's path.
+    pub helpers: &'a [(&'a str, &'a Path)],
     /// A script that starts it with `/boot/vmlinuz` and `/boot/initrd` and prints the inner guest's console. The sockets of the one VM
     /// are `/run/vm/vm-1.sock` and `/run/vm/vm-1.vsock`.
     pub script: &'a str,
@@ -128,7 +130,9 @@ fn outer_image(
     for file in HOST {
         image.program(&binaries.get(file)?, &format!("usr/libexec/sluice/{file}"))?;
     }
-    image.program(vmm.program, &format!("usr/local/bin/{}", vmm.name))?;
+    for (name, program) in [(vmm.name, vmm.program)].iter().chain(vmm.helpers) {
+        image.program(program, &format!("usr/local/bin/{name}"))?;
+    }
     image.file("boot/vmlinuz", 0o644, vmm.kernel.clone());
     for (path, contents) in vmm.files {
         image.file(path, 0o644, contents.clone());

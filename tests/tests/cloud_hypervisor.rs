@@ -36,6 +36,7 @@ fn programs_print_the_same_under_cloud_hypervisor() -> Result<()> {
     let vmm = Vmm {
         name: "cloud-hypervisor",
         program: Path::new(&program),
+        helpers: &[],
         script: SCRIPT,
         kernel: fs::read(&kernel.image).context("reading the inner kernel")?,
         files: &[],

@@ -2,11 +2,11 @@
 //! socket.
 //!
 //! `SLUICE_FIRECRACKER` names the program, of version 1.8 or newer, which describes its devices by ACPI: Debian's kernel takes no
-//! other word for them. Without one nothing is run, and that is said.
+//! other word for them. Its jailer lies beside it, as in the archive of a release. Without one nothing is run, and that is said.
 
 use std::env;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -16,25 +16,36 @@ use sluice_tests::nested::{self, SERIES, Vmm};
 use sluice_tests::paths;
 
 /// Its console is its standard output.
-const SCRIPT: &str =
-    "firecracker --no-api --no-seccomp --config-file /etc/firecracker.json; echo \"ended with $?\"";
+const SCRIPT: &str = "firecracker --no-api --config-file /etc/firecracker.json; echo \"ended with $?\"";
+/// As it runs in production: as a user of its own, in a root of its own, where the socket of its VM's device is mounted. The jailer
+/// wants a root that is mounted on another, which a machine's first is not.
+const JAILED: &str = "set -e; jail=/host/srv/jailer/firecracker/web-1/root; socket=vm-1.vsock_29548
+mkdir /host; mount -t tmpfs host /host; mkdir -p /host/proc /host/bin $jail/run
+mount -t proc proc /host/proc
+cp /usr/local/bin/jailer /usr/local/bin/firecracker /host/bin
+cp /boot/vmlinuz /boot/initrd /etc/firecracker.json $jail
+chown -R cuda:cuda $jail
+chgrp cuda /run/vm/$socket; chmod 660 /run/vm/$socket
+touch $jail/run/$socket; mount -o bind /run/vm/$socket $jail/run/$socket
+exec chroot /host /bin/jailer --id web-1 --exec-file /bin/firecracker --uid 1000 --gid 1000 --chroot-base-dir /srv/jailer -- \
+    --no-api --config-file /firecracker.json";
 /// What its machine has of virtio is on no PCI bus.
 const MODULES: [&str; 2] = ["virtio_mmio", "vmw_vsock_virtio_transport"];
 
-fn place() -> Place {
-    Place::new("VSOCK", "Firecracker", &format!("{SERIES}, {}", SERIES.distribution()))
+fn place(how: &str) -> Place {
+    Place::new("VSOCK", how, &format!("{SERIES}, {}", SERIES.distribution()))
 }
 
-/// The machine, with the body of `PUT /vsock` that is shipped, for the VM of `sluice host`.
-fn machine() -> Result<Value> {
+/// The machine, with the body of `PUT /vsock` that is shipped, for a VM whose sockets have this name where it sees them.
+fn machine(kernel: &str, initrd: &str, socket: &str) -> Result<Value> {
     let shipped = paths::workspace().join("vmm-configs/firecracker-vsock.json");
     let mut vsock: Value =
         serde_json::from_str(&fs::read_to_string(&shipped).context("reading the file for Firecracker")?)?;
-    vsock["uds_path"] = json!("/run/vm/vm-1.vsock");
+    vsock["uds_path"] = json!(socket);
     Ok(json!({
         "boot-source": {
-            "kernel_image_path": "/boot/vmlinuz",
-            "initrd_path": "/boot/initrd",
+            "kernel_image_path": kernel,
+            "initrd_path": initrd,
             // It has no power button, and ends when the guest resets its keyboard's controller.
             "boot_args": "console=ttyS0 reboot=k panic=1 quiet",
         },
@@ -44,31 +55,57 @@ fn machine() -> Result<Value> {
     }))
 }
 
-// Promise: V21
-#[test]
-#[ignore = "for the full tier"]
-fn programs_print_the_same_under_firecracker() -> Result<()> {
-    let Some(program) = env::var_os("SLUICE_FIRECRACKER") else {
+/// Has programs run in a machine that a script starts, where there is a program for it.
+fn programs_print_the_same(place: Place, helpers: &[&str], script: &str, machine: &Value) -> Result<()> {
+    let Some(program) = env::var_os("SLUICE_FIRECRACKER").map(PathBuf::from) else {
         println!("SKIP: not run: no binary (SLUICE_FIRECRACKER names one)");
-        return matrix::not_run(place(), "no binary");
+        return matrix::not_run(place, "no binary");
     };
+    // In the archive both have the version in their names.
+    let name =
+        program.file_name().and_then(|name| name.to_str()).context("SLUICE_FIRECRACKER has no name")?;
+    let helpers: Vec<(&str, PathBuf)> = helpers
+        .iter()
+        .map(|helper| (*helper, program.with_file_name(name.replace("firecracker", helper))))
+        .collect();
+    if let Some((helper, path)) = helpers.iter().find(|(_, path)| !path.exists()) {
+        println!("SKIP: not run: no {helper} at {}", path.display());
+        return matrix::not_run(place, &format!("no binary of the {helper}"));
+    }
     let kernel = Kernel::fetch_with(SERIES, &MODULES)?;
     let vmm = Vmm {
         name: "firecracker",
-        program: Path::new(&program),
-        script: SCRIPT,
+        program: &program,
+        helpers: &helpers.iter().map(|(name, path)| (*name, path.as_path())).collect::<Vec<_>>(),
+        script,
         kernel: kernel.elf()?,
-        files: &[("etc/firecracker.json", machine()?.to_string().into_bytes())],
+        files: &[("etc/firecracker.json", machine.to_string().into_bytes())],
         ways: &["vsock"],
         end: "reboot -f",
     };
     let ran = nested::run(&vmm, &kernel)?;
-    matrix::ran(place(), &ran.version, &kernel.version)
+    matrix::ran(place, &ran.version, &kernel.version)
+}
+
+// Promise: V21
+#[test]
+#[ignore = "for the full tier"]
+fn programs_print_the_same_under_firecracker() -> Result<()> {
+    let machine = machine("/boot/vmlinuz", "/boot/initrd", "/run/vm/vm-1.vsock")?;
+    programs_print_the_same(place("Firecracker"), &[], SCRIPT, &machine)
+}
+
+// Promise: V21
+#[test]
+#[ignore = "for the full tier"]
+fn programs_print_the_same_in_a_jail_of_firecracker() -> Result<()> {
+    let machine = machine("/vmlinuz", "/initrd", "/run/vm-1.vsock")?;
+    programs_print_the_same(place("Firecracker, in its jail"), &["jailer"], JAILED, &machine)
 }
 
 #[test]
 fn what_firecracker_is_given_is_a_kernel_and_a_machine() -> Result<()> {
-    let machine = machine()?;
+    let machine = machine("/boot/vmlinuz", "/boot/initrd", "/run/vm/vm-1.vsock")?;
     ensure!(machine["vsock"] == json!({ "guest_cid": 3, "uds_path": "/run/vm/vm-1.vsock" }), "{machine}");
     let kernel = Kernel::fetch(SERIES)?.elf()?;
     // An executable for x86-64, whole: its section table is the last of it.
