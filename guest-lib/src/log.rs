@@ -1,9 +1,17 @@
 //! Messages of the shim: on stderr, only what a user can act on, level by `SLUICE_LOG` (`off`, `error`, `warn`, `info`).
 //!
-//! The library lives in foreign programs whose output may be parsed, so by default it says errors and warnings only, and
-//! each warning once.
+//! The library lives in foreign programs whose output may be parsed, so by default it says errors and warnings only, each
+//! warning once, and nothing twice in a row within a minute: programs ask for what they do not get again and again.
 
-use std::{fmt::Arguments, io::Write as _, sync::OnceLock};
+use std::{
+    fmt::Arguments,
+    os::fd::AsFd as _,
+    sync::{Mutex, OnceLock},
+    time::{Duration, Instant},
+};
+
+/// How long a line is not repeated.
+const QUIET: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
@@ -24,10 +32,20 @@ fn level() -> Level {
 }
 
 fn say(at: Level, message: Arguments<'_>) {
-    if level() >= at {
-        // The program may have closed its stderr; there is nobody else to tell.
-        let _ = writeln!(std::io::stderr(), "sluice: {message}");
+    static LAST: Mutex<Option<(Instant, String)>> = Mutex::new(None);
+    if level() < at {
+        return;
     }
+    let line = format!("sluice: {message}\n");
+    // Who holds it speaks just now, or is not in this forked child: not waited for.
+    if let Ok(mut last) = LAST.try_lock() {
+        if last.as_ref().is_some_and(|(said, last)| *last == line && said.elapsed() < QUIET) {
+            return;
+        }
+        *last = Some((Instant::now(), line.clone()));
+    }
+    // Past the standard library's lock, for the same reason. The program may have closed it; there is nobody else to tell.
+    let _ = rustix::io::write(std::io::stderr().as_fd(), line.as_bytes());
 }
 
 pub(crate) fn error(message: Arguments<'_>) {

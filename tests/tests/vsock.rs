@@ -156,7 +156,8 @@ fn a_host_that_speaks_other_calls_is_a_mismatch_of_drivers() -> Result<()> {
         !finished.status.success() && finished.stdout.contains("cudaErrorSystemDriverMismatch"),
         "{finished:?}"
     );
-    ensure!(finished.stderr.contains("speaks version"), "{finished:?}");
+    // It is asked for a device more than once, and says why there is none once.
+    ensure!(finished.stderr.matches("speaks version").count() == 1, "{finished:?}");
     backend.stop()
 }
 
