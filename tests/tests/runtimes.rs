@@ -210,7 +210,7 @@ fn a_kernel_that_prints_does_not_end_its_session() -> Result<()> {
 
 // Promise: C10
 #[test]
-#[ignore = "full tier: installs clang"]
+#[ignore = "for the full tier: installs clang"]
 fn programs_of_another_compiler_run() -> Result<()> {
     Client::new(clients::built_by_clang(true)?).passes_both_ways()?;
     let shared = clients::built_by_clang(false)?;
@@ -239,7 +239,7 @@ fn client_source(name: &str) -> PathBuf {
 
 // Promise: C10
 #[test]
-#[ignore = "full tier: downloads 200 MB of wheels"]
+#[ignore = "for the full tier: downloads 200 MB of wheels"]
 fn cuda_python_computes() -> Result<()> {
     python("driver.py")?.passes_both_ways().map(drop)
 }
@@ -248,7 +248,7 @@ fn cuda_python_computes() -> Result<()> {
 /// library of kernels that are compiled already.
 // Promise: C10
 #[test]
-#[ignore = "full tier: downloads 200 MB of wheels"]
+#[ignore = "for the full tier: downloads 200 MB of wheels"]
 fn cupy_computes() -> Result<()> {
     let kernels = tempfile::tempdir().context("a folder for compiled kernels")?;
     python("cupy_basic.py")?

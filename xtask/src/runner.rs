@@ -3,7 +3,7 @@
 //! So a test that hangs is ended without taking others along, one that leaves processes behind is found out, and every
 //! test has its own time. A test that prints a line `SKIP: reason` and succeeds counts as skipped.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
@@ -11,19 +11,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use sluice_tests::process::{self, Finished};
 
 use crate::cargo::TestBinary;
 use crate::record::{TestResult, Verdict};
+
+/// How the reason of an `#[ignore]` begins where the test is one of the full tier. What is marked for another reason is a part
+/// of a test, which runs it itself, or prints figures for people.
+const FULL_TIER: &str = "for the full tier";
 
 /// What a run of a binary depends on.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan<'plan> {
     /// Only tests whose name contains this.
     pub filter: &'plan str,
-    /// Also those marked `#[ignore]`, which are for the full tier.
-    pub ignored_too: bool,
+    /// Also those for the full tier.
+    pub full: bool,
     /// At once.
     pub parallel: usize,
     /// For each test.
@@ -38,10 +42,11 @@ pub(crate) struct Plan<'plan> {
 
 /// Runs all tests of a binary that match the plan.
 pub(crate) fn run(binary: &TestBinary, plan: &Plan<'_>) -> Result<Vec<TestResult>> {
-    let ignored = list(binary, &["--ignored"])?;
+    let ignored = ignored(binary)?;
     let names: Vec<String> = list(binary, &[])?
         .into_iter()
         .filter(|name| format!("{}::{name}", binary.name).contains(plan.filter))
+        .filter(|name| ignored.get(name).is_none_or(|reason| reason.starts_with(FULL_TIER)))
         .collect();
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::with_capacity(names.len()));
@@ -49,7 +54,7 @@ pub(crate) fn run(binary: &TestBinary, plan: &Plan<'_>) -> Result<Vec<TestResult
         for _ in 0..plan.parallel.clamp(1, names.len().max(1)) {
             scope.spawn(|| {
                 while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = run_one(binary, plan, name, ignored.contains(name));
+                    let result = run_one(binary, plan, name, ignored.get(name));
                     show(plan, &result);
                     results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(result);
                 }
@@ -62,23 +67,46 @@ pub(crate) fn run(binary: &TestBinary, plan: &Plan<'_>) -> Result<Vec<TestResult
 }
 
 fn list(binary: &TestBinary, more: &[&str]) -> Result<BTreeSet<String>> {
-    let mut command = Command::new(&binary.path);
-    command.args(["--list", "--format", "terse"]).args(more).current_dir(&binary.folder);
-    let listed = process::output_of(&mut command, Duration::from_secs(60))
-        .with_context(|| format!("listing the tests of {}", binary.name))?;
+    let listed = ask(binary, Command::new(&binary.path).args(["--list", "--format", "terse"]).args(more))?;
     Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &str, ignored: bool) -> TestResult {
+/// The tests that are marked `#[ignore]`, and why. The harness tells why of those only that it is asked to run.
+fn ignored(binary: &TestBinary) -> Result<BTreeMap<String, String>> {
+    let names = list(binary, &["--ignored"])?;
+    if names.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let said = ask(binary, Command::new(&binary.path).arg("--exact").args(&names))?;
+    let reason = |line: &str| {
+        let (name, reason) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+        Some((name.to_owned(), reason.trim_start_matches([',', ' ']).to_owned()))
+    };
+    let reasons: BTreeMap<String, String> = said.lines().filter_map(reason).collect();
+    for name in names {
+        let reason = reasons.get(&name).map_or("", String::as_str);
+        let told = !reason.is_empty() && reason.contains(FULL_TIER) == reason.starts_with(FULL_TIER);
+        ensure!(
+            told,
+            "{}::{name} is ignored, and why ({reason:?}) does not say whether for the full tier",
+            binary.name
+        );
+    }
+    Ok(reasons)
+}
+
+fn ask(binary: &TestBinary, command: &mut Command) -> Result<String> {
+    process::output_of(command.current_dir(&binary.folder), Duration::from_secs(60))
+        .with_context(|| format!("listing the tests of {}", binary.name))
+}
+
+fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &str, ignored: Option<&String>) -> TestResult {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let name = format!("{}::{test}", binary.name);
-    if ignored && !plan.ignored_too {
-        return TestResult {
-            name,
-            verdict: Verdict::Skipped,
-            seconds: 0.0,
-            reason: "for the full tier".to_owned(),
-        };
+    if let Some(reason) = ignored
+        && !plan.full
+    {
+        return TestResult { name, verdict: Verdict::Skipped, seconds: 0.0, reason: reason.clone() };
     }
     let id = format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
     let mut command = Command::new(&binary.path);
@@ -87,7 +115,7 @@ fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &str, ignored: bool) -> T
     // Only the end of the output is shown, and a backtrace would push the message out of it.
     command.env("RUST_BACKTRACE", "0").envs(plan.environment.iter().copied());
     let started = Instant::now();
-    let finished = process::run(&mut command, if ignored { plan.long_limit } else { plan.limit });
+    let finished = process::run(&mut command, if ignored.is_some() { plan.long_limit } else { plan.limit });
     let seconds = started.elapsed().as_secs_f64();
     let left_behind = end_leftovers(&format!("SLUICE_TEST_RUN={id}"), finished.is_ok());
     let (verdict, reason) = judge(finished, &left_behind);
@@ -202,9 +230,10 @@ mod tests {
     fn binary(folder: &Path, tests: &str) -> TestBinary {
         let path = folder.join("fake");
         let script = format!(
-            "#!/bin/sh\ncase \"$*\" in\n*--ignored) echo 'slow: test';;\n--list*) printf '{}';;\nesac\n\
-             [ \"$1\" = --exact ] || exit 0\ncase $2 in\n{tests}\nesac\n",
-            "good: test\\nbad: test\\nhangs: test\\nleaks: test\\nskips: test\\nslow: test\\nspeed: bench\\n"
+            "#!/bin/sh\ncase \"$*\" in\n*--ignored) printf 'part: test\\nslow: test\\n';;\n--list*) printf '{}';;\n\
+             '--exact part slow') printf '{}'; exit;;\nesac\n[ \"$1\" = --exact ] || exit 0\ncase $2 in\n{tests}\nesac\n",
+            "good: test\\nbad: test\\nhangs: test\\nleaks: test\\npart: test\\nskips: test\\nslow: test\\nspeed: bench\\n",
+            "running 2 tests\\ntest part ... ignored, a part of good\\ntest slow ... ignored, for the full tier\\n"
         );
         // Written by another process: were the file open for writing here, a test that forks at that moment would
         // inherit it, and a file that is open for writing cannot be executed.
@@ -221,7 +250,7 @@ mod tests {
     fn plan(filter: &str) -> Plan<'_> {
         Plan {
             filter,
-            ignored_too: false,
+            full: false,
             parallel: 2,
             // One waits for its end; the others end by themselves, also on a busy machine.
             limit: Duration::from_secs(8),
@@ -255,12 +284,31 @@ mod tests {
     }
 
     #[test]
-    fn the_full_tier_runs_what_is_ignored_and_a_filter_leaves_out() {
+    fn the_full_tier_runs_what_is_marked_for_it_and_no_part_of_another_test() {
         let folder = tempfile::tempdir().unwrap();
-        let full = Plan { ignored_too: true, ..plan("fake::slow") };
-        let results = run(&binary(folder.path(), TESTS), &full).unwrap();
-        assert_eq!(results.len(), 1);
-        assert_eq!(results[0].verdict, Verdict::Passed);
+        let full = |filter| {
+            let plan = Plan { full: true, ..plan(filter) };
+            let results = run(&binary(folder.path(), TESTS), &plan).unwrap();
+            results.into_iter().map(|result| (result.name, result.verdict)).collect::<Vec<_>>()
+        };
+        assert_eq!(full("fake::slow"), [("fake::slow".to_owned(), Verdict::Passed)]);
+        assert_eq!(full("fake::part"), []);
+    }
+
+    #[test]
+    fn what_is_ignored_without_a_clear_reason_is_not_left_out_in_silence() {
+        let folder = tempfile::tempdir().unwrap();
+        for reason in ["", ", a minute: for the full tier"] {
+            let path = folder.path().join("odd");
+            let script = format!(
+                "#!/bin/sh\ncase \"$*\" in\n--list*) echo 'odd: test';;\n*) echo 'test odd ... ignored{reason}';;\nesac\n"
+            );
+            let mut write = Command::new("sh");
+            write.args(["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\""]).arg(&path).arg(script);
+            assert!(write.status().unwrap().success());
+            let odd = TestBinary { name: "odd".to_owned(), path, folder: folder.path().to_path_buf() };
+            assert!(run(&odd, &plan("")).unwrap_err().to_string().contains("odd::odd is ignored"));
+        }
     }
 
     #[test]

@@ -262,7 +262,7 @@ fn tests(options: &Options) -> Result<Vec<TestResult>> {
         let with_vm = WITH_VM.contains(&name);
         let plan = Plan {
             filter: &options.filter,
-            ignored_too: options.tier == Tier::Full,
+            full: options.tier == Tier::Full,
             parallel: if ALONE.contains(&name) { 1 } else { Machine::this().cpus },
             limit: if with_vm { LONG_TEST } else { TEST },
             long_limit: LONG_TEST,
@@ -303,7 +303,7 @@ fn faults(options: &Options) -> Result<Vec<TestResult>> {
     for binary in build_tests(&mut build)? {
         let plan = Plan {
             filter: &options.filter,
-            ignored_too: true,
+            full: true,
             parallel: Machine::this().cpus,
             limit: CHECK,
             long_limit: CHECK,
@@ -340,7 +340,7 @@ fn loom(options: &Options) -> Result<Vec<TestResult>> {
     for binary in build_tests(&mut build)? {
         let plan = Plan {
             filter: "loom_",
-            ignored_too: options.tier == Tier::Full,
+            full: options.tier == Tier::Full,
             parallel: Machine::this().cpus,
             limit: CHECK,
             long_limit: CHECK,

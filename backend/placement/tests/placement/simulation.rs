@@ -430,7 +430,7 @@ fn simulated_arrivals_agree_with_the_calculated_long_run() {
 
 // Promise: P5
 #[test]
-#[ignore = "a minute: for the full tier"]
+#[ignore = "for the full tier: a minute"]
 fn long_simulated_arrivals_agree_with_the_calculated_long_run() {
     traces_agree(2_000_000, 0.1);
 }
