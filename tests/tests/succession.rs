@@ -36,6 +36,14 @@ fn goes_on(mig: bool, placement: &Value) -> Result<()> {
     let before = whole(&host, "a")?;
     ensure!(before["sessions"].as_array().is_some_and(|all| all.len() == 1), "{before}");
     let first = host.done("GET", "/v1/host", None)?["process"].clone();
+    // All of them say something, in lines that a journal shows as they are.
+    let speakers = ["sluice_daemon", "sluice_arbiter", "sluice_worker", "sluice_device"];
+    host.wait_for("all of them say something", |host| {
+        let log = host.printed();
+        Ok(speakers.iter().all(|who| log.contains(who)))
+    })?;
+    let log = host.printed();
+    ensure!(!log.contains('\x1b'), "colours:\n{log:?}");
 
     host.restart().context("after a kill")?;
     ensure!(whole(&host, "a")? == before, "{before} {}", whole(&host, "a")?);

@@ -17,10 +17,10 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_env("SLUICE_LOG"))
-        .with_writer(std::io::stderr)
-        .init();
+    if let Err(error) = sluice_logging::start() {
+        eprintln!("sluice-arbiter: {error}");
+        return ExitCode::FAILURE;
+    }
     // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.
     let control = unsafe { OwnedFd::from_raw_fd(arguments.control_fd) };
     match sluice_arbiter::run(control) {

@@ -41,7 +41,6 @@ use sluice_shared_memory::socket;
 use crate::{
     cgroup::Cgroups,
     configuration::{NumberRange, SocketMode, VmSpec, device_socket, stream_socket},
-    logging,
     rate::TokenBucket,
     spawn::{self, Given, Program, Reserved},
 };
@@ -221,7 +220,7 @@ impl Launcher {
         if let Some(lifeline) = &lifeline {
             epoll::add(&events, lifeline, EventData::new_u64(LIFELINE), EventFlags::RDHUP).map_err(set_up)?;
         }
-        let environment = environment(std::env::vars_os());
+        let environment: Vec<_> = std::env::vars_os().filter(|(name, _)| passes(name)).collect();
         let program = |path, descriptors, capabilities| Program {
             path,
             arguments: vec!["--control-fd".into(), spawn::FIRST.to_string().into()],
@@ -603,15 +602,7 @@ fn end(child: &Child) {
     }
 }
 
-/// What of the launcher's environment its children get; they say no more than it does itself.
-fn environment(own: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
-    let mut environment: Vec<_> = own.filter(|(name, _)| passes(name)).collect();
-    if environment.iter().all(|(name, _)| name != "SLUICE_LOG") {
-        environment.push(("SLUICE_LOG".into(), logging::DEFAULT.into()));
-    }
-    environment
-}
-
+/// Whether a variable of the launcher's environment is its children's as well.
 fn passes(name: &std::ffi::OsStr) -> bool {
     let name = name.as_encoded_bytes();
     ENVIRONMENT.iter().any(|pass| {
@@ -665,13 +656,5 @@ mod tests {
         ] {
             assert!(!passes(name.as_ref()), "{name}");
         }
-    }
-
-    #[test]
-    fn children_are_as_quiet_as_the_launcher() {
-        let pair = |name: &str, value: &str| (OsString::from(name), OsString::from(value));
-        assert_eq!(environment([pair("HOME", "/")].into_iter()), [pair("SLUICE_LOG", "warn")]);
-        let debug = [pair("SLUICE_LOG", "debug")];
-        assert_eq!(environment(debug.clone().into_iter()), debug);
     }
 }

@@ -15,7 +15,6 @@ pub mod channel;
 pub mod configuration;
 pub mod daemon;
 pub mod launcher;
-pub mod logging;
 pub mod rate;
 pub mod vm;
 

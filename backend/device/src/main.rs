@@ -125,21 +125,9 @@ fn inherited(fd: RawFd) -> anyhow::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Logs to stderr; `SLUICE_LOG` sets the level. A panic is a line without a backtrace, which could not be made under
-/// the filter: it reads files.
+/// A panic is a line without a backtrace, which could not be made under the filter: it reads files.
 fn start_log() -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::builder()
-        .with_default_directive(tracing::Level::INFO.into())
-        .with_env_var("SLUICE_LOG")
-        .from_env()
-        .context("SLUICE_LOG")?;
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        .with_writer(std::io::stderr)
-        .finish();
-    // Not `init`, which would also collect what libraries log: some of that a guest can provoke at will.
-    tracing::subscriber::set_global_default(subscriber)?;
+    sluice_logging::start()?;
     std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "panic")));
     Ok(())
 }

@@ -7,7 +7,6 @@ use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use sluice_inventory::{LoadError, Nvml, ServeError, serve};
 use sluice_sandbox::{Role, SandboxError};
 use std::{path::PathBuf, process::ExitCode};
-use tracing_subscriber::EnvFilter;
 
 /// Answers questions about devices and processes; started by the launcher.
 #[derive(Debug, Parser)]
@@ -45,11 +44,10 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| EnvFilter::new("warn")))
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
+    if let Err(error) = sluice_logging::start() {
+        eprintln!("sluice-inventory: {error}");
+        return ExitCode::FAILURE;
+    }
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

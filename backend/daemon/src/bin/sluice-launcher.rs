@@ -4,14 +4,11 @@ use std::os::fd::AsFd as _;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use sluice_daemon::{
-    launcher::{Arguments, Launcher},
-    logging,
-};
+use sluice_daemon::launcher::{Arguments, Launcher};
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    logging::start()?;
+    sluice_logging::start()?;
     let own = |descriptor: std::os::fd::BorrowedFd<'_>| {
         descriptor.try_clone_to_owned().context("cannot take over a socket")
     };

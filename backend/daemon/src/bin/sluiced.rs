@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use sluice_daemon::{
     configuration::{Arguments, Configuration},
-    daemon, logging,
+    daemon,
 };
 
 fn main() -> ExitCode {
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
 
 fn run() -> anyhow::Result<()> {
     let configuration = Configuration::load(Arguments::parse())?;
-    logging::start()?;
+    sluice_logging::start()?;
     // A worker that was taken over may be of the same user, and with a hardware driver it can open files: not our memory.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
         .context("cannot be made undumpable")?;

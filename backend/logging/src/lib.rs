@@ -1,0 +1,44 @@
+//! What the backend processes say: `tracing` to standard error, which is the journal's where a service manager started them.
+
+use std::env::{self, VarError};
+
+use tracing_subscriber::{EnvFilter, filter::ParseError};
+
+/// Which events are said, by default warnings and errors: `info`, `debug`, `warn,sluice_daemon=trace`…
+const VARIABLE: &str = "SLUICE_LOG";
+const DEFAULT: &str = "warn";
+
+/// Why nothing can be said.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The variable is no list of levels.
+    #[error("{VARIABLE} is {0:?}: {1}")]
+    Filter(String, ParseError),
+    /// The variable is no text.
+    #[error("{VARIABLE}: {0}")]
+    Text(VarError),
+    /// It was started before.
+    #[error(transparent)]
+    Twice(#[from] tracing::subscriber::SetGlobalDefaultError),
+}
+
+/// Sends this process's events to standard error, from now on, one line each.
+///
+/// # Errors
+/// When `SLUICE_LOG` cannot be understood, or this is not the first time.
+pub fn start() -> Result<(), LogError> {
+    let text = match env::var(VARIABLE) {
+        Err(VarError::NotPresent) => String::new(),
+        text => text.map_err(LogError::Text)?,
+    };
+    let text = if text.is_empty() { DEFAULT.to_owned() } else { text };
+    let filter = EnvFilter::try_new(&text).map_err(|why| LogError::Filter(text, why))?;
+    // No colours, which a journal shows as binary data.
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_writer(std::io::stderr)
+        .finish();
+    // Not `init`, which would also collect what libraries log: some of that a guest can provoke at will.
+    Ok(tracing::subscriber::set_global_default(subscriber)?)
+}
