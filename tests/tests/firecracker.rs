@@ -18,7 +18,7 @@ use sluice_tests::paths;
 /// Its console is its standard output.
 const SCRIPT: &str = "firecracker --no-api --config-file /etc/firecracker.json; echo \"ended with $?\"";
 /// As it runs in production: as a user of its own, in a root of its own, where the socket of its VM's device is mounted. The jailer
-/// wants a root that is mounted on another, which a machine's first is not.
+/// wants a root that is mounted on another, which a machine's first is not. `vm-socket-gid` would give the socket to the group.
 const JAILED: &str = "set -e; jail=/host/srv/jailer/firecracker/web-1/root; socket=vm-1.vsock_29548
 mkdir /host; mount -t tmpfs host /host; mkdir -p /host/proc /host/bin $jail/run
 mount -t proc proc /host/proc
@@ -29,8 +29,16 @@ chgrp cuda /run/vm/$socket; chmod 660 /run/vm/$socket
 touch $jail/run/$socket; mount -o bind /run/vm/$socket $jail/run/$socket
 exec chroot /host /bin/jailer --id web-1 --exec-file /bin/firecracker --uid 1000 --gid 1000 --chroot-base-dir /srv/jailer -- \
     --no-api --config-file /firecracker.json";
+const TRIES: u32 = 3;
 /// What its machine has of virtio is on no PCI bus.
 const MODULES: [&str; 2] = ["virtio_mmio", "vmw_vsock_virtio_transport"];
+
+/// Whether a processor faulted while it handled a fault. The emulated one does so now and then (once in nine runs), whatever its
+/// guest does; over a stream nothing of ours reaches the guest's memory or its processor. A guest that ends may end so as well.
+fn is_lost(said: &str) -> bool {
+    let ended = ["reboot: Restarting", "Kernel panic"].iter().any(|end| said.contains(end));
+    said.contains("KVM_EXIT_SHUTDOWN") && !ended
+}
 
 fn place(how: &str) -> Place {
     Place::new("VSOCK", how, &format!("{SERIES}, {}", SERIES.distribution()))
@@ -68,7 +76,7 @@ fn programs_print_the_same(place: Place, helpers: &[&str], script: &str, machine
         .iter()
         .map(|helper| (*helper, program.with_file_name(name.replace("firecracker", helper))))
         .collect();
-    if let Some((helper, path)) = helpers.iter().find(|(_, path)| !path.exists()) {
+    if let Some((helper, path)) = helpers.iter().find(|(_, path)| !path.exists() || *path == program) {
         println!("SKIP: not run: no {helper} at {}", path.display());
         return matrix::not_run(place, &format!("no binary of the {helper}"));
     }
@@ -83,7 +91,16 @@ fn programs_print_the_same(place: Place, helpers: &[&str], script: &str, machine
         ways: &["vsock"],
         end: "reboot -f",
     };
-    let ran = nested::run(&vmm, &kernel)?;
+    let mut left = TRIES;
+    let ran = loop {
+        left -= 1;
+        match nested::run(&vmm, &kernel) {
+            Err(error) if left > 0 && is_lost(&format!("{error:#}")) => {
+                println!("  once more: {error:#}")
+            }
+            ran => break ran?,
+        }
+    };
     matrix::ran(place, &ran.version, &kernel.version)
 }
 
