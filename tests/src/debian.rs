@@ -84,8 +84,16 @@ pub fn ensure_packages() -> Result<()> {
 /// # Errors
 /// As [`ensure_packages`].
 pub fn ensure(packages: &[&str]) -> Result<()> {
-    let missing: Vec<&str> = packages.iter().copied().filter(|package| !is_installed(package)).collect();
-    if missing.is_empty() { Ok(()) } else { install(&missing, false) }
+    let missing = || packages.iter().copied().filter(|package| !is_installed(package)).collect::<Vec<&str>>();
+    if missing().is_empty() {
+        return Ok(());
+    }
+    // apt fails where another of its kind is at work, as for a test that runs beside.
+    let _lock = paths::cache_lock("apt-install")?;
+    match &*missing() {
+        [] => Ok(()),
+        missing => install(missing, false),
+    }
 }
 
 fn install(missing: &[&str], with_qemu: bool) -> Result<()> {
