@@ -26,6 +26,13 @@ pub(crate) struct Api {
     pub(crate) json: bool,
 }
 
+impl Api {
+    /// The one at a socket.
+    pub(crate) const fn at(socket: PathBuf) -> Self {
+        Self { socket: Some(socket), dir: None, json: false }
+    }
+}
+
 /// What the API says when something cannot be done.
 #[derive(Debug)]
 pub(crate) struct Refusal {

@@ -25,7 +25,9 @@ use rustix::{
 };
 
 use crate::{
+    api::Api,
     files::{self, Driver},
+    look::readiness,
     program::descriptor,
     signals::{Signal, Signals},
     softgpu::Device,
@@ -33,6 +35,9 @@ use crate::{
 
 /// How long the backend may take to end in order; beyond it, everything is killed.
 const END: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
+/// How long a unit may take to be cleared and lent.
+const LENDING: Duration = Duration::from_secs(60);
+const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 /// How long killed processes may take to be gone.
 const KILLED: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
@@ -161,6 +166,26 @@ impl Backend {
                 }
             }
         }
+    }
+
+    /// Waits until its unit lends memory, so that a program on a slow machine is not refused before; or for a signal that asks to end,
+    /// which is returned. A unit that takes too long is the program's to hear of.
+    pub(crate) fn wait_lending(&self, directory: &Path, signals: &Signals) -> Result<Option<Signal>> {
+        let api = Api::at(directory.join("api.sock"));
+        let deadline = std::time::Instant::now() + LENDING;
+        while !readiness(&api)?.0 && std::time::Instant::now() < deadline {
+            let mut polled = [PollFd::new(&self.process, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
+            match poll(&mut polled, Some(&AGAIN)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error).context("cannot wait for sluiced"),
+            }
+            while let Some(signal) = signals.next().context("cannot read signals")? {
+                if signal.ends() {
+                    return Ok(Some(signal));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Waits until the last holder of the other end is gone.

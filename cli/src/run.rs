@@ -86,6 +86,9 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
         Start::Ready(backend) => backend,
         Start::Interrupted(signal) => return Ok(Ended::Killed(signal.number())),
     };
+    if let Some(signal) = backend.wait_lending(directory.path(), &signals)? {
+        return Ok(Ended::Killed(signal.number()));
+    }
     command.env("SLUICE_TRANSPORT", "direct");
     command.env("SLUICE_SOCKET", directory.path().join(format!("vm-{VM}.sock")));
     let ended = program::run(command, &signals, Some(&backend));
