@@ -158,12 +158,8 @@ impl Backend {
                 let status = self.daemon.wait().context("cannot wait for sluiced")?;
                 bail!("sluiced has ended before it was ready ({status}); it said why above");
             }
-            if signalled {
-                while let Some(signal) = signals.next().context("cannot read signals")? {
-                    if signal.ends() {
-                        return Ok(Some(signal));
-                    }
-                }
+            if signalled && let Some(signal) = signals.ending().context("cannot read signals")? {
+                return Ok(Some(signal));
             }
         }
     }
@@ -179,10 +175,8 @@ impl Backend {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error).context("cannot wait for sluiced"),
             }
-            while let Some(signal) = signals.next().context("cannot read signals")? {
-                if signal.ends() {
-                    return Ok(Some(signal));
-                }
+            if let Some(signal) = signals.ending().context("cannot read signals")? {
+                return Ok(Some(signal));
             }
         }
         Ok(None)

@@ -85,12 +85,8 @@ fn wait(backend: &Backend, signals: &Signals) -> Result<()> {
             Err(error) => return Err(error).context("cannot wait for events"),
         }
         let [signalled, ended] = polled.map(|polled| !polled.revents().is_empty());
-        if signalled {
-            while let Some(signal) = signals.next().context("cannot read signals")? {
-                if signal.ends() {
-                    return Ok(());
-                }
-            }
+        if signalled && signals.ending().context("cannot read signals")?.is_some() {
+            return Ok(());
         }
         if ended {
             bail!("sluiced has ended");

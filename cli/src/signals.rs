@@ -82,6 +82,18 @@ impl Signals {
     }
 }
 
+impl Signals {
+    /// The signal that wants this to end, if one has arrived; others before it are passed over.
+    pub(crate) fn ending(&self) -> io::Result<Option<Signal>> {
+        while let Some(signal) = self.next()? {
+            if signal.ends() {
+                return Ok(Some(signal));
+            }
+        }
+        Ok(None)
+    }
+}
+
 impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
@@ -107,7 +119,7 @@ impl Signal {
     }
 
     /// Whether a service manager or a person wants this to end.
-    pub(crate) fn ends(self) -> bool {
+    fn ends(self) -> bool {
         matches!(self.number, libc::SIGTERM | libc::SIGHUP | libc::SIGINT | libc::SIGQUIT)
     }
 }
