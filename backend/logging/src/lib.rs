@@ -27,12 +27,10 @@ pub enum LogError {
 /// # Errors
 /// When `SLUICE_LOG` cannot be understood, or this is not the first time.
 pub fn start() -> Result<(), LogError> {
-    let text = match env::var(VARIABLE) {
-        Err(VarError::NotPresent) => String::new(),
-        text => text.map_err(LogError::Text)?,
+    let filter = match env::var(VARIABLE) {
+        Err(VarError::NotPresent) => filter("")?,
+        text => filter(&text.map_err(LogError::Text)?)?,
     };
-    let text = if text.is_empty() { DEFAULT.to_owned() } else { text };
-    let filter = EnvFilter::try_new(&text).map_err(|why| LogError::Filter(text, why))?;
     // No colours, which a journal shows as binary data.
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -41,4 +39,21 @@ pub fn start() -> Result<(), LogError> {
         .finish();
     // Not `init`, which would also collect what libraries log: some of that a guest can provoke at will.
     Ok(tracing::subscriber::set_global_default(subscriber)?)
+}
+
+fn filter(text: &str) -> Result<EnvFilter, LogError> {
+    EnvFilter::try_new(if text.is_empty() { DEFAULT } else { text })
+        .map_err(|why| LogError::Filter(text.to_owned(), why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_word_warnings_are_said_and_what_is_no_level_is_refused() {
+        assert_eq!(filter("").unwrap().to_string(), "warn");
+        assert_eq!(filter("debug").unwrap().to_string(), "debug");
+        assert!(matches!(filter("warn,=?"), Err(LogError::Filter(text, _)) if text == "warn,=?"));
+    }
 }
