@@ -117,8 +117,8 @@ fn virsh_starts_the_shipped_domain_and_it_computes() -> Result<()> {
         println!("SKIP: a libvirtd of its own needs root");
         return Ok(());
     }
-    debian::ensure(&VALIDATE)?;
-    debian::ensure(&["libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-daemon-system"])?;
+    let daemon = ["libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-daemon-system"];
+    debian::ensure(&[&VALIDATE[..], &daemon].concat())?;
     let binaries = Binaries::locate()?;
     let host = Host::start(&binaries, Series::V6_12, None)?;
     let kernel = Kernel::fetch(Series::V6_12)?;

@@ -19,7 +19,7 @@ use crate::record::{TestResult, Verdict};
 
 /// How the reason of an `#[ignore]` begins where the test is one of the full tier. What is marked for another reason is a part
 /// of a test, which runs it itself, or prints figures for people.
-const FULL_TIER: &str = "for the full tier";
+pub(crate) const FULL_TIER: &str = "for the full tier";
 
 /// What a run of a binary depends on.
 #[derive(Debug, Clone)]
@@ -228,19 +228,23 @@ mod tests {
 
     /// A stand-in for a test binary: a shell script that understands the options used here.
     fn binary(folder: &Path, tests: &str) -> TestBinary {
-        let path = folder.join("fake");
         let script = format!(
             "#!/bin/sh\ncase \"$*\" in\n*--ignored) printf 'part: test\\nslow: test\\n';;\n--list*) printf '{}';;\n\
              '--exact part slow') printf '{}'; exit;;\nesac\n[ \"$1\" = --exact ] || exit 0\ncase $2 in\n{tests}\nesac\n",
             "good: test\\nbad: test\\nhangs: test\\nleaks: test\\npart: test\\nskips: test\\nslow: test\\nspeed: bench\\n",
             "running 2 tests\\ntest part ... ignored, a part of good\\ntest slow ... ignored, for the full tier\\n"
         );
-        // Written by another process: were the file open for writing here, a test that forks at that moment would
-        // inherit it, and a file that is open for writing cannot be executed.
+        stand_in(folder, "fake", &script)
+    }
+
+    /// Written by another process: were the file open for writing here, a test that forks at that moment would inherit it, and a
+    /// file that is open for writing cannot be executed.
+    fn stand_in(folder: &Path, name: &str, script: &str) -> TestBinary {
+        let path = folder.join(name);
         let mut write = Command::new("sh");
         write.args(["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\""]).arg(&path).arg(script);
         assert!(write.status().unwrap().success());
-        TestBinary { name: "fake".to_owned(), path, folder: folder.to_path_buf() }
+        TestBinary { name: name.to_owned(), path, folder: folder.to_path_buf() }
     }
 
     const TESTS: &str = "good) exit 0;;\nbad) echo why; exit 101;;\nhangs) exec sleep 1000;;\n\
@@ -299,14 +303,10 @@ mod tests {
     fn what_is_ignored_without_a_clear_reason_is_not_left_out_in_silence() {
         let folder = tempfile::tempdir().unwrap();
         for reason in ["", ", a minute: for the full tier"] {
-            let path = folder.path().join("odd");
             let script = format!(
                 "#!/bin/sh\ncase \"$*\" in\n--list*) echo 'odd: test';;\n*) echo 'test odd ... ignored{reason}';;\nesac\n"
             );
-            let mut write = Command::new("sh");
-            write.args(["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\""]).arg(&path).arg(script);
-            assert!(write.status().unwrap().success());
-            let odd = TestBinary { name: "odd".to_owned(), path, folder: folder.path().to_path_buf() };
+            let odd = stand_in(folder.path(), "odd", &script);
             assert!(run(&odd, &plan("")).unwrap_err().to_string().contains("odd::odd is ignored"));
         }
     }

@@ -285,7 +285,7 @@ const CRASHES: [&str; 4] = [
 /// The daemon with places at which it can be killed: another program, hence a folder of its own.
 fn faults(options: &Options) -> Result<Vec<TestResult>> {
     if options.tier == Tier::Ci {
-        return Ok(CRASHES.map(|test| skipped(test, "for the full tier".to_owned())).to_vec());
+        return Ok(CRASHES.map(|test| skipped(test, runner::FULL_TIER.to_owned())).to_vec());
     }
     let mut build = cargo();
     build.args([
@@ -411,7 +411,7 @@ const CAREFUL: &[&str] =
 
 fn miri(tier: Tier) -> TestResult {
     let reason = missing("miri", works("rustup", ["run", "nightly", "cargo", "miri", "--version"]))
-        .or_else(|| (tier == Tier::Ci).then(|| "for the full tier".to_owned()));
+        .or_else(|| (tier == Tier::Ci).then(|| runner::FULL_TIER.to_owned()));
     match reason {
         Some(reason) => skipped("stage::miri", reason),
         None => runner::check(
