@@ -162,9 +162,9 @@ messages! {
         1 Vm {
             /** The VM. */ vm: u32,
             /** Its epoch; grows with every re-admission. */ epoch: u64,
-            /** Bytes of chunks it may have; 0 for all of the unit. */ limit: u64,
+            /** Its quota: bytes of chunks and of what drivers take for it; 0 for all of the unit. */ limit: u64,
             /** Of these, bytes that are kept for it; the rest it has while nobody else does. */ guaranteed: u64,
-            /** Bytes the driver may take for itself for this VM; 0 for no limit. */ headroom: u64,
+            /** Bytes beside the quota, to which what drivers take is charged first. */ headroom: u64,
             /** Bytes of guest memory it may have pinned; 0 for no limit. */ pinned: u64,
             /** Its project in the low half, its organisation in the high half; 0 for none. */ ancestors: u64
         } fds 0,
@@ -203,14 +203,15 @@ messages! {
         /// The unit's memory is taken and lending begins.
         1 Ready {
             /** Bytes that can be lent. */ bytes: u64,
-            /** Bytes of the unit that a context takes for itself, as measured. */ context: u64
+            /** Bytes of the unit that a context takes for itself, as measured. */ context: u64,
+            /** Bytes that a driver may take beside what it asked for. */ margin: u64
         } fds 0,
         /// What a VM has.
         2 Vm {
             /** The VM. */ vm: u32,
             /** Its epoch. */ epoch: u64,
             /** Bytes lent to it. */ lent: u64,
-            /** Bytes the driver has taken for it, when last looked at. */ headroom: u64,
+            /** Bytes that drivers take for it, as charged. */ headroom: u64,
             /** Bytes that it gave back and that are not clean yet. */ dirty: u64,
             /** Its workers that are not known to be gone from the driver. */ holders: u32
         } fds 0,

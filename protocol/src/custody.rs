@@ -64,14 +64,15 @@ messages! {
         3 Give { /** The lease. */ lease: u64 } fds 0,
         /// Bytes of leased chunks that nothing is allocated in: they count as free for the guest, and can be recalled.
         4 Idle { /** Bytes in all. */ bytes: u64 } fds 0,
-        /// The driver is about to take memory for itself. Answered by `Granted` when there is room for it, by `Refused` when the
-        /// VM's limit for it is reached.
+        /// The driver is about to take memory for itself. Answered by `Granted` when there is room for it, with the bytes that it
+        /// may take beyond this before the next one; by `Refused` when the VM's quota is reached.
         5 Grow {
             /** Comes back in the answer. */ serial: u64,
             /** A [`Growth`]. */ reason: u32,
-            /** What it will take at least, if known; 0 if not. */ bytes: u64
+            /** What it will take, as far as is known. */ bytes: u64,
+            /** What is left of the bytes that earlier answers gave beyond that. */ left: u64
         } fds 0,
-        /// The driver has taken what it wanted; the grant is over.
+        /// The driver has taken what was granted.
         6 Grown { /** That of the `Grow`. */ serial: u64 } fds 0,
         /// Adds a leased chunk to a share, which other workers of the same VM may open. `share` 0 makes a new one. Answered
         /// by `Granted` with its number.
@@ -86,6 +87,9 @@ messages! {
         11 Unpin { /** Bytes. */ bytes: u64 } fds 0,
         /// The `index`-th worker of the VM. Answered by `Process`, or by `Refused` behind the last one.
         12 Process { /** Comes back in the answer. */ serial: u64, /** From 0. */ index: u32 } fds 0,
+        /// The driver has given back what it had taken. It stays charged until the inventory confirms it, and counts for the
+        /// next `Grow` of this worker.
+        13 Shrunk { /** A [`Growth`]. */ reason: u32, /** What it was granted for that. */ bytes: u64 } fds 0,
     }
     /// From an arbiter to a worker.
     enum Answer {
@@ -133,7 +137,7 @@ pub mod page {
     pub const EPOCH: usize = 8;
     /// What the VM may have, in bytes; a multiple of [`super::UNIT`].
     pub const LIMIT: usize = 16;
-    /// Bytes lent to all workers of the VM, those they call idle not counted.
+    /// Bytes of its quota in use: lent to all workers of the VM, those they call idle not counted, and what drivers take.
     pub const USED: usize = 24;
     /// Microseconds of work, by estimate, that the worker may have under way; 0 while it may submit none. Beside them, maybe,
     /// [`TELL`]. A futex: whoever waits for it is woken when it changes from 0.
@@ -141,6 +145,8 @@ pub mod page {
     /// Somebody else wants the device and waits for the worker to have nothing to do: it rings when that is so. A worker without
     /// a permit rings in any case, then, and when it needs one, and when the device begins with what was held.
     pub const TELL: u32 = 1 << 31;
+    /// 1 while drivers may take memory within the margins of their last grants; 0 while every growth has to be asked for.
+    pub const OPEN: usize = 36;
 
     /// Free and total bytes of the VM on this unit, as its guest sees them.
     pub fn memory(page: &impl Shared) -> (u64, u64) {

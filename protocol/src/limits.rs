@@ -102,20 +102,18 @@ pub const SHARES: usize = 4096;
 pub const CUSTODY_REQUESTS: usize = 64;
 /// Processes that may ask the inventory at once: `sluiced` and the arbiters.
 pub const INVENTORY_CLIENTS: usize = 256;
-/// Milliseconds for which a worker's driver may keep a grant to grow; a worker that takes longer is ended.
-pub const GROW_MILLISECONDS: u64 = 30_000;
+/// Milliseconds for which a grant to grow may hold up other VMs; then it is charged in full and holds up none.
+pub const GROW_MILLISECONDS: u64 = 2_000;
+/// Milliseconds for which a worker's death may hold up growth of other VMs, and the most that a VM's deaths have in credit.
+pub const DEATH_MILLISECONDS: u64 = 2_000;
 /// Milliseconds for which a worker waits for a chunk that may come: to be scrubbed, given back by others, granted by
 /// `sluiced`. Then it is refused.
 pub const TAKE_MILLISECONDS: u64 = 3_000;
-/// Milliseconds for which a worker waits for a grant to grow. Then it is refused. Longer than anyone may keep one, so that
-/// whoever does is ended before others are refused.
-pub const GROW_WAIT_MILLISECONDS: u64 = GROW_MILLISECONDS + 10_000;
+/// Milliseconds for which a worker waits for a grant to grow. Then it is refused. Longer than a VM pays for its deaths.
+pub const GROW_WAIT_MILLISECONDS: u64 = 20_000;
 /// Milliseconds for which growth waits for memory that nobody has given up yet: a worker that is about to die still has its
 /// own, and whoever grows next may well have been started because of that death.
 pub const GROW_PATIENCE_MILLISECONDS: u64 = 1_000;
-/// Milliseconds for which a VM that keeps grants to grow, again and again, gets none at most; and without having kept one for
-/// as long, it starts anew.
-pub const GROW_BARRED_MILLISECONDS: u64 = 20 * GROW_MILLISECONDS;
 /// Milliseconds after which a driver that still lists a dead worker is reported.
 pub const STUCK_MILLISECONDS: u64 = 10_000;
 /// The largest weight of a VM's share of a unit's time.

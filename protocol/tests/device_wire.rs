@@ -512,7 +512,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
             => [9, 1, 2, 100, 2, 500, 250, 9], fds 0;
     }
     golden! { FromArbiter:
-        FromArbiter::Ready { bytes: 6, context: 5 } => [1, 6, 5], fds 0;
+        FromArbiter::Ready { bytes: 6, context: 5, margin: 4 } => [1, 6, 5, 4], fds 0;
         FromArbiter::Vm { vm: 1, epoch: 2, lent: 6, headroom: 5, dirty: 4, holders: 3 } => [2, 1, 2, 6, 5, 4, 3], fds 0;
         FromArbiter::Unit { total: 6, lent: 5, clean: 4, dirty: 3, headroom: 2, suspect: 1 }
             => [3, 6, 5, 4, 3, 2, 1], fds 0;

@@ -113,10 +113,18 @@ struct Worker {
     waiting: usize,
     /// When it was last asked for idle chunks.
     recalled: Option<Millis>,
-    /// Bytes its driver had after its last grant, until the inventory has looked since.
+    /// Bytes that its driver was granted, the margin included, as far as no figure has corrected them.
     granted: u64,
+    /// Of these, bytes that it says its driver has given back.
+    returned: u64,
+    /// Grants that it has not ended.
+    grants: HashSet<u64>,
+    /// When its last grant began or ended.
+    grew: Millis,
     /// Bytes its driver has, as the inventory says.
     booked: Booked,
+    /// What its VM is charged for its driver.
+    charged: u64,
     rise: rise::Rise,
 }
 
@@ -136,12 +144,33 @@ impl Worker {
         self.idle.min(self.lent)
     }
 
-    /// What its driver has taken for itself, as far as is known.
-    fn headroom(&self) -> u64 {
-        self.granted.max(match self.booked {
+    /// What its VM is to be charged for its driver: what was granted or more, if it is known to have more.
+    fn charge(&self) -> u64 {
+        self.charge_with(0)
+    }
+
+    /// The same with so much granted besides. Charges are whole units, as chunks are.
+    fn charge_with(&self, bytes: u64) -> u64 {
+        let bytes = self.granted.saturating_add(self.net(bytes)).max(self.taken());
+        bytes.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX)
+    }
+
+    /// What growth costs beyond what the worker has given back and is still charged for.
+    const fn net(&self, bytes: u64) -> u64 {
+        bytes.saturating_sub(self.returned)
+    }
+
+    /// What its driver is known to have taken at least.
+    fn taken(&self) -> u64 {
+        match self.booked {
             Booked::Unlisted => 0,
             Booked::AtLeast(bytes) | Booked::Bytes(bytes) => bytes,
-        })
+        }
+    }
+
+    /// What the inventory books to it, no estimate.
+    fn booked_bytes(&self) -> u64 {
+        if let Booked::Bytes(bytes) = self.booked { bytes } else { 0 }
     }
 }
 
@@ -183,6 +212,8 @@ pub struct Custody {
     kept: Vec<Kept>,
     /// Bytes of the unit when nobody had any: in custody, and what the driver had left.
     whole: Option<u64>,
+    /// Bytes of suspect chunks.
+    suspect_bytes: u64,
     /// VMs that are forgotten as soon as nothing of them is left.
     leaving: BTreeSet<VmKey>,
     /// What the driver does now.
@@ -221,6 +252,7 @@ impl Custody {
             growth: Growth::new(free),
             kept: Vec::new(),
             whole: None,
+            suspect_bytes: 0,
             leaving: BTreeSet::new(),
             busy: None,
             wanted: None,
@@ -246,12 +278,13 @@ impl Custody {
         core::mem::take(&mut self.touched)
     }
 
-    /// What stands in the custody pages of a VM: limit and used bytes.
+    /// What stands in the custody pages of a VM: its quota, the bytes of it in use, the driver's share included, and whether
+    /// its drivers may use their margins.
     #[must_use]
-    pub fn figures(&self, key: VmKey) -> (u64, u64) {
-        let Some(account) = self.ledger.account(key) else { return (0, 0) };
-        let used = account.lent.saturating_add(account.kept).saturating_sub(account.idle);
-        (self.ledger.limit(key), used)
+    pub fn figures(&self, key: VmKey) -> (u64, u64, bool) {
+        let Some(account) = self.ledger.account(key) else { return (0, 0, false) };
+        let used = account.charged().saturating_sub(account.idle);
+        (self.ledger.limit(key), used, self.growth.is_open(key))
     }
 
     /// What a VM without a limit has, and what the unit has in all.
@@ -259,6 +292,12 @@ impl Custody {
         let (capacity, _) = self.ledger.totals();
         self.ledger.set_nominal(capacity);
         self.whole = Some(capacity.saturating_add(self.growth.free()));
+    }
+
+    /// Bytes that a grant lets a driver take beyond what was asked for.
+    #[must_use]
+    pub const fn margin(&self) -> u64 {
+        self.settings.estimates.margin
     }
 
     /// The placement unit.
@@ -284,14 +323,19 @@ impl Custody {
     /// while nobody can say what some driver took.
     #[must_use]
     pub fn known(&self) -> Option<u64> {
-        let unknown = |worker: &Worker| matches!(worker.booked, Booked::AtLeast(_));
+        let unknown = |worker: &Worker| match worker.booked {
+            Booked::AtLeast(_) => true,
+            Booked::Unlisted => worker.granted > 0,
+            // A figure may be from before its last growth.
+            Booked::Bytes(_) => !self.growth.is_settled(worker),
+        };
         // Scrubs and looks move nothing; and looks come as often as the inventory's figures, maybe always with them.
         if self.moves() || self.workers.values().any(unknown) {
             return None;
         }
         let chunks = self.chunks.iter().map(|(_, chunk)| chunk.class.bytes());
         let kept = self.kept.iter().map(|kept| kept.bytes);
-        let drivers = self.workers.values().map(Worker::headroom);
+        let drivers = self.workers.values().map(Worker::taken);
         Some(chunks.chain(kept).chain(drivers).fold(0, u64::saturating_add))
     }
 
@@ -464,7 +508,7 @@ impl Custody {
             vm,
             epoch: key.epoch,
             lent: account.lent.saturating_add(account.kept),
-            headroom: self.headroom(key),
+            headroom: account.driver,
             dirty: self.dirty_of(key),
             holders: u32::try_from(holders).unwrap_or(u32::MAX),
         }
@@ -495,11 +539,10 @@ impl Custody {
         FromArbiter::Unit { total: total + suspect, lent, clean, dirty, headroom, suspect }
     }
 
-    /// What the driver has taken for a VM, as far as is known.
+    /// What the driver takes for a VM, as charged.
     #[must_use]
-    pub fn headroom(&self, key: VmKey) -> u64 {
-        let members = self.members.get(&key).into_iter().flatten();
-        members.filter_map(|id| self.workers.get(id)).map(Worker::headroom).fold(0, u64::saturating_add)
+    pub fn driver_share(&self, key: VmKey) -> u64 {
+        self.ledger.account(key).map_or(0, |account| account.driver)
     }
 
     /// A worker of a VM. `false` when it is of an old epoch and is not heard.
@@ -522,7 +565,11 @@ impl Custody {
             waiting: 0,
             recalled: None,
             granted: 0,
+            returned: 0,
+            grants: HashSet::new(),
+            grew: 0,
             booked: Booked::Unlisted,
+            charged: 0,
             rise: rise::Rise::default(),
         };
         self.workers.insert(id, worker);
@@ -550,8 +597,11 @@ impl Custody {
             Request::Take { serial, bytes } => self.take(id, serial, bytes, now),
             Request::Give { lease } => self.give(id, lease),
             Request::Idle { bytes } => self.set_idle(id, bytes),
-            Request::Grow { serial, reason, bytes } => self.grow(id, serial, reason, bytes, now),
-            Request::Grown { serial } => self.grown(id, serial),
+            Request::Grow { serial, reason, bytes, left } => {
+                self.grow(id, serial, (reason, bytes, left), now)
+            }
+            Request::Shrunk { reason, bytes } => self.shrunk(id, reason, bytes),
+            Request::Grown { serial } => self.grown(id, serial, now),
             Request::Share { serial, share, lease } => self.share(id, serial, share, lease),
             Request::Unshare { share } => self.unshare(id, share),
             Request::Open { serial, share } => self.open(id, serial, share),
@@ -609,7 +659,6 @@ impl Custody {
         let worker = self.workers.get_mut(&id).filter(|worker| worker.life == Life::Alive)?;
         worker.life = Life::Ending;
         let (key, process) = (worker.vm, worker.process);
-        self.growth.ended(id, key);
         self.effects.push_back(Effect::Kill { worker: id });
         self.stirred = true;
         Some((key.vm, process))
@@ -651,8 +700,8 @@ impl Custody {
             self.shares.remove(&share);
         }
         self.waiters.retain(|waiter| waiter.worker != id);
-        let headroom = self.workers.get(&id).map_or(0, Worker::headroom);
-        self.growth.died(id, key, headroom.max(UNIT), now);
+        let driver = self.workers.get(&id).map_or(0, |worker| worker.charged);
+        self.growth.died(id, key, driver.max(UNIT), now);
         self.stirred = true;
         self.changed = true;
         self.touched.insert(key);
@@ -665,6 +714,8 @@ impl Custody {
         }
         let Some(worker) = self.workers.remove(&id) else { return };
         let key = worker.vm;
+        let done = self.ledger.set_driver(key, worker.charged, 0);
+        self.must(key, done);
         for chunk in worker.imported {
             if let Err(broken) = self.chunks.forget_importer(chunk, id) {
                 self.broken(key.vm, broken);
@@ -726,50 +777,17 @@ impl Custody {
         self.workers.values().any(|worker| !matches!(worker.life, Life::Dead { .. }))
     }
 
-    /// What the inventory says that a worker's driver has, `None` when it cannot say. Ends it when its VM has more than it
-    /// may.
-    pub fn set_booked(&mut self, id: WorkerId, bytes: Option<u64>) {
-        let context = self.settings.estimates.context;
-        let settles = self.growth.settles(id);
-        let Some(worker) = self.workers.get_mut(&id) else { return };
-        worker.booked = bytes.map_or(Booked::AtLeast(context), Booked::Bytes);
-        if bytes.is_none() {
-            // Nobody is ended for an estimate; it counts when somebody asks for more.
-            return;
-        }
-        if !settles {
-            worker.granted = 0;
-        }
-        let (key, process, alive) = (worker.vm, worker.process, worker.life == Life::Alive);
-        let limit = self.ledger.account(key).map_or(0, |account| account.terms.headroom);
-        let headroom = self.headroom(key);
-        let over = limit > 0 && headroom > limit.saturating_add(self.settings.estimates.margin);
-        if alive && over && !self.growth.grows(id) {
-            if let Some(worker) = self.workers.get_mut(&id) {
-                worker.life = Life::Ending;
-            }
-            tracing::warn!(
-                vm = key.vm,
-                process,
-                headroom,
-                limit,
-                "a worker's driver takes more than its VM may"
-            );
-            self.event(ArbiterEvent::Headroom, key.vm, process, headroom);
-            self.effects.push_back(Effect::Kill { worker: id });
-        }
-    }
-
     /// Whether sums and states hold together.
     ///
     /// # Errors
     /// [`Broken`] says what does not.
     pub fn check(&self) -> Result<(), Broken> {
         let mut lent: HashMap<VmKey, u64> = HashMap::new();
-        let mut capacity = 0_u64;
+        let (mut capacity, mut suspect) = (0_u64, 0_u64);
         for (_, chunk) in self.chunks.iter() {
-            if chunk.state != State::Suspect {
-                capacity += chunk.class.bytes();
+            match chunk.state {
+                State::Suspect => suspect += chunk.class.bytes(),
+                _ => capacity += chunk.class.bytes(),
             }
             if chunk.state == State::Lent
                 && let Some(vm) = chunk.vm
@@ -783,7 +801,14 @@ impl Custody {
             }
         }
         self.chunks.check()?;
-        self.ledger.check(&lent, capacity)?;
+        let mut drivers: HashMap<VmKey, u64> = HashMap::new();
+        for worker in self.workers.values() {
+            *drivers.entry(worker.vm).or_default() += worker.charged;
+        }
+        self.ledger.check(&lent, &drivers, capacity)?;
+        if suspect != self.suspect_bytes {
+            return Err(Broken("the sum of suspect chunks is wrong"));
+        }
         let mut leases: HashMap<ChunkId, u32> = HashMap::new();
         for worker in self.workers.values() {
             let mut bytes = 0;

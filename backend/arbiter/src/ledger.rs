@@ -16,11 +16,11 @@ pub struct Broken(pub &'static str);
 /// What `sluiced` grants a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Bytes of chunks; 0 for all of the unit.
+    /// The quota: bytes of chunks and of what the driver takes for the VM; 0 for all of the unit.
     pub limit: u64,
     /// Of these, bytes nobody else gets.
     pub guaranteed: u64,
-    /// Bytes the driver may take for itself; 0 for no limit.
+    /// Bytes beside the quota, to which the driver's share is charged first.
     pub headroom: u64,
     /// Bytes of guest memory that may be pinned; 0 for no limit.
     pub pinned: u64,
@@ -52,10 +52,21 @@ pub struct Account {
     pub idle: u64,
     /// Bytes it keeps although it gave them back: chunks that could not be taken away from it.
     pub kept: u64,
+    /// Bytes that the driver takes for it: contexts, code, variables, heap, stacks, local memory.
+    pub driver: u64,
     /// Bytes of guest memory pinned.
     pub pinned: u64,
     /// Gets nothing any more.
     pub closed: bool,
+}
+
+impl Account {
+    /// Bytes that count towards the quota: the driver's share is charged to the headroom first.
+    #[must_use]
+    pub const fn charged(&self) -> u64 {
+        let beside = self.driver.saturating_sub(self.terms.headroom);
+        self.lent.saturating_add(self.kept).saturating_add(beside)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,7 +103,7 @@ impl Ledger {
     /// [`Broken`] when the VM's ancestors change while it has something: their sums would be wrong.
     pub fn set_terms(&mut self, key: VmKey, terms: Terms) -> Result<(), Broken> {
         let account = self.accounts.entry(key).or_default();
-        if account.terms.ancestors != terms.ancestors && account.lent > 0 {
+        if account.terms.ancestors != terms.ancestors && account.lent + account.driver > 0 {
             return Err(Broken("ancestors of a VM with memory cannot change"));
         }
         account.terms = Terms { limit: whole(terms.limit), guaranteed: whole(terms.guaranteed), ..terms };
@@ -119,7 +130,9 @@ impl Ledger {
 
     /// Forgets an account with nothing in it; `false` when it is not.
     pub fn forget(&mut self, key: VmKey) -> bool {
-        let empty = |account: &Account| account.lent == 0 && account.kept == 0 && account.pinned == 0;
+        let empty = |account: &Account| {
+            account.lent == 0 && account.kept == 0 && account.driver == 0 && account.pinned == 0
+        };
         let gone = self.accounts.get(&key).is_some_and(empty);
         if gone {
             self.accounts.remove(&key);
@@ -187,11 +200,17 @@ impl Ledger {
         self.free_beside(None)
     }
 
+    /// Bytes that can leave custody for a VM's driver: beside what is lent, and guaranteed to other VMs.
+    #[must_use]
+    pub fn spare_for(&self, key: VmKey) -> u64 {
+        self.free_beside(Some(key))
+    }
+
     /// Free bytes less what is kept for others than `except`.
     fn free_beside(&self, except: Option<VmKey>) -> u64 {
         let kept = self.accounts.iter().filter(|(key, account)| Some(**key) != except && !account.closed);
         let kept = kept.fold(0_u64, |sum, (_, account)| {
-            sum.saturating_add(account.terms.guaranteed.saturating_sub(account.lent))
+            sum.saturating_add(account.terms.guaranteed.saturating_sub(account.charged()))
         });
         self.capacity.saturating_sub(self.lent).saturating_sub(kept)
     }
@@ -202,13 +221,45 @@ impl Ledger {
     /// Why not.
     pub fn admit(&self, key: VmKey, bytes: u64) -> Result<(), Refusal> {
         let account = self.accounts.get(&key).filter(|account| !account.closed).ok_or(Refusal::Closed)?;
-        let held = account.lent.checked_add(account.kept).and_then(|held| held.checked_add(bytes));
-        let over = held.map(|held| held.saturating_sub(self.limit(key)));
-        match over {
-            Some(0) => {}
-            Some(over) => return Err(Refusal::Limit(over)),
-            None => return Err(Refusal::Limit(u64::MAX)),
+        self.within(key, account.charged().checked_add(bytes))?;
+        self.within_ancestors(account, bytes)?;
+        if bytes > self.free_beside(Some(key)) { Err(Refusal::Capacity) } else { Ok(()) }
+    }
+
+    /// Whether the driver may take `bytes` more for a VM. Whether the unit has them is not looked at.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn admit_driver(&self, key: VmKey, bytes: u64) -> Result<(), Refusal> {
+        let account = self.accounts.get(&key).filter(|account| !account.closed).ok_or(Refusal::Closed)?;
+        let driver = account.driver.checked_add(bytes);
+        let beside = driver.map(|driver| driver.saturating_sub(account.terms.headroom));
+        self.within(
+            key,
+            beside.and_then(|beside| beside.checked_add(account.lent)?.checked_add(account.kept)),
+        )?;
+        self.within_ancestors(account, bytes)
+    }
+
+    /// Bytes that the driver may take for a VM within its quota, its headroom and its ancestors' escrows.
+    #[must_use]
+    pub fn driver_room(&self, key: VmKey) -> u64 {
+        let Some(account) = self.accounts.get(&key).filter(|account| !account.closed) else { return 0 };
+        let quota = self.limit(key).saturating_sub(account.charged());
+        let room = quota.saturating_add(account.terms.headroom.saturating_sub(account.driver));
+        let ids = account.terms.ancestors.into_iter().filter(|id| *id != 0);
+        ids.map(|id| self.ancestor(id)).map(|(used, escrow)| escrow.saturating_sub(used)).fold(room, u64::min)
+    }
+
+    fn within(&self, key: VmKey, charged: Option<u64>) -> Result<(), Refusal> {
+        match charged.map(|charged| charged.saturating_sub(self.limit(key))) {
+            Some(0) => Ok(()),
+            Some(over) => Err(Refusal::Limit(over)),
+            None => Err(Refusal::Limit(u64::MAX)),
         }
+    }
+
+    fn within_ancestors(&self, account: &Account, bytes: u64) -> Result<(), Refusal> {
         for id in account.terms.ancestors.into_iter().filter(|id| *id != 0) {
             let ancestor = self.ancestors.get(&id).copied().unwrap_or_default();
             match ancestor.used.checked_add(bytes) {
@@ -216,7 +267,22 @@ impl Ledger {
                 wanted => return Err(Refusal::Ancestor(id, wanted.unwrap_or(u64::MAX))),
             }
         }
-        if bytes > self.free_beside(Some(key)) { Err(Refusal::Capacity) } else { Ok(()) }
+        Ok(())
+    }
+
+    /// A part of the driver's share of a VM changes: one worker's. Measured bytes are charged whatever the limits say.
+    ///
+    /// # Errors
+    /// [`Broken`] when the sum cannot be.
+    pub fn set_driver(&mut self, key: VmKey, before: u64, after: u64) -> Result<(), Broken> {
+        let account = self.accounts.get_mut(&key).ok_or(Broken("the driver's share of an unknown VM"))?;
+        let change = |sum: u64| sum.checked_sub(before).and_then(|rest| rest.checked_add(after));
+        account.driver = change(account.driver).ok_or(Broken("a VM's driver share cannot be"))?;
+        for id in account.terms.ancestors.into_iter().filter(|id| *id != 0) {
+            let ancestor = self.ancestors.entry(id).or_default();
+            ancestor.used = change(ancestor.used).ok_or(Broken("an ancestor's sum cannot be"))?;
+        }
+        Ok(())
     }
 
     /// Lends `bytes` to a VM.
@@ -305,11 +371,16 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether the sums hold together and with `lent` and `capacity`, counted elsewhere.
+    /// Whether the sums hold together and with `lent`, `drivers` and `capacity`, counted elsewhere.
     ///
     /// # Errors
     /// [`Broken`] says which does not.
-    pub fn check(&self, lent: &HashMap<VmKey, u64>, capacity: u64) -> Result<(), Broken> {
+    pub fn check(
+        &self,
+        lent: &HashMap<VmKey, u64>,
+        drivers: &HashMap<VmKey, u64>,
+        capacity: u64,
+    ) -> Result<(), Broken> {
         if sum(self.accounts.values().map(|account| account.lent)) != Some(self.lent) {
             return Err(Broken("the unit's sum is not that of its VMs"));
         }
@@ -320,20 +391,23 @@ impl Ledger {
             if account.lent != lent.get(key).copied().unwrap_or(0) {
                 return Err(Broken("a VM's sum is not that of its chunks"));
             }
+            if account.driver != drivers.get(key).copied().unwrap_or(0) {
+                return Err(Broken("a VM's driver share is not that of its workers"));
+            }
         }
         if lent.keys().any(|key| !self.accounts.contains_key(key)) {
             return Err(Broken("chunks are lent to an unknown VM"));
         }
         for (id, ancestor) in &self.ancestors {
             let children = self.accounts.values().filter(|account| account.terms.ancestors.contains(id));
-            if sum(children.map(|account| account.lent)) != Some(ancestor.used) {
+            if sum(children.flat_map(|account| [account.lent, account.driver])) != Some(ancestor.used) {
                 return Err(Broken("an ancestor's sum is not that of its VMs"));
             }
         }
         Ok(())
     }
 
-    /// Bytes an ancestor's VMs have, and what they may have.
+    /// Bytes an ancestor's VMs have, the driver's shares included, and what they may have.
     #[must_use]
     pub fn ancestor(&self, id: u32) -> (u64, u64) {
         self.ancestors.get(&id).map_or((0, 0), |ancestor| (ancestor.used, ancestor.escrow))

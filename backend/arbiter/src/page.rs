@@ -61,11 +61,12 @@ impl Page {
         self.mapping.words()
     }
 
-    /// Writes what the VM has and may have.
-    pub fn write(&self, limit: u64, used: u64) {
+    /// Writes what the VM has and may have, and whether its drivers may use their margins.
+    pub fn write(&self, limit: u64, used: u64, open: bool) {
         let words = self.words();
         words.store_u64(page::LIMIT, limit, Ordering::Release);
         words.store_u64(page::USED, used, Ordering::Release);
+        words.store_u32(page::OPEN, u32::from(open), Ordering::Release);
     }
 
     /// Writes the permit, and wakes who waits for one.

@@ -144,13 +144,13 @@ impl Scrubber {
                 self.release(pieces);
                 done(Outcome::Released { free: self.free() }, Vec::new())
             }
-            Task::Take { leave } => {
-                let (found, pieces) = self.unit.take_free(leave).unwrap_or_else(|code| {
+            Task::Take { leave, most } => {
+                let pieces = self.unit.take_free(leave, most).unwrap_or_else(|code| {
                     tracing::error!(code, "cannot take the unit's memory");
-                    (0, Vec::new())
+                    Vec::new()
                 });
                 let made = pieces.iter().map(Piece::class).collect();
-                done(Outcome::Taken { found, made, free: self.free() }, pieces)
+                done(Outcome::Taken { made, free: self.free() }, pieces)
             }
             Task::Remake { into, .. } => {
                 let count = pieces.iter().map(Piece::bytes).sum::<u64>() / into.bytes();

@@ -30,7 +30,7 @@ use rustix::{
 use sluice_driver::Driver;
 use sluice_protocol::{
     control::{self, ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Priority, Shares, ToArbiter, codec},
-    custody::Answer,
+    custody::{Answer, UNIT},
     limits,
 };
 use sluice_sandbox::{Role, SandboxError};
@@ -200,9 +200,7 @@ impl Server {
         epoll::add(&epoll, &control, Token::Control.encode(), EventFlags::IN)?;
         let free = unit.free().map_err(RunError::Context)?;
         let context_bytes = unit.context_bytes();
-        // What a driver takes beside what is known: its blocks are 2 MiB or more, on a real one up to some tens.
-        let margin = (free / 64).clamp(4 << 20, 64 << 20).next_multiple_of(2 << 20);
-        let estimates = Estimates { context: context_bytes, margin };
+        let estimates = Estimates { context: context_bytes, margin: margin(free) };
         let settings = Settings { unit: setup.unit, reserve: setup.reserve, estimates };
         let rules = Rules { unit: setup.unit, scrub: setup.scrub, verify: setup.verify, log };
         if !setup.scrub {
@@ -443,8 +441,8 @@ impl Server {
             epoll::add(&self.epoll, socket, Token::Worker(id).encode(), EventFlags::IN)?;
         }
         epoll::add(&self.epoll, link.pidfd(), Token::Process(id).encode(), EventFlags::IN)?;
-        let (limit, used) = self.custody.figures(vm);
-        link.page.write(limit, used);
+        let (limit, used, open) = self.custody.figures(vm);
+        link.page.write(limit, used, open);
         let bell = self.time.join(id, vm, Arc::clone(&link.page), Arc::clone(&link.report))?;
         let welcome =
             Answer::Welcome { unit: self.custody.unit(), epoch: vm.epoch, limit, version: control::VERSION };
@@ -594,9 +592,9 @@ impl Server {
     /// Does what was decided.
     fn follow(&mut self) {
         for vm in self.custody.touched() {
-            let (limit, used) = self.custody.figures(vm);
+            let (limit, used, open) = self.custody.figures(vm);
             for link in self.links.values().filter(|link| link.vm == vm) {
-                link.page.write(limit, used);
+                link.page.write(limit, used, open);
             }
         }
         let mut spoken: HashSet<WorkerId> = HashSet::new();
@@ -742,7 +740,8 @@ impl Server {
         if self.custody.clean_bytes() >= FIRST_CLEAN.min(capacity) {
             self.ready = true;
             tracing::info!(bytes = capacity, context = self.context_bytes, "lending begins");
-            self.tell(FromArbiter::Ready { bytes: capacity, context: self.context_bytes });
+            let (context, margin) = (self.context_bytes, self.custody.margin());
+            self.tell(FromArbiter::Ready { bytes: capacity, context, margin });
         }
     }
 
@@ -803,9 +802,10 @@ impl Server {
         let listed: HashSet<u32> = list.iter().map(|listed| listed.process).collect();
         self.strangers.retain(|process, _| listed.contains(process) && !workers.contains_key(process));
         self.compare_time(list, &workers);
+        let now = self.now();
         for Listed { process, bytes, .. } in list.iter().filter(|listed| listed.process != own) {
             if let Some(id) = workers.get(process) {
-                self.custody.set_booked(*id, *bytes);
+                self.custody.set_booked(*id, *bytes, now);
                 continue;
             }
             // A worker may be listed just before we hear of it, or just after it is gone.
@@ -823,7 +823,14 @@ impl Server {
                 Some(true) => {}
             }
         }
+        self.custody.judge();
     }
+}
+
+/// Bytes that a grant lets a driver take beyond what was asked for: a real driver's blocks are up to some tens of MiB, and on
+/// a small device a margin must not use up the quotas.
+fn margin(free: u64) -> u64 {
+    (free / 1024).clamp(UNIT, 64 << 20).next_multiple_of(UNIT)
 }
 
 fn unblock(descriptor: BorrowedFd<'_>) -> Result<(), Errno> {

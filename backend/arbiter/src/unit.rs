@@ -199,12 +199,13 @@ impl Unit {
         self.driver.chunk_release(piece.handle)
     }
 
-    /// Makes chunks of what is free, but leaves so much. Returns what was free before, and the chunks.
+    /// Makes chunks of what is free, but leaves so much, and makes no more than `most` bytes.
     ///
     /// # Errors
     /// The driver's, when it does not say what is free.
-    pub fn take_free(&mut self, leave: u64) -> Result<(u64, Vec<Piece>), Code> {
+    pub fn take_free(&mut self, leave: u64, most: u64) -> Result<Vec<Piece>, Code> {
         let found = self.free()?;
+        let leave = leave.max(found.saturating_sub(most));
         let mut pieces = Vec::new();
         for class in mix(found.saturating_sub(leave)) {
             if let Ok(piece) = self.create(class) {
@@ -219,7 +220,7 @@ impl Unit {
                 Err(_) => break,
             }
         }
-        Ok((found, pieces))
+        Ok(pieces)
     }
 
     /// Makes chunks of one size, as many as there are.

@@ -23,6 +23,7 @@ use sluice_protocol::{
     control::{BYTES, Run, VersionError, same_version},
     custody::{Answer, Growth, Request, page, report},
     field::FieldError,
+    shared::Shared as _,
 };
 use sluice_shared_memory::{Mapping, mapping::MapError, socket};
 use std::{
@@ -34,6 +35,8 @@ use std::{
 /// How long a request may wait. Growth waits while a dead worker's memory is swept, so this is long; a lender refuses
 /// what it cannot give long before.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes that any growth takes beside what is known of it: a driver's own tables of an image or a limit.
+const GROWTH_BYTES: u64 = 64 << 10;
 /// How long the lender's first word may take.
 const WELCOME_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -85,8 +88,8 @@ struct Link {
     /// Answers to those who wait, by serial.
     desk: Mutex<BTreeMap<u64, VecDeque<Reply>>>,
     answered: Condvar,
-    /// Held during a grant: one at a time.
-    growing: Mutex<()>,
+    /// Bytes that the driver may take before the lender is asked again, while its page says so.
+    margin: AtomicU64,
     /// How often something was said that has no answer, and how much of it the page shows for certain.
     said: AtomicU64,
     seen: AtomicU64,
@@ -114,14 +117,15 @@ pub(crate) struct Tenant {
 /// Leave for the driver to take memory for itself; over when dropped.
 #[derive(Debug)]
 pub(crate) struct Grant<'a> {
-    link: &'a Link,
-    serial: u64,
-    _alone: MutexGuard<'a, ()>,
+    /// Whom to tell of its end, and by what serial; nothing for growth within the margin.
+    ends: Option<(&'a Link, u64)>,
 }
 
 impl Drop for Grant<'_> {
     fn drop(&mut self) {
-        self.link.tell(Request::Grown { serial: self.serial });
+        if let Some((link, serial)) = self.ends {
+            link.tell(Request::Grown { serial });
+        }
     }
 }
 
@@ -199,7 +203,7 @@ impl Link {
             serial: AtomicU64::new(1),
             desk: Mutex::default(),
             answered: Condvar::new(),
-            growing: Mutex::default(),
+            margin: AtomicU64::new(0),
             said: AtomicU64::new(0),
             seen: AtomicU64::new(0),
             recalled: AtomicU64::new(0),
@@ -299,6 +303,13 @@ impl Link {
         page::memory(&self.page.words())
     }
 
+    /// Uses so much of the margin, if it may be used and suffices.
+    fn spend(&self, bytes: u64) -> bool {
+        let open = self.page.words().load_u32(page::OPEN, Ordering::Acquire) == 1;
+        let rest = |margin: u64| margin.checked_sub(bytes);
+        open && self.margin.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).is_ok()
+    }
+
     fn is_settled(&self) -> bool {
         self.seen.load(Ordering::Acquire) >= self.said.load(Ordering::Acquire)
     }
@@ -374,20 +385,42 @@ impl Custody {
         self.links.iter().for_each(|link| link.tell(Request::Hello { process }));
     }
 
-    /// Asks for leave to have the driver take memory for itself, and waits for it.
+    /// Leave to have the driver take memory for itself: within the margin of earlier grants without a message, else the lender
+    /// is asked and waited for.
     pub(crate) fn grow(&self, device: i32, reason: Growth, bytes: u64) -> Result<Grant<'_>, Code> {
         let link = self.link(device)?;
-        let alone = lock(&link.growing);
+        let bytes = bytes.saturating_add(GROWTH_BYTES);
+        if reason != Growth::Context && link.spend(bytes) {
+            return Ok(Grant { ends: None });
+        }
+        self.ask_growth(device, reason, bytes)
+    }
+
+    /// The same, but the lender is asked in any case: the driver did not find the memory of the margin.
+    pub(crate) fn ask_growth(&self, device: i32, reason: Growth, bytes: u64) -> Result<Grant<'_>, Code> {
+        let link = self.link(device)?;
+        let left = link.margin.load(Ordering::Relaxed);
         let mut granted = 0;
         let grow = |serial| {
             granted = serial;
-            Request::Grow { serial, reason: reason as u32, bytes }
+            Request::Grow { serial, reason: reason as u32, bytes, left }
         };
         let answer = link.ask(grow, Some)?;
         match answer {
-            Reply::Granted(_) => Ok(Grant { link, serial: granted, _alone: alone }),
+            Reply::Granted(margin) => {
+                link.margin.fetch_add(margin, Ordering::Relaxed);
+                Ok(Grant { ends: Some((link, granted)) })
+            }
             Reply::Refused(failed) => Err(failed),
             unexpected => Err(link.strange(unexpected)),
+        }
+    }
+
+    /// The driver has given back what it took for this.
+    pub(crate) fn shrunk(&self, device: i32, reason: Growth, bytes: u64) {
+        if let Ok(link) = self.link(device) {
+            let bytes = if reason == Growth::Context { bytes } else { bytes.saturating_add(GROWTH_BYTES) };
+            link.tell(Request::Shrunk { reason: reason as u32, bytes });
         }
     }
 

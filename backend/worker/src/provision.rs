@@ -69,6 +69,23 @@ impl Provision {
         self.custody().map(|custody| custody.grow(device, reason, bytes)).transpose()
     }
 
+    /// The same, but the lender is asked in any case: the driver did not find the memory of an earlier grant's margin.
+    pub(crate) fn ask_growth(
+        &self,
+        device: i32,
+        reason: Growth,
+        bytes: u64,
+    ) -> Result<Option<Grant<'_>>, Code> {
+        self.custody().map(|custody| custody.ask_growth(device, reason, bytes)).transpose()
+    }
+
+    /// The driver has given back what it took for this.
+    pub(crate) fn shrunk(&self, device: i32, reason: Growth, bytes: u64) {
+        if let Some(custody) = self.custody() {
+            custody.shrunk(device, reason, bytes);
+        }
+    }
+
     /// Counts guest memory that is about to be pinned.
     pub(crate) fn pin(&self, device: i32, bytes: u64) -> Result<(), Code> {
         self.custody().map_or(Ok(()), |custody| custody.pin(device, bytes))

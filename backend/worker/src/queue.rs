@@ -15,7 +15,7 @@ use crate::{
     time::{Patience, Time},
 };
 use core::time::Duration;
-use sluice_driver::{Code, Driver, Handle, LaunchAttribute};
+use sluice_driver::{Code, Driver, Handle, LaunchAttribute, code};
 use sluice_protocol::custody::Growth;
 use std::{
     collections::VecDeque,
@@ -210,7 +210,7 @@ impl Gate {
         provision: &Provision,
         work: &Work,
         local: Local,
-        submit: impl FnOnce(Operation) -> Result<(), Code>,
+        mut submit: impl FnMut(Operation) -> Result<(), Code>,
     ) -> Result<(), Code> {
         let context = work.target.context;
         if self.local.covers(context, local.each) {
@@ -220,7 +220,17 @@ impl Gate {
             Ok(grant) => grant,
             Err(refused) => return submit(Operation::Nothing).and(Err(refused)),
         };
-        submit(work.operation)?;
+        match submit(work.operation) {
+            // The margin's memory may have been taken for a sweep.
+            Err(code::OUT_OF_MEMORY) => {
+                let _grant = match provision.ask_growth(local.device, Growth::Launch, local.bytes) {
+                    Ok(grant) => grant,
+                    Err(refused) => return submit(Operation::Nothing).and(Err(refused)),
+                };
+                submit(work.operation)?;
+            }
+            submitted => submitted?,
+        }
         self.local.note(context, local.each);
         Ok(())
     }

@@ -1,74 +1,64 @@
-//! What drivers of workers take for themselves, and the ballast that is released for it.
+//! The driver's share: device memory that the drivers of workers take for themselves.
 //!
-//! The unit's free memory is kept occupied by clean chunks. A worker whose driver is about to grow asks; one at a time
-//! is granted: ballast is released until the driver has what is needed, the worker says when it is done, and what was not
-//! used is taken back. So memory that somebody's driver grows into was clean. What a dead worker's driver had is taken
-//! and scrubbed before another VM's driver may grow. VMs take [`turns`].
+//! The unit's free memory is kept occupied by clean ballast. A worker asks for a *grow grant* before its driver takes memory:
+//! the grant is charged to the VM, ballast is released for it, and a margin comes with it, so that small growth asks nothing.
+//! Grants of different VMs run side by side. What was charged is corrected when the inventory says what a worker's driver has.
+//!
+//! The size of the ballast follows from the charges alone: chunks + charges + reserve = the unit. So memory that a driver
+//! takes without a charge comes out of the reserve and is never replaced: the reserve cannot be pumped dry and refilled.
+//!
+//! After a worker's death, drivers of other VMs wait until all that is free was taken again, for it may hold what the dead
+//! one left. How long a VM's deaths may hold up others is bounded by [`turns`].
 
 mod turns;
 
-use super::{Custody, Life, Millis, Worker};
-use crate::ids::{ChunkId, Class, VmKey, WorkerId};
+use super::{Booked, Custody, Life, Millis, Worker};
+use crate::{
+    ids::{ChunkId, Class, VmKey, WorkerId},
+    ledger::Refusal,
+};
 use sluice_driver::code;
 use sluice_protocol::{
+    control::ArbiterEvent,
     custody::{Answer, Growth as Cause, UNIT},
     limits,
 };
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use turns::Turns;
 
 /// Looks after which it is tried again to take what the driver could not give.
 const LOOKS: u32 = 20;
+/// Looks in a row that must find a VM over its quota before one of its processes is ended.
+const STRIKES: u32 = 3;
+/// Milliseconds after a worker's last growth from which on the inventory's figures include all of it.
+const SETTLED: Millis = 1_500;
 
 /// What growth takes, as measured at start-up.
 #[derive(Clone, Copy, Debug)]
 pub struct Estimates {
     /// Bytes of a context.
     pub context: u64,
-    /// Bytes that any growth may take beside what it is known to.
+    /// Bytes that a grant lets a driver take beyond what was asked for.
     pub margin: u64,
 }
 
-impl Estimates {
-    fn need(&self, cause: Cause, bytes: u64) -> u64 {
-        let least = if cause == Cause::Context { self.context } else { 0 };
-        bytes.max(least).saturating_add(self.margin)
-    }
-}
-
-/// A worker that wants to grow.
+/// A worker that waits for a grant.
 #[derive(Clone, Copy, Debug)]
 struct Wish {
     worker: WorkerId,
     vm: VmKey,
     serial: u64,
-    /// What counts towards the VM's limit.
-    least: u64,
-    /// What the driver is to have free.
-    need: u64,
+    /// Whether it is for a context, which every session starts with.
+    starts: bool,
+    /// Bytes asked for.
+    bytes: u64,
+    /// What the worker has left of its margin.
+    left: u64,
     /// Until when it waits also for memory of which nothing says that it will come.
     patient: Millis,
     /// Whether that is over.
     hurried: bool,
     until: Millis,
-}
-
-/// The worker whose driver grows.
-#[derive(Clone, Copy, Debug)]
-struct Active {
-    worker: WorkerId,
-    serial: u64,
-    until: Millis,
-}
-
-/// A worker whose driver grew, and what was so before.
-#[derive(Clone, Copy, Debug)]
-struct Grew {
-    worker: WorkerId,
-    /// Bytes that the driver had free.
-    free: u64,
-    /// Bytes that it had taken for this worker.
-    headroom: u64,
 }
 
 /// A dead worker whose memory the driver may not have back yet.
@@ -77,37 +67,45 @@ struct Unswept {
     vm: VmKey,
     /// What its driver had.
     bytes: u64,
-    since: Millis,
+    /// Until when drivers of other VMs wait for it.
+    until: Millis,
 }
 
 /// How much of the driver's free memory is taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Depth {
-    /// What is above the reserve.
-    AboveReserve,
-    /// All of it: after a death, for nobody knows which free pages were the dead one's.
+    /// What no charge stands for.
+    Uncharged,
+    /// All of it: after a death nothing tells which free pages were the dead one's.
     All,
+}
+
+/// Whose drivers may use their margins without asking.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Closed {
+    /// No driver may.
+    all: bool,
+    /// VMs whose dead others wait for: only their own drivers may, if there is one such VM.
+    by: BTreeSet<VmKey>,
 }
 
 /// Growth of a unit.
 #[derive(Debug)]
 pub(super) struct Growth {
     queue: VecDeque<Wish>,
-    active: Option<Active>,
+    /// Grants under way, and until when others wait for their end.
+    active: HashMap<(WorkerId, u64), Millis>,
     /// Bytes the driver has free and can give, when last looked at.
     free: u64,
     /// Bytes it says are free and cannot give.
     unusable: u64,
     settle: Option<Depth>,
     /// What the driver is taking back now. What is asked for meanwhile comes after it.
-    taking: Option<Depth>,
+    taking: Option<(Depth, u64)>,
     /// Looks at what is free since something could not be taken.
     looks: u32,
-    /// Who grew since the last look.
-    grew: Option<Grew>,
     /// The dead whose memory the driver may not have back yet.
     unswept: HashMap<WorkerId, Unswept>,
-    /// Whose turn it is.
     turns: Turns,
     /// When it was last looked who may grow.
     now: Millis,
@@ -115,6 +113,11 @@ pub(super) struct Growth {
     dirtiers: BTreeMap<VmKey, u64>,
     /// Chunks taken after deaths that are not clean yet.
     swept: HashSet<ChunkId>,
+    closed: Closed,
+    /// Looks in a row that found a VM over its quota.
+    strikes: HashMap<VmKey, u32>,
+    /// Whether it was said that memory is missing for which no charge stands.
+    drained: bool,
 }
 
 /// What growth needs of the driver.
@@ -122,6 +125,7 @@ pub(super) enum Need {
     Nothing,
     Take {
         leave: u64,
+        most: u64,
     },
     Release(Vec<ChunkId>),
     /// Clean ballast: there is none, and some can be made.
@@ -132,39 +136,36 @@ impl Growth {
     pub(super) fn new(free: u64) -> Growth {
         Growth {
             queue: VecDeque::new(),
-            active: None,
+            active: HashMap::new(),
             free,
             unusable: 0,
-            settle: Some(Depth::AboveReserve),
+            settle: Some(Depth::Uncharged),
             taking: None,
             looks: 0,
-            grew: None,
             unswept: HashMap::new(),
             turns: Turns::default(),
             now: 0,
             dirtiers: BTreeMap::new(),
             swept: HashSet::new(),
+            closed: Closed::default(),
+            strikes: HashMap::new(),
+            drained: false,
         }
     }
 
     /// Whether memory is on its way from or to the driver.
     pub(super) fn pending(&self) -> bool {
-        self.active.is_some() || self.settle.is_some() || self.taking.is_some()
+        self.settle.is_some() || self.taking.is_some()
     }
 
-    /// Whether a worker's driver may grow now.
-    pub(super) fn grows(&self, id: WorkerId) -> bool {
-        self.active.is_some_and(|active| active.worker == id)
-    }
-
-    /// Whether it is not known yet how much a worker's driver has taken.
-    pub(super) fn settles(&self, id: WorkerId) -> bool {
-        self.grew.is_some_and(|grew| grew.worker == id)
+    /// Whether the inventory's figure of a worker includes all of its growth that was granted.
+    pub(super) fn is_settled(&self, worker: &Worker) -> bool {
+        worker.grants.is_empty() && self.now.saturating_sub(worker.grew) >= SETTLED
     }
 
     /// Whether chunks may leave and enter custody for other reasons now.
     pub(super) fn unlocked(&self) -> bool {
-        self.active.is_none()
+        self.active.is_empty()
     }
 
     pub(super) fn set_free(&mut self, free: u64) {
@@ -179,38 +180,30 @@ impl Growth {
     /// A VM is forgotten.
     pub(super) fn forget(&mut self, vm: VmKey) {
         self.turns.forget(vm);
+        self.strikes.remove(&vm);
     }
 
     pub(super) fn settle(&mut self, depth: Depth) {
         self.settle = self.settle.max(Some(depth));
     }
 
-    /// A worker is ended, for whatever it did. A grant that it has until then was kept.
-    pub(super) fn ended(&mut self, id: WorkerId, vm: VmKey) {
-        if self.grows(id) {
-            self.turns.overran(vm, self.now);
-        }
-    }
-
     /// A worker died; `bytes` is what its driver had.
-    pub(super) fn died(&mut self, id: WorkerId, vm: VmKey, bytes: u64, since: Millis) {
+    pub(super) fn died(&mut self, id: WorkerId, vm: VmKey, bytes: u64, now: Millis) {
         self.queue.retain(|wish| wish.worker != id);
-        if self.grows(id) {
-            self.active = None;
-        }
-        if self.grew.is_some_and(|grew| grew.worker == id) {
-            self.grew = None;
-        }
-        self.unswept.insert(id, Unswept { vm, bytes, since });
+        self.active.retain(|(worker, _), _| *worker != id);
+        let until = self.turns.hold_up(vm, now);
+        self.unswept.insert(id, Unswept { vm, bytes, until });
     }
 
     /// The driver has what a dead worker had.
     pub(super) fn gone(&mut self, id: WorkerId) {
-        if let Some(dead) = self.unswept.remove(&id) {
-            let sum = self.dirtiers.entry(dead.vm).or_default();
-            *sum = sum.saturating_add(dead.bytes);
-            self.settle(Depth::All);
+        let Some(dead) = self.unswept.remove(&id) else { return };
+        let sum = self.dirtiers.entry(dead.vm).or_default();
+        *sum = sum.saturating_add(dead.bytes);
+        if !self.unswept.values().any(|other| other.vm == dead.vm) {
+            self.turns.let_go(dead.vm, self.now);
         }
+        self.settle(Depth::All);
     }
 
     /// Bytes of a VM's dead workers that are not clean yet.
@@ -219,42 +212,35 @@ impl Growth {
         dead.chain(self.dirtiers.get(&vm).copied()).fold(0, u64::saturating_add)
     }
 
-    /// Whether a VM's driver may not grow because another's memory may be among what is free.
+    /// Whether all that is free is about to be taken, or is being.
+    fn sweeps(&self) -> bool {
+        self.settle == Some(Depth::All) || matches!(self.taking, Some((Depth::All, _)))
+    }
+
+    /// Whether drivers of a VM wait because another's memory may be among what is free.
     fn is_blocked(&self, vm: VmKey) -> bool {
-        self.unswept.values().any(|dead| dead.vm != vm)
+        self.sweeps() || self.unswept.values().any(|dead| dead.vm != vm && dead.until > self.now)
     }
 
-    /// Until when a VM lets others go first that wait for its dead: drivers let go of those in a moment. One that does not
-    /// is no reason for the VM to wait.
-    fn yields_until(&self, vm: VmKey) -> Option<Millis> {
-        let until = |dead: &Unswept| dead.since.saturating_add(limits::GROW_PATIENCE_MILLISECONDS);
-        self.unswept.values().filter(|dead| dead.vm == vm).map(until).max().filter(|until| *until > self.now)
+    /// Whether drivers of a VM may use their margins.
+    pub(super) fn is_open(&self, vm: VmKey) -> bool {
+        !self.closed.all && self.closed.by.iter().all(|by| *by == vm)
     }
 
-    /// What the driver had free was taken, into these chunks. Returns who had grown, and what its driver
-    /// has now.
-    pub(super) fn taken(
-        &mut self,
-        found: u64,
-        free: u64,
-        chunks: &[ChunkId],
-        reserve: u64,
-    ) -> Option<(WorkerId, u64)> {
-        let depth = self.taking.take();
-        let leave = if depth == Some(Depth::All) { 0 } else { reserve };
-        self.unusable = Some(free.saturating_sub(leave)).filter(|rest| *rest >= UNIT).unwrap_or(0);
-        if depth == Some(Depth::All) && !self.dirtiers.is_empty() {
+    /// What the driver had free was taken, into these chunks.
+    pub(super) fn taken(&mut self, free: u64, chunks: &[ChunkId]) {
+        let (depth, left) = self.taking.take().unwrap_or((Depth::Uncharged, 0));
+        self.unusable = Some(free.saturating_sub(left)).filter(|rest| *rest >= UNIT).unwrap_or(0);
+        if depth == Depth::All && !self.dirtiers.is_empty() {
             self.swept.extend(chunks);
         }
         self.set_free(free);
         self.clear_dirtiers();
-        let grew = self.grew.take()?;
-        Some((grew.worker, grew.headroom.saturating_add(grew.free.saturating_sub(found))))
     }
 
     /// Nothing of the dead is left, once what was taken after their ends is clean.
     fn clear_dirtiers(&mut self) {
-        if self.swept.is_empty() && self.settle != Some(Depth::All) && self.taking != Some(Depth::All) {
+        if self.swept.is_empty() && !self.sweeps() {
             self.dirtiers.clear();
         }
     }
@@ -265,65 +251,90 @@ impl Growth {
             self.clear_dirtiers();
         }
     }
+
+    /// When something is due without any message.
+    fn due(&self) -> Option<Millis> {
+        let wishes = self.queue.iter().map(|wish| if wish.hurried { wish.until } else { wish.patient });
+        let dead = self.unswept.values().map(|dead| dead.until).filter(|until| *until > self.now);
+        let paying = self.queue.iter().filter(|wish| wish.starts);
+        let paying = paying.filter_map(|wish| self.turns.pays_until(wish.vm, self.now));
+        wishes.chain(dead).chain(paying).chain(self.active.values().copied()).min()
+    }
 }
 
 impl Custody {
-    pub(super) fn grow(&mut self, id: WorkerId, serial: u64, reason: u32, bytes: u64, now: Millis) {
+    pub(super) fn grow(
+        &mut self,
+        id: WorkerId,
+        serial: u64,
+        (reason, bytes, left): (u32, u64, u64),
+        now: Millis,
+    ) {
         let Some(cause) = Cause::from_number(reason) else { return self.abuse(id, "grows for no reason") };
-        let Some(vm) = self.workers.get(&id).map(|worker| worker.vm) else { return };
-        let Some(account) = self.ledger.account(vm) else { return };
-        if account.closed {
+        let Some(worker) = self.workers.get(&id) else { return };
+        let vm = worker.vm;
+        if worker.grants.len() + worker.waiting >= limits::CUSTODY_REQUESTS {
+            return self.abuse(id, "keeps too many grants to grow");
+        }
+        if self.ledger.account(vm).is_none_or(|account| account.closed) {
             return self.refuse(id, serial, code::DEVICE_UNAVAILABLE);
         }
-        let least = self.least(cause, bytes);
-        if !self.fits(vm, least) && !self.leaves(vm) {
+        let bytes = self.least(cause, bytes);
+        if self.grows_over(id, bytes) && !self.leaves(vm) {
             return self.refuse(id, serial, code::OUT_OF_MEMORY);
         }
-        let need = self.settings.estimates.need(cause, bytes);
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.waiting += 1;
         }
         let until = now.saturating_add(limits::GROW_WAIT_MILLISECONDS);
         let patient = now.saturating_add(limits::GROW_PATIENCE_MILLISECONDS);
-        let wish = Wish { worker: id, vm, serial, least, need, patient, hurried: false, until };
+        let starts = cause == Cause::Context;
+        let wish = Wish { worker: id, vm, serial, starts, bytes, left, patient, hurried: false, until };
         self.growth.queue.push_back(wish);
     }
 
-    /// What growth counts towards a VM's limit at least.
-    const fn least(&self, cause: Cause, bytes: u64) -> u64 {
-        match cause {
-            Cause::Context => self.settings.estimates.context,
-            _ => bytes,
-        }
+    /// Bytes that growth takes at least.
+    fn least(&self, cause: Cause, bytes: u64) -> u64 {
+        if cause == Cause::Context { bytes.max(self.settings.estimates.context) } else { bytes }
     }
 
-    /// Whether a VM's drivers may take so much more.
-    fn fits(&self, vm: VmKey, least: u64) -> bool {
-        let limit = self.ledger.account(vm).map_or(0, |account| account.terms.headroom);
-        limit == 0 || self.headroom(vm).checked_add(least).is_some_and(|sum| sum <= limit)
+    /// Whether a VM may be charged for so much growth of a worker's driver.
+    fn admit_growth(&self, id: WorkerId, bytes: u64) -> Result<(), Refusal> {
+        let worker = self.workers.get(&id).ok_or(Refusal::Closed)?;
+        self.ledger.admit_driver(worker.vm, worker.charge_with(bytes).saturating_sub(worker.charged))
+    }
+
+    /// Whether the VM's quota does not allow so much growth. An ancestor's escrow may follow.
+    fn grows_over(&self, id: WorkerId, bytes: u64) -> bool {
+        matches!(self.admit_growth(id, bytes), Err(Refusal::Limit(_) | Refusal::Closed))
     }
 
     /// Whether some of what a VM's drivers have is about to be free, because a worker has ended or is being ended.
-    fn leaves(&self, vm: VmKey) -> bool {
+    pub(super) fn leaves(&self, vm: VmKey) -> bool {
         let members = self.members.get(&vm).into_iter().flatten().filter_map(|id| self.workers.get(id));
-        members.into_iter().any(|worker| worker.life != Life::Alive && worker.headroom() > 0)
+        members.into_iter().any(|worker| worker.life != Life::Alive && worker.charge() > 0)
     }
 
     /// Whether growth of a worker's driver would exceed what its VM may have.
     pub(super) fn grows_too_far(&self, id: WorkerId, reason: u32, bytes: u64) -> bool {
-        let vm = self.workers.get(&id).map(|worker| worker.vm);
-        let least = Cause::from_number(reason).map(|cause| self.least(cause, bytes));
-        vm.zip(least).is_some_and(|(vm, least)| !self.fits(vm, least))
+        Cause::from_number(reason).is_some_and(|cause| self.grows_over(id, self.least(cause, bytes)))
     }
 
-    pub(super) fn grown(&mut self, id: WorkerId, serial: u64) {
-        match self.growth.active {
-            Some(active) if active.worker == id && active.serial == serial => {
-                self.growth.active = None;
-                self.growth.settle(Depth::AboveReserve);
-                self.stirred = true;
-            }
-            _ => self.abuse(id, "ends a grant that it has not got"),
+    pub(super) fn grown(&mut self, id: WorkerId, serial: u64, now: Millis) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        if !worker.grants.remove(&serial) {
+            return self.abuse(id, "ends a grant that it has not got");
+        }
+        worker.grew = now;
+        self.growth.active.remove(&(id, serial));
+        self.stirred = true;
+    }
+
+    pub(super) fn shrunk(&mut self, id: WorkerId, reason: u32, bytes: u64) {
+        let Some(cause) = Cause::from_number(reason) else { return self.abuse(id, "shrinks for no reason") };
+        let bytes = self.least(cause, bytes);
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.returned = worker.returned.saturating_add(bytes).min(worker.granted);
         }
     }
 
@@ -337,18 +348,15 @@ impl Custody {
         }
     }
 
-    /// Grants what can be granted now, refuses what waited too long, ends who keeps a grant too long. Returns when to look
-    /// again.
+    /// Grants what can be granted now and refuses what waited too long. Returns when to look again.
     pub fn serve_growth(&mut self, now: Millis) -> Option<Millis> {
         self.growth.now = now;
-        if let Some(active) = self.growth.active.filter(|active| active.until <= now) {
-            self.abuse(active.worker, "keeps a grant to grow for too long");
-            self.growth.active = None;
-            self.growth.settle(Depth::AboveReserve);
-        }
-        let (late, rest): (VecDeque<Wish>, _) = core::mem::take(&mut self.growth.queue)
-            .into_iter()
-            .partition(|wish| wish.until <= now || !self.fits(wish.vm, wish.least) && !self.leaves(wish.vm));
+        // A grant that has not ended by now is charged in full and excludes no other VM any more.
+        self.growth.active.retain(|_, until| *until > now);
+        let (late, rest): (VecDeque<Wish>, _) =
+            core::mem::take(&mut self.growth.queue).into_iter().partition(|wish| {
+                wish.until <= now || self.grows_over(wish.worker, wish.bytes) && !self.leaves(wish.vm)
+            });
         self.growth.queue = rest;
         for wish in late {
             self.no_longer_waits(wish.worker);
@@ -358,72 +366,164 @@ impl Custody {
             wish.hurried |= wish.patient <= now;
         }
         self.grant(now);
-        let next = |wish: &Wish| if wish.hurried { wish.until } else { wish.patient };
-        let wishes = self.growth.queue.iter().map(next);
-        let barred = self.growth.queue.iter().filter_map(|wish| self.growth.turns.barred_until(wish.vm, now));
-        let yielding = self.growth.queue.iter().filter_map(|wish| self.growth.yields_until(wish.vm));
-        wishes.chain(barred).chain(yielding).chain(self.growth.active.map(|active| active.until)).min()
+        self.publish_closed();
+        self.growth.due()
     }
 
-    /// The wish whose turn it is: VMs take turns, and whoever is held back by others' dead loses none to them.
+    /// Wishes that only wait for ballast, the VM whose last grant is longest ago first.
     fn next_wish(&self) -> Option<(usize, Wish)> {
         let growth = &self.growth;
-        let mut order: Vec<(u64, usize)> =
-            growth.queue.iter().zip(0..).map(|(wish, index)| (growth.turns.last(wish.vm), index)).collect();
-        order.sort_unstable();
-        let mut waiting: Option<VmKey> = None;
-        for (_, index) in order {
-            let Some(wish) = growth.queue.get(index) else { continue };
-            if growth.turns.barred_until(wish.vm, growth.now).is_some() || !self.fits(wish.vm, wish.least) {
-                continue;
-            }
-            if growth.is_blocked(wish.vm) {
-                waiting = Some(wish.vm);
-            } else if waiting.is_none_or(|other| other == wish.vm) || growth.yields_until(wish.vm).is_none() {
-                return Some((index, *wish));
-            }
-        }
-        None
+        let ready = |wish: &Wish| {
+            !growth.is_blocked(wish.vm)
+                && !(wish.starts && growth.turns.pays_until(wish.vm, growth.now).is_some())
+                && self.admit_growth(wish.worker, wish.bytes).is_ok()
+        };
+        let wishes = growth.queue.iter().zip(0..).filter(|(wish, _)| ready(wish));
+        wishes.min_by_key(|(wish, at)| (growth.turns.last(wish.vm), *at)).map(|(wish, at)| (at, *wish))
+    }
+
+    /// What a grant lets a driver take: what was asked for, and the margin as far as the VM's quota has room for it.
+    fn price(&self, wish: &Wish) -> u64 {
+        let Some(worker) = self.workers.get(&wish.worker) else { return 0 };
+        // What is charged beyond what was granted is room, too: charges are whole units.
+        let room = self.ledger.driver_room(wish.vm) / UNIT * UNIT;
+        let room = worker.charged.saturating_add(room).saturating_sub(worker.granted);
+        let net = worker.net(wish.bytes);
+        net.saturating_add(self.settings.estimates.margin.saturating_sub(wish.left)).min(room.max(net))
     }
 
     fn grant(&mut self, now: Millis) {
-        if self.growth.pending() || self.shifts() {
-            return;
+        self.want_escrows();
+        while !self.growth.pending() && !self.shifts() {
+            let Some((index, wish)) = self.next_wish() else { return };
+            let price = self.price(&wish);
+            if self.missing(price) > 0 {
+                return;
+            }
+            self.growth.queue.remove(index);
+            self.no_longer_waits(wish.worker);
+            let Some(worker) = self.workers.get_mut(&wish.worker).filter(|worker| worker.life == Life::Alive)
+            else {
+                continue;
+            };
+            let net = worker.net(wish.bytes);
+            worker.returned = worker.returned.saturating_sub(wish.bytes);
+            worker.granted = worker.granted.saturating_add(price);
+            worker.grants.insert(wish.serial);
+            worker.grew = now;
+            self.recharge(wish.worker);
+            self.growth.turns.granted(wish.vm);
+            let until = now.saturating_add(limits::GROW_MILLISECONDS);
+            self.growth.active.insert((wish.worker, wish.serial), until);
+            let value = price - net;
+            self.answer(wish.worker, Answer::Granted { serial: wish.serial, value });
         }
-        let Some((index, wish)) = self.next_wish() else { return };
-        if self.growth.free < wish.need.saturating_add(self.settings.reserve) {
-            return;
+    }
+
+    /// Asks for the escrow that wishes wait for.
+    fn want_escrows(&mut self) {
+        let refused = self.growth.queue.iter().map(|wish| self.admit_growth(wish.worker, wish.bytes));
+        let wanted: Vec<(u32, u64)> = refused
+            .filter_map(|refused| match refused {
+                Err(Refusal::Ancestor(ancestor, bytes)) => Some((ancestor, bytes)),
+                _ => None,
+            })
+            .collect();
+        for (ancestor, bytes) in wanted {
+            self.want_escrow(ancestor, bytes);
         }
-        self.growth.queue.remove(index);
-        self.no_longer_waits(wish.worker);
-        let worker = self.workers.get(&wish.worker).filter(|worker| worker.life == Life::Alive);
-        let Some(headroom) = worker.map(Worker::headroom) else { return };
-        self.growth.turns.granted(wish.vm);
-        let until = now.saturating_add(limits::GROW_MILLISECONDS);
-        self.growth.active = Some(Active { worker: wish.worker, serial: wish.serial, until });
-        let free = self.growth.free.saturating_add(self.growth.unusable);
-        self.growth.grew = Some(Grew { worker: wish.worker, free, headroom });
-        self.answer(wish.worker, Answer::Granted { serial: wish.serial, value: 0 });
+    }
+
+    /// Whose margins may be used may have changed: their pages say so.
+    fn publish_closed(&mut self) {
+        let growth = &self.growth;
+        let dead = growth.unswept.values().filter(|dead| dead.until > growth.now).map(|dead| dead.vm);
+        let closed = Closed { all: growth.sweeps(), by: dead.collect() };
+        if closed != self.growth.closed {
+            self.growth.closed = closed;
+            self.touched.extend(self.members.keys());
+        }
+    }
+
+    /// A worker's charge follows from what it was granted and what the inventory says.
+    pub(super) fn recharge(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let (vm, before, after) = (worker.vm, worker.charged, worker.charge());
+        worker.charged = after;
+        if before != after {
+            let done = self.ledger.set_driver(vm, before, after);
+            self.must(vm, done);
+            self.stirred = true;
+            self.touched.insert(vm);
+        }
+    }
+
+    /// Bytes of drivers that charges stand for. What a VM's drivers have beyond its quota is no reason to give them more.
+    fn attributed(&self) -> u64 {
+        let mut sum = 0_u64;
+        for (vm, members) in &self.members {
+            let workers = || members.iter().filter_map(|id| self.workers.get(id));
+            let granted = workers().map(|worker| worker.granted).fold(0, u64::saturating_add);
+            let Some(account) = self.ledger.account(*vm) else { continue };
+            let other = account.lent.saturating_add(account.kept);
+            let allowed = self.ledger.limit(*vm).saturating_add(account.terms.headroom).saturating_sub(other);
+            sum = sum.saturating_add(account.driver.min(allowed).max(granted));
+        }
+        sum
+    }
+
+    /// Bytes in chunks, and of such that did not come back.
+    fn in_custody(&self) -> u64 {
+        let (capacity, _) = self.ledger.totals();
+        let kept = self.kept.iter().map(|kept| kept.bytes).fold(0, u64::saturating_add);
+        capacity.saturating_add(self.suspect_bytes).saturating_add(kept)
+    }
+
+    /// What custody has to give up before `price` more can be charged.
+    fn missing(&self, price: u64) -> u64 {
+        let Some(whole) = self.whole else { return 0 };
+        let outside = self.attributed().saturating_add(price).saturating_add(self.settings.reserve);
+        self.in_custody().saturating_add(outside).saturating_sub(whole)
+    }
+
+    /// What custody could have besides.
+    fn uncharged(&self) -> u64 {
+        let Some(whole) = self.whole else { return u64::MAX };
+        whole.saturating_sub(
+            self.in_custody().saturating_add(self.attributed()).saturating_add(self.settings.reserve),
+        )
     }
 
     /// What growth needs of the driver next.
     pub(super) fn growth_needs(&mut self) -> Need {
-        if self.growth.active.is_some() {
-            return Need::Nothing;
+        let uncharged = self.uncharged();
+        match self.growth.settle {
+            // Whoever has a grant may be about to use it: a sweep would take it away.
+            Some(Depth::All) if self.growth.unlocked() => {
+                self.growth.settle = None;
+                self.growth.taking = Some((Depth::All, 0));
+                return Need::Take { leave: 0, most: u64::MAX };
+            }
+            Some(Depth::Uncharged) => {
+                self.growth.settle = None;
+                let leave = self.settings.reserve;
+                if uncharged >= UNIT {
+                    self.growth.taking =
+                        Some((Depth::Uncharged, self.growth.free().saturating_sub(uncharged).max(leave)));
+                    return Need::Take { leave, most: uncharged };
+                }
+            }
+            Some(Depth::All) | None => {}
         }
-        let reserve = self.settings.reserve;
-        if let Some(depth) = self.growth.settle.take() {
-            self.growth.taking = Some(depth);
-            return Need::Take { leave: if depth == Depth::All { 0 } else { reserve } };
-        }
-        // What is missing to the reserve is given back whoever wants to grow, but only if it is worth a chunk.
         let wish = self.next_wish();
-        let need = wish.map_or(0, |(_, wish)| wish.need);
-        let missing = need.saturating_add(reserve).saturating_sub(self.growth.free);
-        if missing == 0 {
+        let price = wish.map_or(0, |(_, wish)| self.price(&wish));
+        let missing = self.missing(price);
+        // Measured growth is replaced by whole units only, for it comes and goes.
+        if missing == 0 || wish.is_none() && missing < UNIT {
             return Need::Nothing;
         }
-        match self.ballast(missing) {
+        let vm = wish.map(|(_, wish)| wish.vm);
+        match self.ballast(missing, vm) {
             Some(chunks) => Need::Release(chunks),
             None if self.cleans() => Need::Clean,
             None => {
@@ -440,9 +540,10 @@ impl Custody {
         }
     }
 
-    /// Clean chunks of at least `bytes` in all that can leave custody.
-    fn ballast(&self, bytes: u64) -> Option<Vec<ChunkId>> {
-        if bytes > self.ledger.spare() {
+    /// Clean chunks of at least `bytes` in all that can leave custody for a VM.
+    fn ballast(&self, bytes: u64, vm: Option<VmKey>) -> Option<Vec<ChunkId>> {
+        let spare = vm.map_or_else(|| self.ledger.spare(), |vm| self.ledger.spare_for(vm));
+        if bytes > spare {
             return None;
         }
         let mut chosen = Vec::new();
@@ -465,10 +566,10 @@ impl Custody {
                 break;
             }
         }
-        (sum >= bytes && sum <= self.ledger.spare()).then_some(chosen)
+        (sum >= bytes && sum <= spare).then_some(chosen)
     }
 
-    /// What a driver has free was measured. What is there beyond the reserve is taken.
+    /// What a driver has free was measured. What no charge stands for is taken.
     pub(super) fn measured(&mut self, free: u64) {
         // What could not be taken may only have been on its way.
         self.growth.looks = if self.growth.unusable == 0 { 0 } else { self.growth.looks + 1 };
@@ -478,14 +579,96 @@ impl Custody {
         }
         self.growth.set_free(free);
         let reserve = self.settings.reserve;
-        if !self.kept.is_empty() && self.growth.free >= reserve.saturating_add(UNIT) && self.growth.unlocked()
+        let workers = || self.workers.values();
+        let unused: u64 = workers().map(|worker| worker.charged - worker.taken().min(worker.charged)).sum();
+        let expected = reserve.saturating_add(unused);
+        if !self.kept.is_empty()
+            && self.growth.free >= expected.saturating_add(UNIT)
+            && self.growth.unlocked()
         {
-            // Somebody may have let go of what he kept. Nobody knows which free pages are those.
+            // Some process may have let go of what it kept. Nothing tells which free pages those are.
             self.growth.settle(Depth::All);
         }
         let above = self.growth.free > reserve.saturating_add(UNIT.saturating_mul(2));
-        if above && self.growth.unlocked() && self.growth.queue.is_empty() {
-            self.growth.settle(Depth::AboveReserve);
+        if above && self.uncharged() > UNIT && self.growth.queue.is_empty() {
+            self.growth.settle(Depth::Uncharged);
+        }
+        self.see_drain(free);
+    }
+
+    /// Says once when memory is missing for which no charge stands: some driver took it without a grant.
+    fn see_drain(&mut self, free: u64) {
+        if self.moves() || !self.growth.unlocked() {
+            return;
+        }
+        let Some(whole) = self.whole else { return };
+        let charged: u64 = self.workers.values().map(|worker| worker.charged).sum();
+        let known = self.in_custody().saturating_add(free).saturating_add(charged);
+        let missing = whole.saturating_sub(known);
+        let much = missing > self.settings.reserve / 2 && missing >= UNIT;
+        if much && !self.growth.drained {
+            tracing::warn!(
+                missing,
+                "drivers took memory without a grant; the reserve is not refilled for them"
+            );
+            self.event(ArbiterEvent::Drift, 0, 0, missing);
+        }
+        self.growth.drained = much;
+    }
+
+    /// The bytes that the inventory books to a worker's driver, `None` when it cannot say.
+    pub fn set_booked(&mut self, id: WorkerId, bytes: Option<u64>, now: Millis) {
+        let Estimates { context, margin } = self.settings.estimates;
+        self.growth.now = now;
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        worker.booked = bytes.map_or(Booked::AtLeast(context), Booked::Bytes);
+        // A figure from before the end of its last growth says nothing of that.
+        let settled = self.growth.is_settled(worker);
+        if let Some(bytes) = bytes.filter(|_| settled) {
+            let most = bytes.saturating_add(margin);
+            worker.returned = worker.returned.saturating_sub(worker.granted.saturating_sub(most));
+            worker.granted = worker.granted.min(most);
+        }
+        self.recharge(id);
+    }
+
+    /// After a look at every process: ends a worker of a VM that was over its quota in several looks in a row.
+    pub fn judge(&mut self) {
+        let margin = self.settings.estimates.margin;
+        let mut over = Vec::new();
+        for (vm, members) in &self.members {
+            let Some(account) = self.ledger.account(*vm) else { continue };
+            let workers = || members.iter().filter_map(|id| Some((*id, self.workers.get(id)?)));
+            // No process is ended for an estimate.
+            let booked = workers().map(|(_, worker)| worker.booked_bytes()).fold(0, u64::saturating_add);
+            let beside = booked.saturating_sub(account.terms.headroom);
+            let has = beside.saturating_add(account.lent).saturating_add(account.kept);
+            let limit = self.ledger.limit(*vm);
+            if booked > 0 && has > limit.saturating_add(margin) {
+                let alive = workers().filter(|(_, worker)| worker.life == Life::Alive);
+                let worst =
+                    alive.max_by_key(|(_, worker)| worker.booked_bytes().saturating_sub(worker.granted));
+                over.push((*vm, worst.map(|(id, _)| id), booked, limit));
+            }
+        }
+        self.growth.strikes.retain(|vm, _| over.iter().any(|(other, ..)| other == vm));
+        for (vm, worst, booked, limit) in over {
+            let strikes = self.growth.strikes.entry(vm).or_default();
+            *strikes += 1;
+            if *strikes < STRIKES {
+                continue;
+            }
+            *strikes = 0;
+            if let Some((_, process)) = worst.and_then(|id| self.end(id)) {
+                tracing::warn!(
+                    vm = vm.vm,
+                    process,
+                    booked,
+                    limit,
+                    "drivers of a VM take more than its quota; a worker is ended"
+                );
+                self.event(ArbiterEvent::Headroom, vm.vm, process, booked);
+            }
         }
     }
 }

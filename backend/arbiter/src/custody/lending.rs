@@ -155,6 +155,7 @@ impl Custody {
             let Some(worker) = self.workers.get_mut(&member) else { continue };
             // What it has comes back as soon as its process has ended.
             ending |= worker.life == Life::Ending && worker.lent > 0;
+            ending |= worker.life != Life::Alive && worker.charged > 0;
             let idle = worker.idle();
             if member == id || worker.life != Life::Alive || idle == 0 || missing == 0 {
                 continue;
@@ -172,7 +173,7 @@ impl Custody {
         if missing == 0 || ending { Attempt::Wait } else { Attempt::No(code::OUT_OF_MEMORY) }
     }
 
-    fn want_escrow(&mut self, ancestor: u32, bytes: u64) {
+    pub(super) fn want_escrow(&mut self, ancestor: u32, bytes: u64) {
         let message = FromArbiter::WantEscrow { ancestor, bytes };
         // Asked anew each time somebody tries; `sluiced` may have been away.
         if !self.effects.contains(&Effect::Tell(message)) {

@@ -32,8 +32,9 @@ impl Custody {
     pub(super) fn retry_suspects(&mut self) {
         for id in self.chunks.suspect_left().collect::<Vec<_>>() {
             let bytes = self.chunks.get(id).map_or(0, |chunk| chunk.class.bytes());
-            if let Err(broken) = self.chunks.retry(id).and_then(|()| self.ledger.grow(bytes)) {
-                self.broken(0, broken);
+            match self.chunks.retry(id).and_then(|()| self.ledger.grow(bytes)) {
+                Ok(()) => self.suspect_bytes = self.suspect_bytes.saturating_sub(bytes),
+                Err(broken) => self.broken(0, broken),
             }
         }
     }

@@ -51,10 +51,12 @@ pub enum Task {
     Scrub(Vec<Order>),
     /// Give these back to the driver.
     Release(Vec<ChunkId>),
-    /// Take what the driver has free, but leave so much.
+    /// Take what the driver has free, but leave so much, and take no more than so much.
     Take {
-        /// Bytes.
+        /// Bytes to leave.
         leave: u64,
+        /// Bytes to take.
+        most: u64,
     },
     /// Make chunks of another size of these.
     Remake {
@@ -84,9 +86,7 @@ pub enum Outcome {
     },
     /// Chunks were made.
     Taken {
-        /// Bytes that were free.
-        found: u64,
-        /// What was made of them.
+        /// What was made of what was free.
         made: Vec<Class>,
         /// Bytes free now.
         free: u64,
@@ -156,7 +156,7 @@ impl Custody {
 
     fn choose(&mut self, batch: u64, measure: bool) -> Option<Task> {
         match self.growth_needs() {
-            Need::Take { leave } => return Some(Task::Take { leave }),
+            Need::Take { leave, most } => return Some(Task::Take { leave, most }),
             Need::Release(chunks) => {
                 let released: Vec<ChunkId> =
                     chunks.into_iter().filter(|chunk| self.take_out(*chunk)).collect();
@@ -395,13 +395,9 @@ impl Custody {
                 self.growth.set_free(free);
                 Vec::new()
             }
-            Outcome::Taken { found, made, free } => {
+            Outcome::Taken { made, free } => {
                 let ids = self.insert(&made);
-                if let Some((worker, bytes)) = self.growth.taken(found, free, &ids, self.settings.reserve)
-                    && let Some(worker) = self.workers.get_mut(&worker)
-                {
-                    worker.granted = worker.granted.max(bytes);
-                }
+                self.growth.taken(free, &ids);
                 ids
             }
             Outcome::Remade { made, free } => {
@@ -428,8 +424,12 @@ impl Custody {
         let number = vm.map_or(0, |vm| vm.vm);
         match self.chunks.end_scrub(id, clean) {
             Ok(suspect) => {
-                if suspect && let Err(broken) = self.ledger.shrink(bytes) {
-                    self.broken(number, broken);
+                if suspect {
+                    self.suspect_bytes = self.suspect_bytes.saturating_add(bytes);
+                    let done = self.ledger.shrink(bytes);
+                    if let Err(broken) = done {
+                        self.broken(number, broken);
+                    }
                 }
             }
             Err(broken) => self.broken(number, broken),

@@ -108,6 +108,7 @@ pub(crate) struct Host {
     /// Bytes that can be lent, and what a context takes.
     pub(crate) bytes: u64,
     pub(crate) context: u64,
+    pub(crate) margin: u64,
     pub(crate) events: Vec<(ArbiterEvent, u32, u32, u64)>,
     pub(crate) wanted: Vec<(u32, u64)>,
     used: HashMap<u32, u64>,
@@ -127,7 +128,9 @@ impl Host {
     pub(crate) fn with(options: Options) -> Host {
         let mut host = Host::begin(options);
         match host.receive() {
-            FromArbiter::Ready { bytes, context } => (host.bytes, host.context) = (bytes, context),
+            FromArbiter::Ready { bytes, context, margin } => {
+                (host.bytes, host.context, host.margin) = (bytes, context, margin);
+            }
             other => panic!("{other:?} before Ready"),
         }
         host
@@ -176,6 +179,7 @@ impl Host {
             listed: Arc::default(),
             bytes: 0,
             context: 0,
+            margin: 0,
             events: Vec::new(),
             wanted: Vec::new(),
             used: HashMap::new(),

@@ -96,9 +96,10 @@ fn a_share_is_opened_inside_its_vm_only_and_charged_once() {
 
 // Promise: Q24
 #[test]
-fn pinned_memory_and_headroom_have_limits_of_their_own() {
+fn pinned_memory_has_a_limit_and_the_drivers_share_is_part_of_the_quota() {
     let mut host = Host::start();
-    host.terms(1, 1, 64 * MIB, [0, 10 * MIB, 8 * MIB, 0]);
+    // A quota that has room for a context, its margin and 8 MiB.
+    host.terms(1, 1, host.context + host.margin + 8 * MIB, [0, 0, 8 * MIB, 0]);
     let worker = host.worker(1);
     assert_eq!(worker.ask(&format!("pin {}", 6 * MIB)), "0 0");
     assert_eq!(worker.ask(&format!("pin {}", 3 * MIB)), "2 0");
@@ -107,11 +108,12 @@ fn pinned_memory_and_headroom_have_limits_of_their_own() {
     worker.ask(&format!("unpin {}", 6 * MIB));
     eventually("it is unpinned", || host.pinned(1) == 0);
     assert_eq!(worker.ask(&format!("pin {}", 8 * MIB)), "0 0");
-    assert_eq!(worker.ask("begin"), "0 0", "a context of 4 MiB fits into 10");
-    eventually("the context is measured", || host.describe(1).0[1] >= 4 * MIB);
-    assert_eq!(worker.ask(&format!("grow 1 {}", 8 * MIB)), "2 0", "8 MiB more do not");
+    assert_eq!(worker.ask("begin"), "0 0", "there is room for a context");
+    assert_eq!(host.describe(1).0[1], (host.context + host.margin).next_multiple_of(2 * MIB));
+    assert_eq!(worker.ask(&format!("grow 1 {}", 9 * MIB)), "2 0", "not for 9 MiB more");
     assert_eq!(worker.ask(&format!("grow 1 {}", u64::MAX)), "2 0");
-    assert_eq!(worker.ask("grow 2 0"), "0 0");
+    assert_eq!(worker.ask(&format!("grow 2 {}", 8 * MIB)), "0 0");
+    assert_eq!(worker.take(2 * MIB), Err(2), "the driver has the whole quota");
     let serial = worker.ask("serial");
     worker.ask(&format!("grown {serial}"));
     host.assert_sound();

@@ -34,15 +34,15 @@ fn no_driver_grows_into_what_a_dead_worker_of_another_vm_left() {
 
 // Promise: Q24
 #[test]
-fn a_driver_that_takes_more_than_its_vm_may_is_ended() {
+fn a_driver_that_takes_more_than_the_quota_is_ended() {
     let mut host = Host::start();
-    host.terms(1, 1, 64 * MIB, [0, 16 * MIB, 0, 0]);
+    host.vm(1, 64 * MIB);
     let (mut greedy, modest) = (host.worker(1), host.worker(1));
     let list = |host: &Host, bytes: u64| {
         host.listed.lock().unwrap().processes = vec![(modest.process(), MIB), (greedy.process(), bytes)];
     };
     list(&host, 8 * MIB);
-    eventually("it is booked", || host.describe(1).0[1] == 9 * MIB);
+    eventually("it is booked", || host.describe(1).0[1] == 10 * MIB);
     list(&host, 100 * MIB);
     eventually("its end", || greedy.is_killed());
     assert!(host.saw(ArbiterEvent::Headroom));
@@ -52,9 +52,9 @@ fn a_driver_that_takes_more_than_its_vm_may_is_ended() {
 // Promise: Q51
 #[test]
 fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_before() {
-    let mut host = Host::start();
+    let host = Host::start();
     let context = host.context;
-    host.terms(1, 1, 64 * MIB, [0, context + context / 2, 0, 0]);
+    host.vm(1, context + host.margin + context / 2);
     let (first, second) = (host.worker(1), host.worker(1));
     assert_eq!(first.ask("begin"), "0 0");
     let process = first.process();
@@ -63,7 +63,7 @@ fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_befor
         listed.processes = vec![(process, context)];
         listed.stuck.insert(process);
     }
-    eventually("it is booked", || host.describe(1).0[1] == context);
+    host.looks();
     assert_eq!(second.ask("begin"), "2 0", "the first one lives");
     first.kill();
     second.say("begin");
@@ -78,7 +78,7 @@ fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_befor
 fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
     let mut host = Host::start();
     let context = host.context;
-    host.terms(1, 1, 64 * MIB, [0, context + context / 2, 0, 0]);
+    host.vm(1, context + context / 2);
     let used = host.unit()[0];
     // What was there before anybody came, to compare with.
     host.listed.lock().unwrap().used = Some(used + 10 * MIB);
@@ -90,12 +90,12 @@ fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
         listed.used = Some(used + 40 * MIB);
     }
     eventually("a context is counted", || host.describe(1).0[1] == context);
-    assert_eq!(second.ask("begin"), "2 0", "a second one exceeds what drivers may take for the VM");
+    assert_eq!(second.ask("begin"), "2 0", "a second one exceeds the quota");
     host.looks();
     assert!(!host.saw(ArbiterEvent::Drift), "nothing is compared with what is not known");
     assert!(!host.saw(ArbiterEvent::Headroom) && lives(first.process()), "nobody is ended for an estimate");
     host.listed.lock().unwrap().processes = vec![(first.process(), MIB)];
-    eventually("what it says is counted", || host.describe(1).0[1] == MIB);
+    eventually("what it says is counted", || host.describe(1).0[1] == 2 * MIB);
     eventually("drift", || host.saw(ArbiterEvent::Drift));
     assert_eq!(second.ask("begin"), "0 0");
 }

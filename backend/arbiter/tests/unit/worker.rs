@@ -199,13 +199,19 @@ impl Played {
         }
     }
 
+    /// Asks for a grant, and says nothing of its margin.
+    fn grow(&mut self, reason: u32, bytes: u64) -> String {
+        let granted = self.plain(|serial| Request::Grow { serial, reason, bytes, left: 0 });
+        if granted.starts_with("0 ") { "0 0".to_owned() } else { granted }
+    }
+
     fn driver(&self) -> &Driver {
         self.driver.as_ref().expect("begun")
     }
 
     /// Starts the driver, with a grant for its context.
     fn begin(&mut self) -> String {
-        let granted = self.plain(|serial| Request::Grow { serial, reason: 0, bytes: 0 });
+        let granted = self.grow(0, 0);
         if granted != "0 0" {
             return granted;
         }
@@ -404,7 +410,9 @@ impl Played {
                 self.send(Request::Unpin { bytes: number(0) });
                 "0".to_owned()
             }
-            "grow" => self.plain(|serial| Request::Grow { serial, reason: small(0), bytes: number(1) }),
+            "grow" => {
+                self.plain(|serial| Request::Grow { serial, reason: small(0), bytes: number(1), left: 0 })
+            }
             "grown" => {
                 self.send(Request::Grown { serial: number(0) });
                 "0".to_owned()

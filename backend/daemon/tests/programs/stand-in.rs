@@ -166,7 +166,11 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
             while beside.with_file_name("slow").exists() {
                 std::thread::sleep(Duration::from_millis(2));
             }
-            socket::send(&*daemon, &FromArbiter::Ready { bytes: 1 << 30, context: 1 << 20 }.encode(), &[])
+            socket::send(
+                &*daemon,
+                &FromArbiter::Ready { bytes: 1 << 30, context: 1 << 20, margin: 0 }.encode(),
+                &[],
+            )
         }
     });
     while let Some((bytes, descriptors)) = socket::receive(&*daemon, &mut buffer)? {

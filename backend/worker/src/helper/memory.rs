@@ -438,6 +438,7 @@ impl MemoryHelper {
             true => self.driver.primary_release(context.device),
             false => self.driver.context_destroy(context.context.handle),
         }
+        .inspect(|()| self.provision.shrunk(context.device, Growth::Context, 0))
     }
 
     fn destroy(&mut self, context: &Context, allocations: &[u64]) -> Result<(), Code> {

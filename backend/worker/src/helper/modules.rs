@@ -108,20 +108,22 @@ pub(crate) struct ModuleHelper {
     provision: Provision,
     current: Current,
     libraries: BTreeMap<Handle, Library>,
+    /// Devices of modules, and bytes that they take there.
+    modules: BTreeMap<Handle, (i32, u64)>,
 }
 
 /// How much memory a library takes in a context, and in which it has it, the latest last.
 #[derive(Debug)]
 struct Library {
     bytes: u64,
-    contexts: Vec<ContextRef>,
+    contexts: Vec<(ContextRef, i32)>,
 }
 
 impl ModuleHelper {
     pub(crate) fn new(tools: Tools) -> ModuleHelper {
         let Tools { driver, session, notices, helper, provision } = tools;
-        let (current, libraries) = (Current::default(), BTreeMap::new());
-        ModuleHelper { driver, session, notices, helper, provision, current, libraries }
+        let (current, libraries, modules) = (Current::default(), BTreeMap::new(), BTreeMap::new());
+        ModuleHelper { driver, session, notices, helper, provision, current, libraries, modules }
     }
 
     pub(crate) fn run(mut self, inbox: &Receiver<ModuleJob>) {
@@ -155,10 +157,6 @@ impl ModuleHelper {
         let placed = match &job.question {
             Question::Function { image: Image::Library(library), .. }
             | Question::Global { image: Image::Library(library), .. } => self.place(*library, job.context),
-            Question::Unload { image: Image::Library(library) } => {
-                self.libraries.remove(library);
-                Ok(())
-            }
             _ => Ok(()),
         };
         if let Err(failed) = placed {
@@ -168,8 +166,14 @@ impl ModuleHelper {
         match job.question {
             Question::Load { id, library, image, log } => {
                 let (loaded, log_length) = self.load(library, device, &image, &log);
-                if let Ok((Image::Library(library), bytes)) = loaded {
-                    self.libraries.insert(library, Library { bytes, contexts: Vec::new() });
+                match loaded {
+                    Ok((Image::Library(library), bytes)) => {
+                        self.libraries.insert(library, Library { bytes, contexts: Vec::new() });
+                    }
+                    Ok((Image::Module(module), bytes)) => {
+                        self.modules.insert(module, (device, bytes));
+                    }
+                    Err(_) => {}
                 }
                 let loaded = loaded.map(|(image, _)| image);
                 // The arenas are let go before the guest may have them back.
@@ -185,7 +189,9 @@ impl ModuleHelper {
                     Image::Module(module) => driver.module_unload(module),
                     Image::Library(library) => driver.library_unload(library),
                 };
+                let gone = unloaded.is_ok();
                 respond(session, to, unloaded, |(), writer| wire::module_unload::Reply {}.put(writer));
+                self.gave_back(image, gone);
             }
             Question::Function { module, image, id, name } => {
                 let found = self.function(image, &name, device);
@@ -309,7 +315,7 @@ impl ModuleHelper {
         let (Some(known), Some((context, device))) = (self.libraries.get(&library), context) else {
             return Ok(());
         };
-        if known.contexts.contains(&context) {
+        if known.contexts.iter().any(|(known, _)| *known == context) {
             return Ok(());
         }
         self.growing(device, known.bytes, || self.driver.library_module(library))?;
@@ -318,9 +324,22 @@ impl ModuleHelper {
             if known.contexts.len() >= limits::CONTEXTS as usize {
                 known.contexts.remove(0);
             }
-            known.contexts.push(context);
+            known.contexts.push((context, device));
         }
         Ok(())
+    }
+
+    /// An image is gone, and so is what the driver took for it.
+    fn gave_back(&mut self, image: Image, unloaded: bool) {
+        let taken = match image {
+            Image::Module(module) => self.modules.remove(&module).into_iter().collect(),
+            Image::Library(library) => self.libraries.remove(&library).map_or_else(Vec::new, |known| {
+                known.contexts.iter().map(|(_, device)| (*device, known.bytes)).collect()
+            }),
+        };
+        for (device, bytes) in taken.into_iter().filter(|_| unloaded) {
+            self.provision.shrunk(device, Growth::Module, bytes);
+        }
     }
 
     /// Does what makes the driver take memory for an image, with leave for as much as the image says. If that was too
@@ -331,17 +350,18 @@ impl ModuleHelper {
         bytes: u64,
         mut work: impl FnMut() -> Result<R, Code>,
     ) -> Result<R, Code> {
+        let mut grant = self.provision.grow(device, Growth::Module, bytes)?;
         let mut bytes = bytes;
-        for _ in 0..GROWTH_ROUNDS {
-            let grant = self.provision.grow(device, Growth::Module, bytes)?;
+        for _ in 1..GROWTH_ROUNDS {
             let result = work();
             drop(grant);
             if result.as_ref().err() != Some(&code::OUT_OF_MEMORY) {
                 return result;
             }
             bytes = bytes.max(UNIT).saturating_mul(2);
+            grant = self.provision.ask_growth(device, Growth::Module, bytes)?;
         }
-        Err(code::OUT_OF_MEMORY)
+        work()
     }
 
     /// Sees to it that what the image's kernels print reaches the guest.

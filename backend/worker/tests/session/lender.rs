@@ -293,7 +293,7 @@ impl Books {
                 *lock(&tenant.idle) = bytes;
                 Vec::new()
             }
-            Request::Grow { serial, reason, bytes } => {
+            Request::Grow { serial, reason, bytes, .. } => {
                 if self.headroom > 0 && bytes > self.headroom {
                     return vec![(Answer::Refused { serial, error: OUT_OF_MEMORY }, None)];
                 }
@@ -302,6 +302,7 @@ impl Books {
                 self.growing += 1;
                 vec![(Answer::Granted { serial, value: 0 }, None)]
             }
+            Request::Shrunk { .. } => Vec::new(),
             Request::Grown { .. } => {
                 self.growing -= 1;
                 self.occupy();

@@ -30,7 +30,7 @@ pub(crate) fn decisions() -> Result<Row> {
     let mut custody = Custody::new(Settings { unit: 0, reserve: 0, estimates }, 0);
     let smallest = Class::of(UNIT).context("the unit is a class")?;
     ensure!(custody.plan(0, false).is_some(), "a new unit takes memory first");
-    custody.finished(Outcome::Taken { found: 0, made: vec![smallest; CHUNKS], free: 0 });
+    custody.finished(Outcome::Taken { made: vec![smallest; CHUNKS], free: 0 });
     custody.set_nominal();
     while let Some(task) = custody.plan(u64::MAX, false) {
         let Task::Scrub(orders) = task else { bail!("{task:?} instead of a scrub") };
@@ -92,7 +92,7 @@ pub(crate) fn print_scrub_rates() -> Result<()> {
     let mut unit = Unit::open(Path::new(&driver), 0, None)?;
     let failed = |code| anyhow::anyhow!("the driver answers {code}");
     unit.enter().map_err(failed)?;
-    let (_, pieces) = unit.take_free(8 << 20).map_err(failed)?;
+    let pieces = unit.take_free(8 << 20, u64::MAX).map_err(failed)?;
     let bytes: u64 = pieces.iter().map(Piece::bytes).sum();
     let mut rates = [Vec::new(), Vec::new()];
     for round in 0..=ROUNDS {

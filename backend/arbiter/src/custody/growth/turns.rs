@@ -1,26 +1,45 @@
-//! Whose turn it is to grow.
+//! Fairness between VMs: grants go to the VM whose last one is longest ago, and a VM's deaths hold up others for a bounded
+//! part of the time.
 //!
-//! There is one grant at a time, and whoever has it can keep it for [`limits::GROW_MILLISECONDS`]. So that a VM with many
-//! workers gets no more of that time than one with a single worker, the VM whose last grant is longest ago goes first; and one
-//! that kept a grant until it was taken away gets none for as long again, then for twice as long, and so on.
+//! After a death, drivers of other VMs wait for what the dead worker leaves. Each VM has a credit of such time: at most
+//! [`limits::DEATH_MILLISECONDS`], earned at a tenth of the time. A death that finds no credit holds up nobody else; instead
+//! the VM's next sessions wait until it has earned some again.
 
 use super::super::Millis;
 use crate::ids::VmKey;
 use sluice_protocol::limits;
 use std::collections::HashMap;
 
-/// A VM's part of the grants.
-#[derive(Clone, Copy, Debug, Default)]
+/// A VM earns one millisecond of credit in so many.
+const EARNS_IN: u64 = 10;
+
+/// A VM's part.
+#[derive(Clone, Copy, Debug)]
 struct Turn {
     /// When its last grant was, in grants.
     last: u64,
-    /// Grants that were taken away, and are not forgotten.
-    overruns: u32,
-    /// Until when it gets none.
-    barred: Millis,
+    /// Milliseconds for which its deaths may hold up others, when last counted.
+    credit: Millis,
+    counted: Millis,
+    /// Until when they do.
+    holds: Millis,
+    /// Until when its own sessions wait for what its deaths cost.
+    pays: Millis,
 }
 
-/// Everybody's part.
+impl Turn {
+    const NEW: Turn = Turn { last: 0, credit: limits::DEATH_MILLISECONDS, counted: 0, holds: 0, pays: 0 };
+
+    fn count(&mut self, now: Millis) {
+        let earned = now.saturating_sub(self.counted) / EARNS_IN;
+        if earned > 0 {
+            self.credit = self.credit.saturating_add(earned).min(limits::DEATH_MILLISECONDS);
+            self.counted = now;
+        }
+    }
+}
+
+/// The parts of all VMs.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     of: HashMap<VmKey, Turn>,
@@ -28,10 +47,15 @@ pub(super) struct Turns {
 }
 
 impl Turns {
+    fn turn(&mut self, vm: VmKey) -> &mut Turn {
+        self.of.entry(vm).or_insert(Turn::NEW)
+    }
+
     /// A VM has got a grant.
     pub(super) fn granted(&mut self, vm: VmKey) {
         self.grants += 1;
-        self.of.entry(vm).or_default().last = self.grants;
+        let grants = self.grants;
+        self.turn(vm).last = grants;
     }
 
     /// When a VM's last grant was; 0 for never.
@@ -39,20 +63,33 @@ impl Turns {
         self.of.get(&vm).map_or(0, |turn| turn.last)
     }
 
-    /// A VM's grant was taken away.
-    pub(super) fn overran(&mut self, vm: VmKey, now: Millis) {
-        let turn = self.of.entry(vm).or_default();
-        if now.saturating_sub(turn.barred) >= limits::GROW_BARRED_MILLISECONDS {
-            turn.overruns = 0;
+    /// A worker of a VM died: until when other VMs wait for what it leaves.
+    pub(super) fn hold_up(&mut self, vm: VmKey, now: Millis) -> Millis {
+        let turn = self.turn(vm);
+        turn.count(now);
+        let from = turn.holds.max(now);
+        let wanted = now.saturating_add(limits::DEATH_MILLISECONDS).max(from);
+        let until = wanted.min(from.saturating_add(turn.credit));
+        turn.credit -= until - from;
+        turn.holds = until;
+        if until < wanted {
+            // By then it has earned half of its credit.
+            turn.pays = now.saturating_add(limits::DEATH_MILLISECONDS / 2 * EARNS_IN);
         }
-        let time = limits::GROW_MILLISECONDS.saturating_mul(1 << turn.overruns.min(16));
-        turn.overruns = turn.overruns.saturating_add(1);
-        turn.barred = now.saturating_add(time.min(limits::GROW_BARRED_MILLISECONDS));
+        until
     }
 
-    /// Until when a VM gets no grant, if that is later than now.
-    pub(super) fn barred_until(&self, vm: VmKey, now: Millis) -> Option<Millis> {
-        self.of.get(&vm).map(|turn| turn.barred).filter(|until| *until > now)
+    /// The driver has what all dead workers of a VM had: what was not used of the time is credited.
+    pub(super) fn let_go(&mut self, vm: VmKey, now: Millis) {
+        let turn = self.turn(vm);
+        let unused = turn.holds.saturating_sub(now);
+        turn.holds = turn.holds.min(now);
+        turn.credit = turn.credit.saturating_add(unused).min(limits::DEATH_MILLISECONDS);
+    }
+
+    /// Until when a VM's sessions wait, if that is later than now.
+    pub(super) fn pays_until(&self, vm: VmKey, now: Millis) -> Option<Millis> {
+        self.of.get(&vm).map(|turn| turn.pays).filter(|until| *until > now)
     }
 
     /// A VM is forgotten.
@@ -69,20 +106,29 @@ mod tests {
 
     // Promise: Q31
     #[test]
-    fn who_keeps_grants_gets_none_for_longer_and_longer_until_that_is_forgotten() {
+    fn deaths_hold_up_others_for_a_tenth_of_the_time() {
         let mut turns = Turns::default();
-        let mut now = 0;
-        let mut times = Vec::new();
-        for _ in 0..8 {
-            turns.overran(VM, now);
-            let until = turns.barred_until(VM, now).unwrap();
-            times.push((until - now) / limits::GROW_MILLISECONDS);
-            assert_eq!(turns.barred_until(VM, until), None);
-            now = until;
+        let (mut held, mut last) = (0, 0);
+        // A worker dies every 100 ms, and the driver never lets go in time.
+        for now in (0..600_000).step_by(100) {
+            let until = turns.hold_up(VM, now);
+            held += until - last.max(now);
+            last = last.max(until);
+            assert!(until <= now + limits::DEATH_MILLISECONDS);
         }
-        assert_eq!(times, [1, 2, 4, 8, 16, 20, 20, 20]);
-        now += limits::GROW_BARRED_MILLISECONDS;
-        turns.overran(VM, now);
-        assert_eq!(turns.barred_until(VM, now), Some(now + limits::GROW_MILLISECONDS));
+        println!("others were held up for {held} of 600000 ms");
+        assert!(held <= 600_000 / EARNS_IN + limits::DEATH_MILLISECONDS, "{held}");
+        assert!(turns.pays_until(VM, 600_000).is_some(), "the VM itself waits");
+    }
+
+    // Promise: Q31
+    #[test]
+    fn a_death_that_the_driver_forgets_at_once_costs_nothing() {
+        let mut turns = Turns::default();
+        for now in (0..60_000).step_by(50) {
+            assert_eq!(turns.hold_up(VM, now), now + limits::DEATH_MILLISECONDS, "after {now} ms");
+            turns.let_go(VM, now + 5);
+        }
+        assert_eq!(turns.pays_until(VM, 60_000), None);
     }
 }
