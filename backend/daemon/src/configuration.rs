@@ -559,6 +559,9 @@ pub struct VmSpec {
     /// Seconds after which work of which nothing ends makes its worker be ended; 0 for never.
     #[serde(default)]
     pub hang_after: u32,
+    /// When it was made, in seconds since 1970; 0 for a VM of the configuration file.
+    #[serde(skip)]
+    pub created: u64,
 }
 
 /// Whose work goes first, as it is written.

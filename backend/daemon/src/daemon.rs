@@ -110,7 +110,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
 
     make_directory(&configuration.state_dir)?;
     let checkpoint = Rc::new(Checkpoint::open(&configuration.state_dir)?);
-    let usage = Rc::new(Usage::open(&configuration.state_dir)?);
+    let configured = registry::configured(&configuration);
+    let (vms, projects) = registry::identities(&[&configured, &*checkpoint.objects()]);
+    let usage = Rc::new(Usage::open(&configuration.state_dir, &vms, &projects)?);
     let trail = Trail::open(&configuration.state_dir).context("cannot open the audit log")?;
     let journal = Arc::new(Journal::open(&configuration.runtime_dir));
     if let Some(why) = checkpoint.recovered() {
@@ -189,8 +191,8 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         trail,
         notices,
         ready: Cell::new(false),
-        configured: registry::configured(&configuration),
-        counted: RefCell::default(),
+        configured,
+        begun: RefCell::default(),
         balance: Balance::default(),
         changing: Mutex::default(),
         emptying: Mutex::default(),

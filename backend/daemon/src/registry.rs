@@ -31,7 +31,6 @@ use crate::{
     notice::{Notice, Notices},
     placer::Placer,
     roster::Roster,
-    sampling::Counted,
     state::{
         checkpoint::{Checkpoint, ReadmitError},
         objects::{Ancestor, Objects, Priority, Shares, SizeObject, VmObject},
@@ -39,7 +38,7 @@ use crate::{
     trail::{Entry, Trail},
     unit::Unit,
     units::Units,
-    usage::Usage,
+    usage::{ProjectIdentity, Usage, VmIdentity},
     vm::{Phase, Vm},
 };
 
@@ -75,8 +74,8 @@ pub(crate) struct Registry {
     pub(crate) ready: Cell<bool>,
     /// What the configuration file names.
     pub(crate) configured: Objects,
-    /// What of each VM is in its usage already.
-    pub(crate) counted: RefCell<BTreeMap<u32, Counted>>,
+    /// By VM: how many of its sessions are in its usage already.
+    pub(crate) begun: RefCell<BTreeMap<u32, u64>>,
     /// The load of units.
     pub(crate) balance: Balance,
     /// Held from when a change is checked until it is written: what was checked still holds then.
@@ -262,7 +261,6 @@ impl Registry {
         made.inspect_err(|_| self.placer.release(id, held))?;
         drop(turn);
         fault::point("create-written");
-        self.usage.revive(id);
         let known = Known { id: id.to_owned(), object: wanted, configured: false };
         let units = match self.open(held).await {
             Ok(units) => units,
@@ -396,9 +394,12 @@ impl Registry {
         drop(turn);
         fault::point("delete-written");
         // What it used until now is not lost with it.
-        self.take_stock();
+        if let Some(vm) = self.roster.get(number) {
+            self.sample_vm(&vm).await;
+        }
         self.roster.remove(number).await;
-        self.usage.retire(id);
+        self.begun.borrow_mut().remove(&number);
+        self.usage.retire(number);
         self.placer.leave(id);
         self.placer.tidy();
         Ok(())
@@ -857,6 +858,24 @@ fn readmission_error(id: &str, error: ReadmitError) -> Error {
         ReadmitError::Admission(AdmissionError::Unclean) => Code::Unclean,
     };
     Error::new(code, format!("VM {id} is not admitted")).because(error)
+}
+
+/// The VMs and projects that there are, as their figures are kept.
+pub(crate) fn identities(all: &[&Objects]) -> (Vec<VmIdentity>, Vec<ProjectIdentity>) {
+    let vm = |(name, vm): (&String, &VmObject)| VmIdentity {
+        name: name.clone(),
+        organisation: vm.organisation.clone(),
+        project: vm.project.clone(),
+        number: Some(vm.number),
+        created: vm.created,
+    };
+    let project = |(name, project): (&String, &Ancestor)| ProjectIdentity {
+        name: name.clone(),
+        organisation: project.organisation.clone(),
+        number: Some(project.number),
+    };
+    let vms = all.iter().flat_map(|objects| objects.vms.iter().map(vm)).collect();
+    (vms, all.iter().flat_map(|objects| objects.projects.iter().map(project)).collect())
 }
 
 /// What the configuration file names, in the form of what clients make. Its names are numbers.

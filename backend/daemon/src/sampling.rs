@@ -9,8 +9,9 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
     registry::Registry,
-    unit::{VmReport, WorkReport},
-    usage::{Figures, Sample},
+    unit::VmReport,
+    usage::{Done, Figures, Sample, VmIdentity},
+    vm::Vm,
 };
 
 /// How often.
@@ -18,39 +19,9 @@ const EVERY: Duration = Duration::from_secs(1);
 /// After so many looks what was used is written down.
 const WRITE: u32 = 5;
 
-/// What of a VM is in its usage already.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Counted {
-    /// Sessions.
-    sessions: u64,
-    /// By unit: what it counts.
-    done: BTreeMap<u32, Done>,
-}
-
-/// What a unit counts of a VM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Done {
-    /// Nanoseconds of its time.
-    time: u64,
-    work: WorkReport,
-}
-
 impl Done {
     fn of(report: &VmReport) -> Self {
         Self { time: report.time.used, work: report.work }
-    }
-
-    /// What has come to it: all of it where the unit has begun to count anew.
-    fn since(self, before: Self) -> Self {
-        self.combine(before, |now, before| now.checked_sub(before).unwrap_or(now))
-    }
-
-    fn and(self, other: Self) -> Self {
-        self.combine(other, u64::saturating_add)
-    }
-
-    fn combine(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
-        Self { time: with(self.time, other.time), work: self.work.combine(other.work, &with) }
     }
 }
 
@@ -74,32 +45,36 @@ impl Registry {
     pub(crate) fn take_stock(&self) {
         let elapsed = self.usage.elapsed();
         let mut samples = Vec::new();
-        let mut counted = self.counted.borrow_mut();
+        let mut begun = self.begun.borrow_mut();
         let mut still = BTreeMap::new();
         for vm in self.roster.all() {
-            let mut has = Counted { sessions: vm.begun(), done: BTreeMap::new() };
-            let before = counted.remove(&vm.id()).unwrap_or_default();
+            let (now, before) = (vm.begun(), begun.remove(&vm.id()).unwrap_or_default());
+            still.insert(vm.id(), now);
+            // A session may have come and gone between two looks.
+            let began = now.saturating_sub(before);
             let (mut lent, mut other, mut done) = (0_u64, 0_u64, Done::default());
             for unit in self.units.iter() {
                 let Some(report) = unit.last_of_vm(vm.id()) else { continue };
                 lent = lent.saturating_add(report.lent);
                 other = other.saturating_add(report.dirty).saturating_add(report.headroom);
-                // What an adopted arbiter has counted before this daemon is in the figures already, but for some seconds.
-                let now = Done::of(&report);
-                match before.done.get(&unit.number()) {
-                    Some(before) => done = done.and(now.since(*before)),
-                    None if unit.is_adopted() => {}
-                    None => done = done.and(now),
+                if let Some(arbiter) = unit.arbiter() {
+                    let now = Done::of(&report);
+                    done = done.and(self.usage.count(vm.id(), report.epoch, unit.number(), arbiter, now));
                 }
-                has.done.insert(unit.number(), now);
             }
             let subject = vm.subject().clone();
             #[expect(clippy::cast_precision_loss, reason = "a figure that is multiplied by a measured time")]
             let lent_bytes = lent as f64;
+            let spec = vm.spec();
             samples.push(Sample {
-                vm: subject.id,
-                organisation: subject.organisation,
-                project: subject.project,
+                vm: VmIdentity {
+                    name: subject.id,
+                    organisation: subject.organisation,
+                    project: subject.project,
+                    number: Some(spec.id),
+                    created: spec.created,
+                },
+                project: Some(spec.project).filter(|project| *project > 0),
                 figures: Figures {
                     byte_seconds: lent_bytes * elapsed,
                     gpu_seconds: Duration::from_nanos(done.time).as_secs_f64(),
@@ -108,18 +83,24 @@ impl Registry {
                     copied: done.work.copied,
                     calls: done.work.calls,
                     seconds: elapsed,
-                    sessions: has.sessions.saturating_sub(before.sessions),
+                    sessions: began,
                 },
             });
-            // A session may have come and gone between two looks.
-            let began = has.sessions > before.sessions;
-            still.insert(vm.id(), has);
-            if lent > 0 || other > 0 || vm.sessions_left() > 0 || began {
+            if lent > 0 || other > 0 || vm.sessions_left() > 0 || began > 0 {
                 self.units.iter().for_each(|unit| unit.ask_vm(vm.id()));
             }
         }
-        *counted = still;
+        *begun = still;
         self.usage.add(samples);
+    }
+
+    /// The last look at a VM: its arbiters say what it has now, not what it had a second ago.
+    pub(crate) async fn sample_vm(&self, vm: &Vm) {
+        for unit in vm.units().iter() {
+            // Of one that does not answer, its last answer counts.
+            _ = unit.describe_vm(vm.id()).await;
+        }
+        self.take_stock();
     }
 
     /// The last look of this daemon.

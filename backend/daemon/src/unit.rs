@@ -40,6 +40,7 @@ use crate::{
     process::{Identity, gone, kill, signal},
     rate::TokenBucket,
     state::{adoption::ArbiterRecord, checkpoint::Checkpoint},
+    usage,
     watched::watch,
 };
 
@@ -105,7 +106,7 @@ pub(crate) struct Unit {
     checkpoint: Rc<Checkpoint>,
     notices: Notices,
     running: RefCell<Option<Outbox>>,
-    process: Cell<Option<u32>>,
+    process: Cell<Option<Identity>>,
     /// Bytes that can be lent, while there is an arbiter that lends.
     lends: watch::Sender<Option<u64>>,
     terms: RefCell<BTreeMap<u32, Terms>>,
@@ -151,6 +152,16 @@ struct Heard {
     upkeep: Option<UpkeepReport>,
 }
 
+impl Heard {
+    /// What was said of an epoch of a VM is not said of the next, nor of the next VM of the number.
+    fn forget(&mut self, vm: u32) {
+        self.vms.remove(&vm);
+        self.times.remove(&vm);
+        self.work.remove(&vm);
+        self.pinned.remove(&vm);
+    }
+}
+
 /// What a unit has, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnitReport {
@@ -184,7 +195,8 @@ pub(crate) struct TimeReport {
 }
 
 /// What the workers of a VM say they have done on a unit in its epoch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct WorkReport {
     pub(crate) launches: u64,
     pub(crate) copies: u64,
@@ -263,11 +275,6 @@ impl Unit {
         self.place
     }
 
-    /// Whether its arbiter was started by a daemon before.
-    pub(crate) fn is_adopted(&self) -> bool {
-        self.adopted.get()
-    }
-
     /// How many messages were of an epoch that is over.
     pub(crate) fn stale(&self) -> u64 {
         self.stale.get()
@@ -275,7 +282,12 @@ impl Unit {
 
     /// Its arbiter's process, if one runs.
     pub(crate) fn process(&self) -> Option<u32> {
-        self.process.get()
+        self.process.get().map(|process| process.process)
+    }
+
+    /// Its arbiter as one that counts, if one runs.
+    pub(crate) fn arbiter(&self) -> Option<usage::Arbiter> {
+        self.process.get().map(|process| usage::Arbiter { process, adopted: self.adopted.get() })
     }
 
     /// Bytes that can be lent; `None` while nothing can.
@@ -288,6 +300,7 @@ impl Unit {
         let before = self.terms.borrow_mut().insert(vm, terms);
         if let Some(Terms { epoch, .. }) = before.filter(|before| before.epoch != terms.epoch) {
             self.tell(ToArbiter::Forget { vm, epoch });
+            self.heard.borrow_mut().forget(vm);
         }
         self.tell_terms(vm, &terms);
     }
@@ -303,9 +316,7 @@ impl Unit {
             self.tell(ToArbiter::Forget { vm, epoch });
         }
         drop(terms);
-        let mut heard = self.heard.borrow_mut();
-        heard.pinned.remove(&vm);
-        heard.vms.remove(&vm);
+        self.heard.borrow_mut().forget(vm);
     }
 
     /// What a VM had of the unit when its arbiter was last asked.
@@ -483,7 +494,7 @@ impl Unit {
         let Some(pidfd) = process.open() else { return Ok(None) };
         let (pidfd, channel) = (watch(pidfd)?, Channel::new(socket)?);
         tracing::info!("unit {}: arbiter adopted: process {}", self.number, process.process);
-        self.process.set(Some(process.process));
+        self.process.set(Some(process));
         self.lends.send_replace(Some(lends));
         self.record(process, Some(lends));
         self.adopted.set(true);
@@ -515,7 +526,7 @@ impl Unit {
         // Should this daemon be killed, the next one has to adopt it, or to end it, for it holds the unit's memory.
         self.checkpoint.set_arbiter(self.number, Some(process));
         self.record(process, None);
-        self.process.set(Some(started.process));
+        self.process.set(Some(process));
         Ok(arbiter)
     }
 
@@ -630,7 +641,7 @@ impl Unit {
             FromArbiter::Ready { bytes, context } => {
                 tracing::info!("unit {unit} lends {bytes} bytes; a context takes {context}");
                 self.lends.send_replace(Some(bytes));
-                if let Some(process) = self.process.get().and_then(Identity::of) {
+                if let Some(process) = self.process.get() {
                     self.record(process, Some(bytes));
                 }
             }

@@ -1,11 +1,15 @@
 //! What was used, for billing: per VM, project and organisation, and on the whole host.
 //!
 //! Figures only grow, also across restarts: what clients are told is what has been written down, so that a daemon that is
-//! killed takes nothing back that somebody was told. A VM's figures outlive it; when there are too many of VMs that are gone, the
-//! oldest are dropped, and stay in the sums.
+//! killed takes nothing back that somebody was told. The figures of a VM are kept under its identity, which no later VM of
+//! the same name has. They outlive the VM; when there are too many of VMs that are gone, the oldest of the organisation
+//! with the most are dropped, and stay in the sums.
+//!
+//! The same file says which figures of each arbiter are in the sums already: the next daemon, which adopts the arbiter,
+//! bills what the arbiter counted since then, once.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::{BTreeMap, VecDeque},
     io,
     path::Path,
@@ -18,7 +22,11 @@ use serde::{Deserialize, Serialize};
 
 use tokio::sync::Mutex;
 
-use crate::state::file::{Found, StateFile, off_thread};
+use crate::{
+    process::Identity,
+    state::file::{Found, StateFile, off_thread},
+    unit::WorkReport,
+};
 
 /// The form of the file.
 const VERSION: u32 = 1;
@@ -48,34 +56,142 @@ pub(crate) struct Figures {
     pub(crate) sessions: u64,
 }
 
+/// A VM that is never another: a name, and a number, may be used again, but not made in the same second for the same
+/// organisation and project.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VmIdentity {
+    pub(crate) name: String,
+    pub(crate) organisation: Option<String>,
+    pub(crate) project: Option<String>,
+    /// Its number; none where it was gone before figures were kept by identity.
+    pub(crate) number: Option<u32>,
+    /// When it was made, in seconds since 1970; 0 where the configuration file names it.
+    pub(crate) created: u64,
+}
+
+/// A project that is never another: its number is not used again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ProjectIdentity {
+    pub(crate) name: String,
+    pub(crate) organisation: Option<String>,
+    /// Its number; none where it was gone before figures were kept by identity.
+    pub(crate) number: Option<u32>,
+}
+
 /// What one had since the last look.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
-    pub(crate) vm: String,
-    pub(crate) organisation: Option<String>,
-    pub(crate) project: Option<String>,
+    pub(crate) vm: VmIdentity,
+    /// The number of its project.
+    pub(crate) project: Option<u32>,
     pub(crate) figures: Figures,
+}
+
+/// What an arbiter has counted of a VM in an epoch, as far as it is in the figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Done {
+    /// Nanoseconds of its time.
+    pub(crate) time: u64,
+    pub(crate) work: WorkReport,
+}
+
+/// Whose count it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Counted {
+    epoch: u64,
+    arbiter: Identity,
+    done: Done,
 }
 
 /// Everybody's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(from = "Stored", into = "Stored")]
 pub(crate) struct Book {
-    pub(crate) vms: BTreeMap<String, VmFigures>,
-    pub(crate) projects: BTreeMap<String, Figures>,
+    pub(crate) vms: BTreeMap<VmIdentity, Figures>,
+    pub(crate) projects: BTreeMap<ProjectIdentity, Figures>,
     pub(crate) organisations: BTreeMap<String, Figures>,
     pub(crate) host: Figures,
     /// VMs that are gone, the oldest first.
+    gone: VecDeque<VmIdentity>,
+    /// By the numbers of VM and unit: what is in the figures already. Nothing where that is not known.
+    counted: Option<BTreeMap<u32, BTreeMap<u32, Counted>>>,
+}
+
+/// The book as the file has it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    #[serde(default)]
+    lines: Vec<(VmIdentity, Figures)>,
+    #[serde(default)]
+    project_lines: Vec<(ProjectIdentity, Figures)>,
+    organisations: BTreeMap<String, Figures>,
+    host: Figures,
+    #[serde(default)]
+    gone_lines: VecDeque<VmIdentity>,
+    #[serde(default)]
+    counted: Option<BTreeMap<u32, BTreeMap<u32, Counted>>>,
+    /// Versions before kept figures by name.
+    #[serde(default, skip_serializing)]
+    vms: BTreeMap<String, NamedVm>,
+    #[serde(default, skip_serializing)]
+    projects: BTreeMap<String, Figures>,
+    #[serde(default, skip_serializing)]
     gone: VecDeque<String>,
 }
 
-/// A VM's, and whose it is.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The figures that versions before kept by the name of a VM, and whose it was.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct VmFigures {
-    pub(crate) organisation: Option<String>,
-    pub(crate) project: Option<String>,
-    pub(crate) figures: Figures,
+struct NamedVm {
+    organisation: Option<String>,
+    project: Option<String>,
+    figures: Figures,
+}
+
+impl From<Stored> for Book {
+    fn from(stored: Stored) -> Self {
+        let Stored { lines, project_lines, organisations, host, gone_lines, counted, .. } = stored;
+        let mut book = Self {
+            vms: lines.into_iter().collect(),
+            projects: project_lines.into_iter().collect(),
+            organisations,
+            host,
+            gone: gone_lines,
+            counted,
+        };
+        let mut named = BTreeMap::new();
+        for (name, NamedVm { organisation, project, figures }) in stored.vms {
+            let vm = VmIdentity { name: name.clone(), organisation, project, ..VmIdentity::default() };
+            named.insert(name, vm.clone());
+            book.vms.insert(vm, figures);
+        }
+        book.gone.extend(stored.gone.into_iter().filter_map(|name| named.remove(&name)));
+        for (name, figures) in stored.projects {
+            book.projects.insert(ProjectIdentity { name, ..ProjectIdentity::default() }, figures);
+        }
+        book
+    }
+}
+
+impl From<Book> for Stored {
+    fn from(book: Book) -> Self {
+        Self {
+            lines: book.vms.into_iter().collect(),
+            project_lines: book.projects.into_iter().collect(),
+            organisations: book.organisations,
+            host: book.host,
+            gone_lines: book.gone,
+            counted: book.counted,
+            vms: BTreeMap::new(),
+            projects: BTreeMap::new(),
+            gone: VecDeque::new(),
+        }
+    }
 }
 
 /// The figures, and where they are kept.
@@ -84,7 +200,9 @@ pub(crate) struct Usage {
     file: StateFile,
     now: RefCell<Book>,
     written: RefCell<Book>,
-    since: RefCell<Instant>,
+    since: Cell<Instant>,
+    /// Whether it is not known what of adopted arbiters' counts is in the figures.
+    uncounted: bool,
     /// Held by who has it written down.
     writing: Arc<Mutex<()>>,
 }
@@ -102,45 +220,84 @@ impl Figures {
     }
 }
 
-impl Book {
-    fn add(&mut self, sample: Sample) {
-        let Sample { vm, organisation, project, figures } = sample;
-        self.host.add(&figures);
-        if let Some(organisation) = &organisation {
-            self.organisations.entry(organisation.clone()).or_default().add(&figures);
-        }
-        if let Some(project) = &project {
-            self.projects.entry(project.clone()).or_default().add(&figures);
-        }
-        let entry = self.vms.entry(vm).or_default();
-        (entry.organisation, entry.project) = (organisation, project);
-        entry.figures.add(&figures);
+impl Done {
+    pub(crate) fn and(self, other: Self) -> Self {
+        self.combine(other, u64::saturating_add)
     }
 
-    fn retire(&mut self, vm: &str) {
-        if !self.vms.contains_key(vm) {
-            return;
+    fn since(self, before: Self) -> Self {
+        self.combine(before, u64::saturating_sub)
+    }
+
+    fn combine(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
+        Self { time: with(self.time, other.time), work: self.work.combine(other.work, &with) }
+    }
+}
+
+impl Book {
+    fn add(&mut self, sample: Sample) {
+        let Sample { vm, project, figures } = sample;
+        self.host.add(&figures);
+        if let Some(organisation) = &vm.organisation {
+            self.organisations.entry(organisation.clone()).or_default().add(&figures);
         }
-        self.gone.push_back(vm.to_owned());
+        if let Some(name) = &vm.project {
+            let organisation = vm.organisation.clone();
+            let project = ProjectIdentity { name: name.clone(), organisation, number: project };
+            self.projects.entry(project).or_default().add(&figures);
+        }
+        self.vms.entry(vm).or_default().add(&figures);
+    }
+
+    fn retire(&mut self, number: u32) {
+        if let Some(counted) = &mut self.counted {
+            counted.remove(&number);
+        }
+        let is_of = |vm: &&VmIdentity| vm.number == Some(number) && !self.gone.contains(vm);
+        let gone: Vec<_> = self.vms.keys().filter(is_of).cloned().collect();
+        self.gone.extend(gone);
         while self.gone.len() > GONE {
-            if let Some(oldest) = self.gone.pop_front()
-                && !self.gone.contains(&oldest)
-            {
+            // An organisation that makes and deletes many VMs pushes out its own figures, not those of others.
+            let mut lines = BTreeMap::new();
+            self.gone.iter().for_each(|vm| *lines.entry(&vm.organisation).or_insert(0) += 1);
+            let most = lines.into_iter().max_by_key(|(_, count)| *count).map(|(whose, _)| whose.clone());
+            let oldest = self.gone.iter().position(|vm| Some(&vm.organisation) == most.as_ref());
+            if let Some(oldest) = oldest.and_then(|oldest| self.gone.remove(oldest)) {
                 self.vms.remove(&oldest);
             }
         }
     }
+
+    /// Gives figures that were kept by name to those who have the names now. The rest are of what is gone.
+    fn settle(&mut self, vms: &[VmIdentity], projects: &[ProjectIdentity]) {
+        for vm in vms {
+            let named = VmIdentity { number: None, created: 0, ..vm.clone() };
+            if let Some(figures) = self.vms.remove(&named) {
+                self.gone.retain(|gone| *gone != named);
+                self.vms.entry(vm.clone()).or_default().add(&figures);
+            }
+        }
+        for project in projects {
+            let named = ProjectIdentity { name: project.name.clone(), ..ProjectIdentity::default() };
+            if let Some(figures) = self.projects.remove(&named) {
+                self.projects.entry(project.clone()).or_default().add(&figures);
+            }
+        }
+        let left = self.vms.keys().filter(|vm| vm.number.is_none() && !self.gone.contains(vm));
+        let left: Vec<_> = left.cloned().collect();
+        self.gone.extend(left);
+    }
 }
 
 impl Usage {
-    /// What was written in a directory, to be continued.
+    /// What was written in a directory, to be continued for the VMs and projects that there are.
     ///
     /// # Errors
     /// When it cannot be understood: figures that start again at nothing would be wrong in silence.
-    pub(crate) fn open(directory: &Path) -> Result<Self> {
+    pub(crate) fn open(directory: &Path, vms: &[VmIdentity], projects: &[ProjectIdentity]) -> Result<Self> {
         let file = StateFile::new(directory.join("usage.json"), VERSION);
-        let book: Book = match file.load()? {
-            Found::Nothing => Book::default(),
+        let mut book: Book = match file.load()? {
+            Found::Nothing => Book { counted: Some(BTreeMap::new()), ..Book::default() },
             Found::Current(book) => book,
             Found::Previous(book, why) => {
                 tracing::error!(
@@ -150,11 +307,14 @@ impl Usage {
                 book
             }
         };
+        book.settle(vms, projects);
+        let uncounted = book.counted.is_none();
         Ok(Self {
             file,
             now: RefCell::new(book.clone()),
             written: RefCell::new(book),
-            since: RefCell::new(Instant::now()),
+            since: Cell::new(Instant::now()),
+            uncounted,
             writing: Arc::default(),
         })
     }
@@ -170,14 +330,24 @@ impl Usage {
         samples.into_iter().for_each(|sample| now.add(sample));
     }
 
-    /// A VM is gone.
-    pub(crate) fn retire(&self, vm: &str) {
-        self.now.borrow_mut().retire(vm);
+    /// Takes note of what an arbiter has counted of a VM in its epoch. Returns how much of that is not in the figures yet;
+    /// whoever asks adds it to them.
+    pub(crate) fn count(&self, vm: u32, epoch: u64, unit: u32, arbiter: Arbiter, done: Done) -> Done {
+        let mut now = self.now.borrow_mut();
+        let units = now.counted.get_or_insert_default().entry(vm).or_default();
+        let counted = Counted { epoch, arbiter: arbiter.process, done };
+        let before = units.insert(unit, counted);
+        match before.filter(|before| (before.epoch, before.arbiter) == (epoch, arbiter.process)) {
+            Some(before) => done.since(before.done),
+            // The version that has written the file counted all of it but for some seconds, and did not say so.
+            None if before.is_none() && arbiter.adopted && self.uncounted => Done::default(),
+            None => done,
+        }
     }
 
-    /// A VM of that name is there again.
-    pub(crate) fn revive(&self, vm: &str) {
-        self.now.borrow_mut().gone.retain(|gone| gone != vm);
+    /// A VM is gone.
+    pub(crate) fn retire(&self, number: u32) {
+        self.now.borrow_mut().retire(number);
     }
 
     /// Writes down what was added, for clients to see.
@@ -206,49 +376,189 @@ impl Usage {
     }
 }
 
+/// An arbiter that counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arbiter {
+    pub(crate) process: Identity,
+    /// Whether a daemon before has started it.
+    pub(crate) adopted: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn sample(vm: &str, byte_seconds: f64) -> Sample {
-        Sample {
-            vm: vm.to_owned(),
-            organisation: Some("acme".to_owned()),
+    fn of(organisation: &str, name: &str, number: u32, created: u64) -> VmIdentity {
+        VmIdentity {
+            name: name.to_owned(),
+            organisation: Some(organisation.to_owned()),
             project: None,
-            figures: Figures { byte_seconds, sessions: 1, ..Figures::default() },
+            number: Some(number),
+            created,
         }
+    }
+
+    fn used(vm: VmIdentity, byte_seconds: f64) -> Sample {
+        let figures = Figures { byte_seconds, sessions: 1, ..Figures::default() };
+        Sample { vm, project: None, figures }
+    }
+
+    fn a() -> VmIdentity {
+        of("acme", "a", 1, 10)
+    }
+
+    fn open(directory: &Path) -> Usage {
+        Usage::open(directory, &[], &[]).expect("it is there, or new")
+    }
+
+    fn done(time: u64) -> Done {
+        Done { time, work: WorkReport { launches: time, ..WorkReport::default() } }
     }
 
     // Promise: A6
     #[tokio::test]
     async fn what_was_told_is_never_taken_back() {
         let directory = tempfile::tempdir().expect("a directory");
-        let usage = Usage::open(directory.path()).expect("a new one");
-        usage.add([sample("a", 5.0), sample("b", 7.0)]);
+        let usage = open(directory.path());
+        usage.add([used(a(), 5.0), used(of("acme", "b", 2, 10), 7.0)]);
         assert_eq!(usage.book().host.byte_seconds, 0.0, "not told before it is written");
         usage.write().await.expect("written");
         assert_eq!(usage.book().host.byte_seconds, 12.0);
-        usage.add([sample("a", 1.0)]);
+        usage.add([used(a(), 1.0)]);
         // Killed here.
-        let usage = Usage::open(directory.path()).expect("there");
+        let usage = open(directory.path());
         assert_eq!(usage.book().host.byte_seconds, 12.0);
         assert_eq!(usage.book().organisations["acme"].sessions, 2);
-        usage.add([sample("a", 1.0)]);
-        usage.retire("a");
+        usage.add([used(a(), 1.0)]);
+        usage.retire(1);
         usage.write().await.expect("written");
-        assert_eq!(usage.book().vms["a"].figures.byte_seconds, 6.0, "figures outlive their VM");
+        assert_eq!(usage.book().vms[&a()].byte_seconds, 6.0, "figures outlive their VM");
     }
 
     // Promise: A6
     #[test]
     fn vms_that_are_gone_are_forgotten_in_the_end_but_not_in_the_sums() {
         let mut book = Book::default();
-        for number in 0..GONE + 10 {
-            book.add(sample(&format!("vm-{number}"), 1.0));
-            book.retire(&format!("vm-{number}"));
+        book.add(used(of("evil", "first", 0, 0), 1.0));
+        book.retire(0);
+        let last = u32::try_from(GONE + 10).expect("small");
+        for number in 1..last {
+            book.add(used(of("acme", &format!("vm-{number}"), number, 1), 1.0));
+            book.retire(number);
         }
-        assert_eq!(book.vms.len(), GONE);
-        assert!(!book.vms.contains_key("vm-0"));
-        assert_eq!(book.host.sessions, u64::try_from(GONE + 10).expect("small"));
+        assert_eq!((book.vms.len(), book.gone.len()), (GONE, GONE));
+        assert!(!book.vms.contains_key(&of("acme", "vm-1", 1, 1)));
+        assert!(book.vms.contains_key(&of("acme", "vm-4000", 4000, 1)));
+        assert!(
+            book.vms.contains_key(&of("evil", "first", 0, 0)),
+            "one organisation pushes out another's figures"
+        );
+        assert_eq!(book.host.sessions, u64::from(last));
+    }
+
+    // Promise: A50
+    #[tokio::test]
+    async fn a_name_that_another_organisation_uses_again_has_its_own_figures() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let usage = open(directory.path());
+        let (acmes, evils) = (of("acme", "secret-db", 1, 10), of("evil", "secret-db", 2, 20));
+        usage.add([used(acmes.clone(), 11.0)]);
+        usage.retire(1);
+        usage.add([used(evils.clone(), 1.0)]);
+        usage.write().await.expect("written");
+        let usage = open(directory.path());
+        let book = usage.book();
+        assert_eq!(book.vms[&acmes].byte_seconds, 11.0);
+        assert_eq!(book.vms[&evils].byte_seconds, 1.0);
+        // The same name and the same number in the same second.
+        usage.add([used(of("other", "7", 7, 30), 1.0)]);
+        usage.retire(7);
+        usage.add([used(of("evil", "7", 7, 30), 2.0)]);
+        assert_eq!(usage.now.borrow().vms.len(), 4);
+    }
+
+    // Promise: A50
+    #[test]
+    fn a_project_that_is_made_anew_has_its_own_figures() {
+        let mut book = Book::default();
+        for (organisation, number) in [("acme", 101), ("evil", 102), ("acme", 103)] {
+            let vm = VmIdentity { project: Some("web".to_owned()), ..of(organisation, "a", number, 1) };
+            book.add(Sample { project: Some(number), ..used(vm, f64::from(number)) });
+        }
+        let figures: Vec<_> =
+            book.projects.iter().map(|(project, all)| (project.number, all.byte_seconds)).collect();
+        assert_eq!(figures, [(Some(101), 101.0), (Some(103), 103.0), (Some(102), 102.0)]);
+    }
+
+    // Promise: A51
+    #[tokio::test]
+    async fn time_that_an_arbiter_counts_between_two_daemons_is_billed_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let process = |number| Identity { process: number, started: 1 };
+        let first = |adopted| Arbiter { process: process(1), adopted };
+        let usage = open(directory.path());
+        assert_eq!(usage.count(7, 1, 0, first(false), done(100)), done(100));
+        usage.add([used(a(), 1.0)]);
+        usage.write().await.expect("written");
+        assert_eq!(
+            usage.count(7, 1, 0, first(false), done(150)),
+            done(50),
+            "this daemon is killed before it is written"
+        );
+        let usage = open(directory.path());
+        assert_eq!(usage.count(7, 1, 0, first(true), done(180)), done(80));
+        assert_eq!(usage.count(7, 1, 0, first(true), done(180)), done(0));
+        assert_eq!(
+            usage.count(8, 1, 0, first(true), done(30)),
+            done(30),
+            "a VM that is new on an adopted arbiter"
+        );
+        assert_eq!(
+            usage.count(7, 2, 0, first(true), done(500)),
+            done(500),
+            "another epoch counts from nothing"
+        );
+        let second = Arbiter { process: process(2), adopted: false };
+        assert_eq!(usage.count(7, 2, 0, second, done(600)), done(600), "another arbiter counts from nothing");
+        assert_eq!(usage.count(7, 2, 1, second, done(5)), done(5), "another unit counts by itself");
+        usage.retire(7);
+        assert_eq!(usage.now.borrow().counted.as_ref().map(BTreeMap::len), Some(1));
+    }
+
+    // Promise: A50
+    #[tokio::test]
+    async fn figures_that_an_older_version_kept_by_name_are_read() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let figures = r#"{"byte_seconds":1.5,"gpu_seconds":2.0,"seconds":3.0,"sessions":4}"#;
+        let vm = |organisation: &str| {
+            format!(r#"{{"organisation":"{organisation}","project":null,"figures":{figures}}}"#)
+        };
+        let old = format!(
+            r#"{{"vms":{{"a":{},"b":{},"c":{}}},"projects":{{"web":{figures},"old":{figures}}},"organisations":{{"acme":{figures}}},"host":{figures},"gone":["b"]}}"#,
+            vm("acme"),
+            vm("acme"),
+            vm("acme"),
+        );
+        let old: serde_json::Value = serde_json::from_str(&old).expect("JSON");
+        StateFile::new(directory.path().join("usage.json"), VERSION).store(&old).expect("written");
+        let web = ProjectIdentity {
+            name: "web".to_owned(),
+            organisation: Some("acme".to_owned()),
+            number: Some(9),
+        };
+        let vms = [a(), of("evil", "c", 3, 30)];
+        let usage = Usage::open(directory.path(), &vms, std::slice::from_ref(&web)).expect("it is read");
+        let book = usage.book();
+        assert_eq!((book.host.sessions, book.organisations["acme"].sessions), (4, 4));
+        assert_eq!(book.vms[&a()].sessions, 4, "a VM that there is keeps its figures");
+        assert_eq!(book.projects[&web].sessions, 4, "a project that there is keeps its figures");
+        assert_eq!(book.projects.len(), 2);
+        assert!(!book.vms.contains_key(&vms[1]), "another organisation's VM of the name gets nothing");
+        let nameless = |name: &str| VmIdentity { number: None, created: 0, ..of("acme", name, 0, 0) };
+        assert_eq!(book.vms[&nameless("b")].sessions, 4);
+        assert_eq!(Vec::from(book.gone.clone()), [nameless("b"), nameless("c")]);
+        let adopted = Arbiter { process: Identity { process: 1, started: 1 }, adopted: true };
+        assert_eq!(usage.count(1, 1, 0, adopted, done(9)), done(0), "counted by the older version already");
+        assert_eq!(usage.count(1, 1, 0, adopted, done(11)), done(2));
     }
 }

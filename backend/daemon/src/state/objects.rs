@@ -206,6 +206,7 @@ impl VmObject {
             cap: self.shares.cap_permille,
             guarantee: self.shares.guarantee_permille,
             hang_after: self.hang_after,
+            created: self.created,
             ..VmSpec::default()
         }
     }

@@ -13,14 +13,20 @@ use crate::{
         peer::Caller,
     },
     registry::Registry,
-    usage::Figures,
+    usage::{Figures, ProjectIdentity},
 };
 
 /// What one used. Figures only grow, also across restarts.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Used {
-    /// Its name.
+    /// Its name, which a VM or project that is gone may have had before.
     id: String,
+    /// A VM's or project's number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    number: Option<u32>,
+    /// When a VM was made, in seconds since 1970; with its number it tells the VM apart from others of its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created: Option<u64>,
     /// A VM's or project's organisation.
     #[serde(skip_serializing_if = "Option::is_none")]
     organisation: Option<String>,
@@ -59,19 +65,23 @@ pub(crate) struct Usage {
     host: Option<Used>,
 }
 
-fn used(id: &str, organisation: Option<&String>, project: Option<&String>, figures: &Figures) -> Used {
-    Used {
-        id: id.to_owned(),
-        organisation: organisation.cloned(),
-        project: project.cloned(),
-        memory_byte_seconds: figures.byte_seconds,
-        gpu_seconds: figures.gpu_seconds,
-        launches: figures.launches,
-        copies: figures.copies,
-        copied_bytes: figures.copied,
-        calls: figures.calls,
-        seconds: figures.seconds,
-        sessions: figures.sessions,
+impl Used {
+    fn of(id: &str, figures: &Figures) -> Self {
+        Self {
+            id: id.to_owned(),
+            number: None,
+            created: None,
+            organisation: None,
+            project: None,
+            memory_byte_seconds: figures.byte_seconds,
+            gpu_seconds: figures.gpu_seconds,
+            launches: figures.launches,
+            copies: figures.copies,
+            copied_bytes: figures.copied,
+            calls: figures.calls,
+            seconds: figures.seconds,
+            sessions: figures.sessions,
+        }
     }
 }
 
@@ -81,19 +91,27 @@ impl Registry {
         let may_see = |organisation: Option<&String>, project: Option<&String>| {
             caller.may_see(organisation.map(String::as_str), project.map(String::as_str)).is_ok()
         };
-        let vms = book.vms.iter().filter(|(_, vm)| may_see(vm.organisation.as_ref(), vm.project.as_ref()));
-        let vms = vms.map(|(id, vm)| used(id, vm.organisation.as_ref(), vm.project.as_ref(), &vm.figures));
-        let projects = book.projects.iter().filter_map(|(id, figures)| {
-            let organisation = self.project(id).and_then(|project| project.organisation);
-            let seen = may_see(organisation.as_ref(), Some(id));
-            seen.then(|| used(id, organisation.as_ref(), None, figures))
+        let vms = book.vms.iter().filter(|(vm, _)| may_see(vm.organisation.as_ref(), vm.project.as_ref()));
+        let vms = vms.map(|(vm, figures)| Used {
+            number: vm.number,
+            created: Some(vm.created).filter(|created| *created > 0),
+            organisation: vm.organisation.clone(),
+            project: vm.project.clone(),
+            ..Used::of(&vm.name, figures)
+        });
+        let is_seen = |project: &ProjectIdentity| may_see(project.organisation.as_ref(), Some(&project.name));
+        let projects = book.projects.iter().filter(|(project, _)| is_seen(project));
+        let projects = projects.map(|(project, figures)| Used {
+            number: project.number,
+            organisation: project.organisation.clone(),
+            ..Used::of(&project.name, figures)
         });
         let organisations = book.organisations.iter().filter(|(id, _)| may_see(Some(id), None));
         Usage {
             vms: vms.collect(),
             projects: projects.collect(),
-            organisations: organisations.map(|(id, figures)| used(id, None, None, figures)).collect(),
-            host: caller.may_read().is_ok().then(|| used("host", None, None, &book.host)),
+            organisations: organisations.map(|(id, figures)| Used::of(id, figures)).collect(),
+            host: caller.may_read().is_ok().then(|| Used::of("host", &book.host)),
         }
     }
 }
