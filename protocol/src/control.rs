@@ -486,6 +486,8 @@ pub struct ArbiterSetup {
     pub scrub: bool,
     /// Bytes left to the driver beside what contexts take.
     pub reserve: u64,
+    /// Bytes of each file for receipts of scrubs; the files come with the message.
+    pub receipts: u64,
 }
 
 /// How much of what is scrubbed is read back before it counts as clean.
@@ -570,6 +572,8 @@ pub enum ArbiterEvent {
     Hung = 10,
     /// The driver saw a VM use more of the device's time than it is charged.
     Undercharged = 11,
+    /// Receipts of scrubs could not be written: as many as the event has bytes.
+    ReceiptsLost = 20,
 }
 
 impl ArbiterEvent {
@@ -588,6 +592,7 @@ impl ArbiterEvent {
             9 => ArbiterEvent::Growing,
             10 => ArbiterEvent::Hung,
             11 => ArbiterEvent::Undercharged,
+            20 => ArbiterEvent::ReceiptsLost,
             _ => return None,
         })
     }

@@ -9,6 +9,7 @@
 //! - [`custody`]: the decisions over them. Pure: told what happened, it says what to do.
 //! - [`audit`]: whether sums and states hold together, and agree with the inventory.
 //! - [`mod@unit`], [`scrub`]: the driver; and the thread in which everything of it happens that takes time.
+//! - [`receipts`]: what says of each scrub that it was done, in files of bounded length.
 //! - [`tally`]: what workers say they have done, added up. Pure.
 //! - `time`: who may submit work, in a thread of its own.
 //! - [`page`], `workers`, [`inventory`]: the other parties.
@@ -21,6 +22,7 @@ pub mod ids;
 pub mod inventory;
 pub mod ledger;
 pub mod page;
+pub mod receipts;
 pub mod scrub;
 pub mod server;
 mod space;

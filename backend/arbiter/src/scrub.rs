@@ -6,6 +6,7 @@
 use crate::{
     custody::{Order, Outcome, Task},
     ids::{ChunkId, Class},
+    receipts::Receipts,
     unit::{Piece, Unit},
 };
 use rustix::{
@@ -42,6 +43,8 @@ pub struct Done {
     pub pieces: Vec<Piece>,
     /// How long it took, and how many bytes it scrubbed.
     pub scrubbed: Option<(Duration, u64)>,
+    /// Receipts that could not be written.
+    pub receipts_lost: u64,
 }
 
 /// How scrubbing is done.
@@ -53,8 +56,8 @@ pub struct Rules {
     pub scrub: bool,
     /// How much is read back.
     pub verify: Verify,
-    /// The audit log.
-    pub log: OwnedFd,
+    /// Where the receipts go.
+    pub receipts: Receipts,
 }
 
 /// The thread, seen from the loop.
@@ -131,14 +134,15 @@ struct Scrubber {
 impl Scrubber {
     fn work(&mut self, work: Work) -> Done {
         let Work { task, pieces } = work;
-        let done = |outcome, pieces| Done { outcome, pieces, scrubbed: None };
+        let done = |outcome, pieces| Done { outcome, pieces, scrubbed: None, receipts_lost: 0 };
         match task {
             Task::Scrub(orders) => {
                 let started = Instant::now();
                 let results = self.scrub(&orders, &pieces);
                 let bytes = orders.iter().zip(&pieces).map(|(_, piece)| piece.bytes()).sum();
                 let scrubbed = self.rules.scrub.then(|| (started.elapsed(), bytes));
-                Done { outcome: Outcome::Scrubbed(results), pieces, scrubbed }
+                let receipts_lost = self.rules.receipts.take_lost();
+                Done { outcome: Outcome::Scrubbed(results), pieces, scrubbed, receipts_lost }
             }
             Task::Release(_) => {
                 self.release(pieces);
@@ -208,7 +212,7 @@ impl Scrubber {
             self.receipt(&mut receipts, order, piece, clean);
             results.push((order.chunk, clean));
         }
-        self.log(receipts.as_bytes());
+        self.rules.receipts.write(receipts.as_bytes());
         results
     }
 
@@ -230,19 +234,5 @@ impl Scrubber {
             piece.bytes(),
             order.reason.name(),
         );
-    }
-
-    fn log(&self, mut lines: &[u8]) {
-        while !lines.is_empty() {
-            match rustix::io::write(&self.rules.log, lines) {
-                Ok(written) => lines = lines.get(written..).unwrap_or_default(),
-                Err(Errno::INTR) => {}
-                Err(error) => {
-                    // The memory is clean all the same; what is missing is the proof on paper.
-                    tracing::error!(%error, "scrubs are missing in the audit log");
-                    return;
-                }
-            }
-        }
     }
 }

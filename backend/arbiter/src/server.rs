@@ -10,6 +10,7 @@ use crate::{
     ids::{ChunkId, VmKey, WorkerId},
     inventory::{Inventory, Listed, News},
     page::{Page, PageError, Report},
+    receipts::Receipts,
     scrub::{Hand, Rules, Work},
     tally::{Tally, Work as Done},
     time::{Ended, Time},
@@ -54,9 +55,9 @@ pub enum RunError {
     /// The first message is malformed.
     #[error("setup: {0}")]
     Setup(#[from] codec::CodecError),
-    /// The audit log is missing.
-    #[error("the setup came with {0} descriptors instead of one")]
-    Log(usize),
+    /// The files for receipts of scrubs cannot be used, or there are none.
+    #[error("receipts of scrubs: {0}")]
+    Receipts(Errno),
     /// The device cannot be used.
     #[error(transparent)]
     Unit(#[from] UnitError),
@@ -128,18 +129,15 @@ impl Token {
 /// [`RunError`] when the unit cannot be served.
 pub fn run(control: OwnedFd) -> Result<(), RunError> {
     let mut buffer = vec![0; limits::CONTROL_BYTES];
-    let (message, mut descriptors) = socket::receive(&control, &mut buffer)?.ok_or(RunError::Closed)?;
+    let (message, descriptors) = socket::receive(&control, &mut buffer)?.ok_or(RunError::Closed)?;
     let setup: ArbiterSetup = codec::decode(message)?;
-    let log = match (descriptors.pop(), descriptors.len()) {
-        (Some(log), 0) => log,
-        (log, more) => return Err(RunError::Log(more + usize::from(log.is_some()))),
-    };
+    let receipts = Receipts::new(descriptors, setup.receipts).map_err(RunError::Receipts)?;
     let span = tracing::info_span!("arbiter", unit = setup.unit);
     let _entered = span.enter();
     sluice_sandbox::enter(Role::Arbiter)?;
     let unit = Unit::open(Path::new(&setup.driver), setup.device, setup.identity)?;
     unit.enter().map_err(RunError::Context)?;
-    Server::new(control, unit, &setup, log)?.serve()
+    Server::new(control, unit, &setup, receipts)?.serve()
 }
 
 struct Server {
@@ -194,7 +192,12 @@ impl Scrubs {
 }
 
 impl Server {
-    fn new(control: OwnedFd, unit: Unit, setup: &ArbiterSetup, log: OwnedFd) -> Result<Server, RunError> {
+    fn new(
+        control: OwnedFd,
+        unit: Unit,
+        setup: &ArbiterSetup,
+        receipts: Receipts,
+    ) -> Result<Server, RunError> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         unblock(control.as_fd())?;
         epoll::add(&epoll, &control, Token::Control.encode(), EventFlags::IN)?;
@@ -202,7 +205,7 @@ impl Server {
         let context_bytes = unit.context_bytes();
         let estimates = Estimates { context: context_bytes, margin: margin(free) };
         let settings = Settings { unit: setup.unit, reserve: setup.reserve, estimates };
-        let rules = Rules { unit: setup.unit, scrub: setup.scrub, verify: setup.verify, log };
+        let rules = Rules { unit: setup.unit, scrub: setup.scrub, verify: setup.verify, receipts };
         if !setup.scrub {
             tracing::warn!("memory is NOT scrubbed between tenants. NOT FOR PRODUCTION");
         }
@@ -701,6 +704,10 @@ impl Server {
             if let Some((time, bytes)) = done.scrubbed {
                 self.scrubs.add(done.pieces.len(), bytes, time);
                 self.adapt(time, bytes);
+            }
+            if done.receipts_lost > 0 {
+                let kind = ArbiterEvent::ReceiptsLost as u32;
+                self.tell(FromArbiter::Event { kind, vm: 0, process: 0, bytes: done.receipts_lost });
             }
             let made = self.custody.finished(done.outcome);
             let places = if scrubbed { core::mem::take(&mut self.away) } else { made };

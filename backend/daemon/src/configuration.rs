@@ -18,6 +18,9 @@ use sluice_protocol::{
 const STARTS_PER_SECOND: u32 = 200;
 /// Bytes of a unit left to its driver beside what contexts take, unless configured.
 const RESERVE: Size = Size(32 << 20);
+/// Bytes of a log, unless configured, and at least: one change is a line of up to some hundred KiB.
+const LOG: Size = Size(64 << 20);
+const SMALLEST_LOG: Size = Size(4 << 20);
 /// Switches scrubbing off: a variable of the environment with a name that nobody sets by accident, and no setting, so that
 /// no configuration can carry it to where tenants are.
 const UNSAFE_NO_SCRUB: &str = "SLUICE_UNSAFE_NO_SCRUB";
@@ -76,6 +79,9 @@ pub struct Arguments {
     /// Where what must outlive sluiced is kept, fences above all [default: the runtime directory]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    /// Where the audit log and the receipts of scrubs are kept [default: the state directory]
+    #[arg(long, value_name = "DIR")]
+    pub log_directory: Option<PathBuf>,
     /// Accept memory of VMs that their VMM could shrink, and with that end their device, where a VMM cannot seal it, as
     /// Cloud Hypervisor
     #[arg(long)]
@@ -144,6 +150,9 @@ struct File {
     vm_socket_gid: Option<u32>,
     vm_socket_mode: Option<SocketMode>,
     state_dir: Option<PathBuf>,
+    log_directory: Option<PathBuf>,
+    audit_log_size: Option<Size>,
+    receipts_size: Option<Size>,
     trust_vmm_memory: bool,
     scrub_every_free: bool,
     verify: Option<VerifyWord>,
@@ -290,6 +299,12 @@ pub struct Configuration {
     pub vm_socket_mode: SocketMode,
     /// Where what must outlive the daemon is kept.
     pub state_dir: PathBuf,
+    /// Where the audit log and the receipts of scrubs are kept.
+    pub log_directory: PathBuf,
+    /// Bytes of the audit log.
+    pub audit_log_size: u64,
+    /// Bytes of each unit's receipts of scrubs.
+    pub receipts_size: u64,
     /// Whether memory of VMs is accepted that their VMM could shrink.
     pub trust_vmm_memory: bool,
     /// Whether memory is cleared inside workers as well.
@@ -373,6 +388,13 @@ impl Configuration {
         ensure!(vm_socket_gid != Some(u32::MAX), "vm-socket-gid is the number that means no group");
         let usual = if vm_socket_gid.is_some() { SocketMode::GROUP } else { SocketMode::default() };
         let state_dir = arguments.state_dir.or(file.state_dir).unwrap_or_else(|| runtime_dir.clone());
+        let log_directory =
+            arguments.log_directory.or(file.log_directory).unwrap_or_else(|| state_dir.clone());
+        let audit_log_size = file.audit_log_size.unwrap_or(LOG);
+        let receipts_size = file.receipts_size.unwrap_or(LOG);
+        for (name, size) in [("audit-log-size", audit_log_size), ("receipts-size", receipts_size)] {
+            ensure!(size >= SMALLEST_LOG, "{name} is less than 4MiB");
+        }
         let api = arguments.api.or(file.api).unwrap_or_else(|| runtime_dir.join("api.sock"));
         let api_read =
             arguments.api_read.or(file.api_read).unwrap_or_else(|| runtime_dir.join("api-read.sock"));
@@ -381,6 +403,9 @@ impl Configuration {
             vm_socket_gid,
             vm_socket_mode: arguments.vm_socket_mode.or(file.vm_socket_mode).unwrap_or(usual),
             state_dir: std::path::absolute(state_dir)?,
+            log_directory: std::path::absolute(log_directory)?,
+            audit_log_size: audit_log_size.0,
+            receipts_size: receipts_size.0,
             runtime_dir,
             libexec,
             driver,

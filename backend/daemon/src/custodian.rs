@@ -156,7 +156,8 @@ impl Custodian {
             | ArbiterEvent::Stranger
             | ArbiterEvent::Growing
             | ArbiterEvent::Hung
-            | ArbiterEvent::Undercharged => {}
+            | ArbiterEvent::Undercharged
+            | ArbiterEvent::ReceiptsLost => {}
         }
     }
 
@@ -364,5 +365,6 @@ fn name(event: ArbiterEvent) -> &'static str {
         ArbiterEvent::Growing => "growing",
         ArbiterEvent::Hung => "hung",
         ArbiterEvent::Undercharged => "undercharged",
+        ArbiterEvent::ReceiptsLost => "receipts-lost",
     }
 }

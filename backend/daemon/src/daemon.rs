@@ -17,13 +17,18 @@ use anyhow::{Context as _, Result};
 use tokio::{
     io::AsyncReadExt as _,
     signal::unix::{SignalKind, signal},
-    sync::{Mutex, Semaphore, mpsc::unbounded_channel, watch as stop_signal},
+    sync::{Mutex, mpsc::unbounded_channel, watch as stop_signal},
     task::{JoinHandle, JoinSet, LocalSet},
     time::timeout,
 };
 
 use crate::{
-    api::{self, Api, bridge::bridge, peer::Directory},
+    api::{
+        self, Api,
+        bridge::bridge,
+        peer::Directory,
+        places::{Bounds, Places, Users},
+    },
     audit,
     balancing::Balance,
     configuration::Configuration,
@@ -34,6 +39,7 @@ use crate::{
     launching::Launching,
     placer::{self, Placer},
     placing,
+    priority::PriorityLock,
     process::{Identity, gone, kill},
     registry::{self, Registry},
     roster::{House, Roster},
@@ -48,7 +54,7 @@ use crate::{
 };
 
 /// Clients that may follow events at once.
-const FOLLOWERS: usize = 64;
+const FOLLOWERS: Bounds = Bounds { all: 64, others: 48, each: 16 };
 /// How long a disk may take before this daemon goes without having written everything.
 const LEAVE: Duration = Duration::from_secs(20);
 /// How long arbiters of an earlier daemon may take to go away.
@@ -113,7 +119,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     let configured = registry::configured(&configuration);
     let (vms, projects) = registry::identities(&[&configured, &*checkpoint.objects()]);
     let usage = Rc::new(Usage::open(&configuration.state_dir, &vms, &projects)?);
-    let trail = Trail::open(&configuration.state_dir).context("cannot open the audit log")?;
+    make_directory(&configuration.log_directory)?;
+    let trail = Trail::open(&configuration.log_directory, configuration.audit_log_size)
+        .context("cannot open the audit log")?;
     let journal = Arc::new(Journal::open(&configuration.runtime_dir));
     if let Some(why) = checkpoint.recovered() {
         journal.note("state-recovered", None, format!("the last checkpoint cannot be understood: {why}"));
@@ -194,7 +202,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         configured,
         begun: RefCell::default(),
         balance: Balance::default(),
-        changing: Mutex::default(),
+        changing: PriorityLock::default(),
         emptying: Mutex::default(),
         locks: RefCell::default(),
     });
@@ -216,9 +224,11 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
 
     let (bridge, works) = bridge();
     let mut answering = vec![tokio::task::spawn_local(works.serve(Rc::clone(&registry)))];
-    let router = api::router(Api { bridge, journal, followers: Arc::new(Semaphore::new(FOLLOWERS)) });
+    let router = api::router(Api { bridge, journal, followers: Places::new(FOLLOWERS) });
+    let users = Rc::new(Users::default());
     for (listener, reading) in [(api_listener, false), (reading_listener, true)] {
-        let serve = api::serve::serve(listener, router.clone(), Rc::clone(&directory), reading);
+        let serve =
+            api::serve::serve(listener, router.clone(), Rc::clone(&directory), Rc::clone(&users), reading);
         answering.push(tokio::task::spawn_local(serve));
     }
 

@@ -37,16 +37,18 @@ fn limit(step: Step) -> Duration {
 
 impl Vm {
     /// Takes everything from the VM. From the return on nothing new is given to it; the rest follows.
-    pub(crate) fn fence(&self, reason: &str) {
+    /// Returns whether it was not fenced before.
+    pub(crate) fn fence(&self, reason: &str) -> bool {
         let mut reason = reason.to_owned();
         reason.truncate(reason.floor_char_boundary(REASON));
         if !self.checkpoint().fence_vm(self.id(), &reason, self.workers()) {
-            return;
+            return false;
         }
         // Its workers are ended now, not when whoever keeps the fence comes to it.
         self.act(&Fence { step: Step::Killed, ..self.stands() });
         self.fenced().notify_waiters();
         self.say_fenced(&reason);
+        true
     }
 
     fn say_fenced(&self, reason: &str) {

@@ -24,6 +24,8 @@ const KEPT: usize = 4096;
 const LINES: usize = 2 * KEPT;
 /// Bytes of a file that is read at all.
 const LARGEST: u64 = 64 << 20;
+/// Bytes of an event's detail.
+const DETAIL: usize = 1024;
 /// The form of the file.
 const VERSION: u32 = 1;
 
@@ -125,9 +127,11 @@ impl Journal {
 
     /// Notes something.
     pub(crate) fn note(&self, kind: &'static str, vm: Option<Subject>, detail: impl Into<String>) {
+        let mut detail = detail.into();
+        detail.truncate(detail.floor_char_boundary(DETAIL));
         let mut list = self.list();
         list.last += 1;
-        let event = Event { sequence: list.last, time: now(), kind: kind.into(), vm, detail: detail.into() };
+        let event = Event { sequence: list.last, time: now(), kind: kind.into(), vm, detail };
         list.events.push_back(event);
         if list.events.len() > KEPT {
             list.events.pop_front();

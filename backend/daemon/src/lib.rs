@@ -36,6 +36,7 @@ mod notice;
 mod outbox;
 mod placer;
 mod placing;
+mod priority;
 mod process;
 mod registry;
 mod roster;

@@ -18,6 +18,13 @@ impl TokenBucket {
         Self { per_second, burst: f64::from(burst), tokens: f64::from(burst), refilled: now }
     }
 
+    /// Whether the whole burst is there.
+    #[must_use]
+    pub fn is_full(&self, now: Instant) -> bool {
+        let passed = now.saturating_duration_since(self.refilled).as_secs_f64();
+        self.per_second.mul_add(passed, self.tokens) >= self.burst
+    }
+
     /// Takes a token; when there is none, how long until there will be one.
     ///
     /// # Errors
@@ -61,6 +68,16 @@ mod tests {
         assert_eq!(bucket.take(later), Ok(()));
         assert_eq!(bucket.take(later), Ok(()));
         assert!(bucket.take(later).is_err());
+    }
+
+    #[test]
+    fn bucket_is_full_again_after_the_time_for_its_burst() {
+        let start = Instant::now();
+        let mut bucket = TokenBucket::new(10.0, 2, start);
+        assert!(bucket.is_full(start));
+        assert_eq!(bucket.take(start), Ok(()));
+        assert!(!bucket.is_full(start + Duration::from_millis(50)));
+        assert!(bucket.is_full(start + Duration::from_millis(101)));
     }
 
     #[test]

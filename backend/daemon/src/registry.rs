@@ -30,6 +30,7 @@ use crate::{
     launching::Launching,
     notice::{Notice, Notices},
     placer::Placer,
+    priority::PriorityLock,
     roster::Roster,
     state::{
         checkpoint::{Checkpoint, ReadmitError},
@@ -79,7 +80,7 @@ pub(crate) struct Registry {
     /// The load of units.
     pub(crate) balance: Balance,
     /// Held from when a change is checked until it is written: what was checked still holds then.
-    pub(crate) changing: Mutex<()>,
+    pub(crate) changing: PriorityLock<()>,
     /// One after the other moves VMs away from what is being emptied.
     pub(crate) emptying: Mutex<()>,
     /// VMs something is being done to.
@@ -242,7 +243,7 @@ impl Registry {
     }
 
     async fn make_vm(&self, caller: &Caller, id: &str, wanted: VmObject) -> Result<(), Error> {
-        let turn = self.changing.lock().await;
+        let turn = self.changing.lock_for(caller).await;
         let mut wanted = self.permitted(caller, wanted)?;
         // From here on it has its number and its place: the unit may take its time, and others do not wait for it.
         wanted.number = self.number_for(id)?;
@@ -266,7 +267,7 @@ impl Registry {
             Ok(units) => units,
             Err(error) => {
                 entry.note_failure(&error.message).await;
-                self.take_vm(id, number).await?;
+                self.take_vm(caller, id, number).await?;
                 return Err(error);
             }
         };
@@ -283,7 +284,7 @@ impl Registry {
             Phase::Starting => format!("it has not listened for {START:?}"),
         };
         entry.note_failure(&why).await;
-        self.take_vm(id, number).await?;
+        self.take_vm(caller, id, number).await?;
         Err(Error { cause: vec![why], ..Error::new(Code::DeviceFailed, format!("VM {id} gets no device")) })
     }
 
@@ -291,7 +292,7 @@ impl Registry {
         let Known { id, object: before, .. } = &known;
         // Not of what others may be changing.
         self.settle(id).await?;
-        let turn = self.changing.lock().await;
+        let turn = self.changing.lock_for(caller).await;
         let mut wanted = self.permitted(caller, wanted)?;
         (wanted.number, wanted.created) = (before.number, before.created);
         for (field, same) in [
@@ -377,7 +378,7 @@ impl Registry {
         let entry = self.trail.entry(caller, "vm.delete", format!("vms/{id}"));
         entry.note(Some(&known.object), None).await?;
         fault::point("delete-noted");
-        if let Err(error) = self.take_vm(id, number).await {
+        if let Err(error) = self.take_vm(caller, id, number).await {
             entry.note_failure(&error.message).await;
             return Err(error);
         }
@@ -386,8 +387,8 @@ impl Registry {
         Ok(())
     }
 
-    async fn take_vm(&self, id: &str, number: u32) -> Result<(), Error> {
-        let turn = self.changing.lock().await;
+    async fn take_vm(&self, caller: &Caller, id: &str, number: u32) -> Result<(), Error> {
+        let turn = self.changing.lock_for(caller).await;
         if !self.checkpoint.remove_vm(id, number).await.map_err(Error::storage)? {
             return Err(unclean(id));
         }
@@ -409,7 +410,11 @@ impl Registry {
     /// once, whatever becomes of what is written.
     pub(crate) async fn fence(&self, caller: &Caller, id: &str, reason: &str) -> Result<(), Error> {
         let (_, vm) = self.manage(caller, id)?;
-        vm.fence(reason);
+        if !vm.fence(reason) {
+            // It is fenced already: there is no change, so the log is not written.
+            vm.settled(FENCED).await;
+            return self.checkpoint.written().await.map_err(Error::storage);
+        }
         let entry = self.trail.entry(caller, "vm.fence", format!("vms/{id}"));
         let noted = entry.note(None, Some(reason)).await;
         vm.settled(FENCED).await;
@@ -454,7 +459,7 @@ impl Registry {
 
     /// Lets a VM begin no session any more; those that run go on.
     pub(crate) async fn drain(&self, caller: &Caller, id: &str) -> Result<(), Error> {
-        let _turn = self.changing.lock().await;
+        let _turn = self.changing.lock_for(caller).await;
         let (known, vm) = self.manage(caller, id)?;
         if vm.draining() {
             return Ok(());

@@ -1,31 +1,91 @@
 //! The audit log: every change that was asked for, by whom, with what was there before and what is to be there after.
 //!
 //! A line is on the disk before the change is made; one that fails afterwards gets a second line that says so. Where a line
-//! cannot be written the change is not made.
+//! cannot be written the change is not made. The log is a row of files of bounded length: when the first is full the others
+//! move back by one, and the oldest is dropped.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use serde::Serialize;
-use tokio::sync::Mutex;
 
 use crate::{
     api::{error::Error, peer::Caller},
     journal::now,
+    priority::PriorityLock,
     state::file::off_thread,
 };
+
+/// Files of the log.
+const FILES: u64 = 8;
 
 /// The audit log.
 #[derive(Debug)]
 pub(crate) struct Trail {
-    path: PathBuf,
     /// Held by who has a line written: lines are in the order in which they were noted.
-    file: Mutex<Arc<File>>,
+    log: PriorityLock<Log>,
+}
+
+/// Its files.
+#[derive(Debug)]
+struct Log {
+    path: PathBuf,
+    /// Bytes that each may have.
+    size: u64,
+    file: File,
+    length: u64,
+}
+
+impl Log {
+    fn open(path: PathBuf, size: u64) -> io::Result<Self> {
+        let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&path)?;
+        let length = file.metadata()?.len();
+        if let Some(last) = length.checked_sub(1) {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, last)?;
+            // A line that was cut short does not spoil the next.
+            if byte != *b"\n" {
+                file.write_all(b"\n")?;
+            }
+        }
+        Ok(Self { path, size, file, length })
+    }
+
+    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        let length = line.len() as u64;
+        if self.length > 0 && self.length.saturating_add(length) > self.size {
+            self.rotate()?;
+        }
+        if let Err(error) = self.file.write_all(line) {
+            // What there was room for ends here.
+            _ = self.file.write_all(b"\n");
+            return Err(error);
+        }
+        self.length += length;
+        self.file.sync_data()
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        let file = |number: u64| match number {
+            0 => self.path.clone(),
+            number => self.path.with_extension(format!("log.{number}")),
+        };
+        // Where the first could not be made the last time, the others have moved already.
+        if file(0).exists() {
+            for number in (0..FILES - 1).rev() {
+                match fs::rename(file(number), file(number + 1)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        *self = Self::open(self.path.clone(), self.size)?;
+        File::open(self.path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    }
 }
 
 /// One line.
@@ -49,28 +109,19 @@ struct Line<'a, T> {
 }
 
 impl Trail {
-    /// Opens the log of a directory.
-    pub(crate) fn open(directory: &Path) -> io::Result<Self> {
-        let path = directory.join("audit.log");
-        let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&path)?;
-        let length = file.metadata()?.len();
-        if let Some(last) = length.checked_sub(1) {
-            let mut byte = [0];
-            file.read_exact_at(&mut byte, last)?;
-            // A line that was cut short does not spoil the next.
-            if byte != *b"\n" {
-                file.write_all(b"\n")?;
-            }
-        }
-        Ok(Self { path, file: Mutex::new(Arc::new(file)) })
+    /// Opens the log of a directory, which may have so many bytes in all.
+    pub(crate) fn open(directory: &Path, bytes: u64) -> io::Result<Self> {
+        let log = Log::open(directory.join("audit.log"), bytes / FILES)?;
+        Ok(Self { log: PriorityLock::new(log) })
     }
 
     /// Takes the log away, if nothing was ever changed.
     pub(crate) async fn forget(&self) -> io::Result<()> {
-        if self.file.lock().await.metadata()?.len() > 0 {
+        let log = self.log.lock().await;
+        if log.file.metadata()?.len() > 0 {
             return Ok(());
         }
-        std::fs::remove_file(&self.path)
+        fs::remove_file(&log.path)
     }
 
     /// What a caller does to an object, for instance `vm.update` to `vms/web-1`. Nothing is written by this alone.
@@ -120,16 +171,44 @@ impl Entry<'_> {
         let mut line =
             serde_json::to_vec(&Line { time: now(), uid, gid, pid, action, object, before, after, failed })?;
         line.push(b'\n');
-        let file = trail.file.lock().await;
-        let mut log = Arc::clone(&file);
-        let write = move || {
-            if let Err(error) = log.write_all(&line) {
-                // What there was room for ends here.
-                _ = log.write_all(b"\n");
-                return Err(error);
+        let mut log = trail.log.lock_for(caller).await;
+        off_thread(move || log.append(&line)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::peer::tests::tenant;
+
+    // Promise: A53
+    #[tokio::test]
+    async fn audit_log_that_a_caller_fills_stays_bounded_and_keeps_the_last_lines() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let bytes = 64 << 10;
+        let caller = tenant();
+        for daemon in 0..2_u32 {
+            let trail = Trail::open(directory.path(), bytes).expect("a log");
+            for number in 0..1000_u32 {
+                let entry = trail.entry(&caller, "vm.update", format!("vms/{daemon}-{number}"));
+                entry.note(None, Some("x".repeat(100))).await.expect("written");
             }
-            log.sync_data()
-        };
-        off_thread(write).await
+        }
+        let mut lines = Vec::new();
+        let mut sum = 0;
+        for number in (0..FILES).rev() {
+            let name = if number == 0 { "audit.log".to_owned() } else { format!("audit.log.{number}") };
+            let text = fs::read_to_string(directory.path().join(name)).expect("a file");
+            sum += text.len() as u64;
+            for line in text.lines() {
+                let line: serde_json::Value = serde_json::from_str(line).expect("a whole line");
+                lines.push(line["object"].as_str().expect("an object").to_owned());
+            }
+        }
+        assert!(sum <= bytes, "{sum} bytes");
+        let first = 1000 - lines.len();
+        assert!(first < 800, "only {} lines are kept", lines.len());
+        assert_eq!(lines, (first..1000).map(|number| format!("vms/1-{number}")).collect::<Vec<_>>());
+        assert_eq!(fs::read_dir(directory.path()).expect("a directory").count() as u64, FILES);
     }
 }

@@ -7,7 +7,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
-    fs::{File, OpenOptions},
+    fs::OpenOptions,
     io,
     os::{
         fd::{AsFd as _, OwnedFd},
@@ -58,6 +58,9 @@ const END: Duration = Duration::from_secs(2);
 const KILLED: Duration = Duration::from_secs(5);
 /// Restarts at once, and per second in the long run.
 const RESTARTS: (u32, f64) = (3, 0.2);
+
+/// Files for the receipts of a unit: as many as fit into one message.
+const RECEIPTS: usize = 4;
 
 /// Where a unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -498,7 +501,7 @@ impl Unit {
         self.lends.send_replace(Some(lends));
         self.record(process, Some(lends));
         self.adopted.set(true);
-        Ok(Some(Arbiter { pidfd, channel, log: None }))
+        Ok(Some(Arbiter { pidfd, channel, receipts: None }))
     }
 
     /// Notes the arbiter for the daemon that follows.
@@ -511,7 +514,7 @@ impl Unit {
         if let Some(arbiter) = self.adopt()? {
             return Ok(arbiter);
         }
-        let log = self.open_log()?;
+        let receipts = self.open_receipts()?;
         let started = self
             .launching
             .start(ToLauncher::StartArbiter { unit: self.number, visible: self.place.visible })
@@ -522,7 +525,7 @@ impl Unit {
             Identity::of(started.process).ok_or_else(|| io::Error::other("it has ended at once"))?;
         self.launching.keeper().keep(&socket_name(self.number), started.socket.as_fd());
         let (pidfd, channel) = (watch(started.pidfd)?, Channel::new(started.socket)?);
-        let arbiter = Arbiter { pidfd, channel, log: Some(log) };
+        let arbiter = Arbiter { pidfd, channel, receipts: Some(receipts) };
         // Should this daemon be killed, the next one has to adopt it, or to end it, for it holds the unit's memory.
         self.checkpoint.set_arbiter(self.number, Some(process));
         self.record(process, None);
@@ -530,10 +533,13 @@ impl Unit {
         Ok(arbiter)
     }
 
-    /// The log of what was scrubbed: appended to, never read by us, and never lost with a process.
-    fn open_log(&self) -> io::Result<File> {
-        let path = audit_log(&self.configuration, self.number);
-        OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    /// The files for receipts of scrubs: appended to, never read by us, and never lost with a process.
+    fn open_receipts(&self) -> io::Result<Vec<OwnedFd>> {
+        let open = |path| OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+        receipts(&self.configuration, self.number)
+            .into_iter()
+            .map(|path| open(path).map(OwnedFd::from))
+            .collect()
     }
 
     /// Tells an arbiter everything and listens to it, to its end. Returns what became of it.
@@ -551,12 +557,13 @@ impl Unit {
             verify: self.configuration.verify,
             scrub: self.configuration.scrub,
             reserve: self.configuration.reserve,
+            receipts: self.configuration.receipts_size / RECEIPTS as u64,
         };
         let setup = codec::encode(&setup).map_err(io::Error::other)?;
         let (outbox, mut letters) = outbox();
         // One that was adopted has heard it.
-        if let Some(log) = &arbiter.log {
-            outbox.post(setup, vec![log.as_fd().try_clone_to_owned()?]);
+        if let Some(files) = &arbiter.receipts {
+            outbox.post(setup, files.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?);
         }
         *self.running.borrow_mut() = Some(outbox);
         self.tell_inventory();
@@ -566,7 +573,7 @@ impl Unit {
         for (&vm, terms) in self.terms.borrow().iter() {
             self.tell_terms(vm, terms);
         }
-        if arbiter.log.is_none() {
+        if arbiter.receipts.is_none() {
             // The daemon before may have been killed before it could say so.
             for (vm, epoch) in self.checkpoint.gone(|vm| self.terms.borrow().contains_key(&vm)) {
                 self.tell(ToArbiter::Forget { vm, epoch });
@@ -740,7 +747,7 @@ struct Arbiter {
     pidfd: AsyncFd<OwnedFd>,
     channel: Channel,
     /// What it writes receipts to; one that was adopted has it already.
-    log: Option<File>,
+    receipts: Option<Vec<OwnedFd>>,
 }
 
 /// What the socket of a unit's arbiter is kept as.
@@ -755,9 +762,12 @@ impl Drop for Arbiter {
     }
 }
 
-/// Where a unit's receipts of scrubbing are.
-pub(crate) fn audit_log(configuration: &Configuration, unit: u32) -> PathBuf {
-    configuration.runtime_dir.join(format!("scrub-unit-{unit}.log"))
+/// The files in which a unit's receipts of scrubs are, one after the other and round and round.
+fn receipts(configuration: &Configuration, unit: u32) -> [PathBuf; RECEIPTS] {
+    std::array::from_fn(|number| {
+        let number = if number == 0 { String::new() } else { format!(".{number}") };
+        configuration.log_directory.join(format!("scrub-unit-{unit}{number}.log"))
+    })
 }
 
 /// A unit's arbiter cannot be kept running.

@@ -21,6 +21,8 @@ const PROJECT: u32 = 61_004;
 const READER: u32 = 61_005;
 const NOBODY: u32 = 61_006;
 const MACHINES: u32 = 61_010;
+const TENANT_OF_EVIL: u32 = 61_011;
+const STRANGERS: u32 = 61_020;
 
 /// A user and the groups of its process.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +37,8 @@ impl User {
         Self { uid, gid: uid, groups: &[] }
     }
 
-    /// Connects to a socket, and says something there.
-    fn connect(self, place: &Place, socket: &Path, request: Option<&str>) -> Output {
+    /// The client, as a process of the user's.
+    fn client(self, place: &Place, socket: &Path) -> Command {
         let mut command = Command::new("setpriv");
         command.args([format!("--reuid={}", self.uid), format!("--regid={}", self.gid)]);
         match self.groups {
@@ -46,8 +48,13 @@ impl User {
                 command.arg(format!("--groups={}", groups.join(",")))
             }
         };
-        command.arg(place.directory.path().join("client")).arg(socket).args(request);
-        command.output().expect("setpriv")
+        command.arg(place.directory.path().join("client")).arg(socket);
+        command
+    }
+
+    /// Connects to a socket, and says something there.
+    fn connect(self, place: &Place, socket: &Path, request: Option<&str>) -> Output {
+        self.client(place, socket).args(request).output().expect("setpriv")
     }
 
     /// Asks the management API.
@@ -66,8 +73,8 @@ impl User {
 
 /// A place that others may enter, with the client in it. Nothing where there is no root to become others.
 fn shared_place() -> Option<Place> {
-    if !has_users(ADMINS.into(), 10) {
-        eprintln!("skipped: needs root, and users from {ADMINS} on");
+    if !has_users(ADMINS.into(), 100) {
+        println!("SKIP: needs root, and users from {ADMINS} on");
         return None;
     }
     let place = Place::new();
@@ -205,6 +212,108 @@ fn processes_of_other_users_may_do_what_their_role_says() {
             assert_eq!(nobody.ask(&place, socket, method, path, body).status, 403, "{method} {path}");
         }
     }
+    daemon.end();
+}
+
+/// Clients that run until this is dropped.
+struct Clients(Vec<Child>);
+
+impl Drop for Clients {
+    fn drop(&mut self) {
+        for client in &mut self.0 {
+            _ = client.kill();
+            _ = client.wait();
+        }
+    }
+}
+
+// Promise: A52
+#[test]
+fn operator_is_answered_within_a_second_while_strangers_and_tenants_flood() {
+    let Some(place) = shared_place() else { return };
+    let daemon = Daemon::start(
+        &place,
+        &format!(
+            "[[access]]\nrole = \"operator\"\nuids = [{OPERATOR}]\n\
+             [[access]]\nrole = \"tenant\"\nuids = [{TENANT}]\norganisation = \"acme\"\n"
+        ),
+    );
+    let acme = json!({ "memory_bytes": 1 << 30 });
+    assert_eq!(place.api("PUT", "/v1/organisations/acme", Some(&acme)).status, 201);
+    for (path, vm) in [("/v1/vms/a", json!({ "organisation": "acme" })), ("/v1/vms/o", json!({}))] {
+        assert_eq!(place.api("PUT", path, Some(&vm)).status, 201);
+    }
+    assert_eq!(place.api("POST", "/v1/vms/a/fence", Some(&json!({}))).status, 200);
+    let lines = || std::fs::read_to_string(place.run().join("audit.log")).expect("a log").lines().count();
+    let before = lines();
+    let socket = place.run().join("api.sock");
+    let start = |uid: u32, arguments: [&str; 2]| {
+        let mut client = User::new(uid).client(&place, &socket);
+        client.args(arguments).stderr(Stdio::null()).spawn().expect("setpriv")
+    };
+    let fence = "POST /v1/vms/a/fence HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+    let mut clients: Vec<_> = (0..9).map(|number| start(STRANGERS + number, ["--hold", "32"])).collect();
+    clients.extend((0..2).map(|_| start(TENANT, ["--flood", fence])));
+    let mut clients = Clients(clients);
+    // Until those are there that hold their places.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let operator = User::new(OPERATOR);
+    let mut took = Vec::new();
+    for (method, path) in [("GET", "/healthz"), ("POST", "/v1/vms/o/drain"), ("GET", "/v1/vms")].repeat(8) {
+        let start = std::time::Instant::now();
+        let reply = operator.ask(&place, "api.sock", method, path, None);
+        took.push(start.elapsed());
+        assert_eq!(reply.status, 200, "{method} {path}: {reply:?}");
+    }
+    took.sort();
+    println!(
+        "an operator waits {:?} at the median, {:?} at most",
+        took[took.len() / 2],
+        took[took.len() - 1]
+    );
+    assert!(took[took.len() - 1] < std::time::Duration::from_secs(1), "{took:?}");
+    let alive = clients.0.iter_mut().filter_map(|client| client.try_wait().expect("a child"));
+    assert_eq!(alive.collect::<Vec<_>>(), [], "a client has ended meanwhile");
+    drop(clients);
+    assert_eq!(lines(), before + 1, "a fence of a VM that is fenced leaves a line");
+    daemon.end();
+}
+
+// Promise: A50
+#[test]
+fn tenants_see_the_usage_of_their_own_vms_when_a_name_is_used_again() {
+    let Some(place) = shared_place() else { return };
+    let tenant = |uid: u32, organisation: &str| {
+        format!("[[access]]\nrole = \"tenant\"\nuids = [{uid}]\norganisation = \"{organisation}\"\n")
+    };
+    let daemon = Daemon::start(&place, &(tenant(TENANT, "acme") + &tenant(TENANT_OF_EVIL, "evil")));
+    let evil = User::new(TENANT_OF_EVIL);
+    let acme = User::new(TENANT);
+    for organisation in ["acme", "evil"] {
+        let path = format!("/v1/organisations/{organisation}");
+        assert_eq!(place.api("PUT", &path, Some(&json!({ "memory_bytes": 1 << 30 }))).status, 201);
+    }
+    let vm = |organisation: &str| json!({ "organisation": organisation });
+    let path = "/v1/vms/secret-db";
+    assert_eq!(acme.ask(&place, "api.sock", "PUT", path, Some(&vm("acme"))).status, 201);
+    let seconds = |user: User| {
+        let usage = user.ask(&place, "api.sock", "GET", "/v1/usage", None).body;
+        let lines = usage["vms"].as_array().expect("VMs").clone();
+        assert!(lines.iter().all(|line| line["id"] == "secret-db"), "{lines:?}");
+        lines.iter().map(|line| line["seconds"].as_f64().expect("seconds")).collect::<Vec<_>>()
+    };
+    let used = until(|| seconds(acme), |seconds| seconds.first().is_some_and(|seconds| *seconds > 1.0));
+    assert_eq!((used.len(), seconds(evil).len()), (1, 0));
+    assert_eq!(acme.ask(&place, "api.sock", "DELETE", path, None).status, 204);
+    assert_eq!(evil.ask(&place, "api.sock", "PUT", path, Some(&vm("evil"))).status, 201);
+    let evils = until(|| seconds(evil), |seconds| !seconds.is_empty());
+    let acmes = seconds(acme);
+    assert_eq!((acmes.len(), evils.len()), (1, 1));
+    assert!(acmes[0] >= used[0], "a tenant is told less than before");
+    let whole = place.api("GET", "/v1/usage", None).body;
+    assert_eq!(whole["vms"].as_array().map(Vec::len), Some(2));
+    let of_evil = &whole["organisations"].as_array().expect("organisations")[1];
+    assert!(evils[0] <= of_evil["seconds"].as_f64().expect("seconds"), "{whole}");
     daemon.end();
 }
 

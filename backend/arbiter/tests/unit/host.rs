@@ -197,6 +197,7 @@ impl Host {
             verify: options.verify,
             scrub: options.scrub,
             reserve: options.reserve,
+            receipts: 16 << 20,
         };
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
         let log = open(host.log_path(), flags, Mode::RUSR | Mode::WUSR).unwrap();

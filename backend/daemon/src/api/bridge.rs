@@ -1,7 +1,8 @@
 //! From the tasks that serve connections to the one thread that knows everything.
 //!
 //! What the daemon has is of one thread and not locked; a request's handler may be of any. So it sends what is to be done,
-//! and gets what came of it. What was begun is carried through even where the client has gone.
+//! and gets what came of it. What was begun is carried through even where the client has gone, and counts as its user's until
+//! then: requests of one user wait for each other ([`super::places`]), those of others do not wait for them.
 
 use std::{future::Future, pin::Pin, rc::Rc};
 
@@ -13,7 +14,10 @@ use tokio::{
     task::spawn_local,
 };
 
-use super::error::{Code, Error};
+use super::{
+    error::{Code, Error},
+    places,
+};
 use crate::registry::Registry;
 
 type Work = Box<dyn FnOnce(Rc<Registry>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
@@ -39,12 +43,15 @@ impl Bridge {
         W: FnOnce(Rc<Registry>) -> F + Send + 'static,
         F: Future<Output = Result<T, Error>> + 'static,
     {
+        let turn = places::turn().await;
         let (sender, answer) = oneshot::channel();
         let work: Work = Box::new(move |registry| {
             let work = work(registry);
             Box::pin(async move {
+                let answer = work.await;
+                drop(turn);
                 // The client may have gone.
-                _ = sender.send(work.await);
+                _ = sender.send(answer);
             })
         });
         let sent = self.0.send(work).is_ok();

@@ -48,6 +48,8 @@ pub enum Code {
     DeviceFailed,
     /// The change cannot be written down, and was not made.
     StorageFailed,
+    /// The caller asks for more changes than one user may make in that time.
+    TooManyRequests,
     /// Sluice is starting, ending or too busy; the same request may succeed later.
     Unavailable,
     /// A fault of Sluice's own.
@@ -106,6 +108,9 @@ pub enum ChangeErrors {
     /// The body is not `application/json`.
     #[response(status = 415)]
     MediaType(Error),
+    /// The caller asks for more changes than one user may make in that time.
+    #[response(status = 429)]
+    TooMany(Error),
     /// Sluice is starting, ending or too busy, or a process cannot be started.
     #[response(status = 503)]
     Unavailable(Error),
@@ -173,6 +178,7 @@ impl Error {
             | Code::Unclean
             | Code::QuotaExceeded
             | Code::PlacementUnavailable => StatusCode::CONFLICT,
+            Code::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
             Code::DeviceFailed | Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Code::StorageFailed => StatusCode::INSUFFICIENT_STORAGE,
             Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,

@@ -8,6 +8,7 @@ pub(crate) mod bridge;
 pub mod error;
 pub(crate) mod extract;
 pub(crate) mod peer;
+pub(crate) mod places;
 pub(crate) mod serve;
 pub mod v1;
 
@@ -28,6 +29,7 @@ use self::{
     bridge::Bridge,
     error::{Code, Error},
     peer::Caller,
+    places::{Places, User},
 };
 use crate::journal::Journal;
 
@@ -42,7 +44,7 @@ pub(crate) struct Api {
     pub(crate) bridge: Bridge,
     pub(crate) journal: Arc<Journal>,
     /// How many may follow events at once.
-    pub(crate) followers: Arc<tokio::sync::Semaphore>,
+    pub(crate) followers: Arc<Places>,
 }
 
 #[derive(utoipa::OpenApi)]
@@ -127,8 +129,20 @@ async fn guard(request: Request, next: Next) -> Response {
     if changes && reading {
         return Error::forbidden("this socket is for reading only").into_response();
     }
+    let user = request.extensions().get::<Arc<User>>().cloned();
+    if changes && let Some(Err(wait)) = user.as_ref().map(|user| user.change()) {
+        let message = format!("too many changes of one user; try again in {} s", wait.as_secs() + 1);
+        return Error::new(Code::TooManyRequests, message).into_response();
+    }
     let path = request.uri().path().to_owned();
-    match timeout(ANSWER, next.run(request)).await {
+    let answer = next.run(request);
+    let answer = async {
+        match user {
+            Some(user) => user.serve(answer).await,
+            None => answer.await,
+        }
+    };
+    match timeout(ANSWER, answer).await {
         Ok(mut response) => {
             // Nothing in between keeps what was true a moment ago.
             response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

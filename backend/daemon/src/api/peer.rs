@@ -144,10 +144,13 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
         let caller = parts.extensions.get::<Self>().filter(|caller| caller.is_known()).cloned();
-        caller.ok_or_else(|| {
-            Error::forbidden("who connects here has no role: an [[access]] of the configuration gives one")
-        })
+        caller.ok_or_else(no_role)
     }
+}
+
+/// What a caller without a role is told.
+pub(crate) fn no_role() -> Error {
+    Error::forbidden("who connects here has no role: an [[access]] of the configuration gives one")
 }
 
 /// The supplementary groups of who connected, as they were then.
@@ -177,8 +180,21 @@ fn supplementary(socket: BorrowedFd<'_>) -> std::io::Result<Vec<u32>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A caller for the tests of others.
+    pub(crate) fn tenant() -> Caller {
+        caller(&directory(), 300, &[])
+    }
+
+    pub(crate) fn operator() -> Caller {
+        caller(&directory(), 200, &[])
+    }
+
+    pub(crate) fn administrator() -> Caller {
+        caller(&directory(), 0, &[])
+    }
 
     fn caller(directory: &Directory, uid: u32, groups: &[u32]) -> Caller {
         Caller { uid, gid: 0, pid: 1, reading: false, grants: directory.grants(uid, groups) }

@@ -4,8 +4,6 @@
 //! in the number of its connections. One that is slow or dead holds up nobody but itself.
 
 use std::{
-    cell::RefCell,
-    collections::BTreeMap,
     fs, io,
     os::unix::fs::PermissionsExt as _,
     path::Path,
@@ -25,16 +23,25 @@ use tokio::{
     net::{UnixListener, UnixStream},
     sync::Semaphore,
     task::spawn_local,
-    time::{Instant, Sleep, sleep},
+    time::{Instant, Sleep, sleep, timeout},
 };
 use tower_service::Service as _;
 
-use super::peer::{Caller, Directory};
+use super::{
+    error::{Code, Error},
+    peer::{Caller, Directory, no_role},
+    places::{Bounds, Places, User, Users},
+};
 
-/// Connections at once; more wait in the listen queue.
-const CONNECTIONS: usize = 256;
-/// Connections of one user who is not an administrator.
-const CONNECTIONS_PER_USER: usize = 32;
+/// Connections at once.
+const CONNECTIONS: Bounds = Bounds { all: 256, others: 192, each: 32 };
+/// Connections that wait to be accepted. More wait one by one, each client for its own, so a client that asks for a thousand
+/// connections does not put them before everybody's.
+const WAITING: i32 = 32;
+/// Clients without a role that are told so at the same time; more are refused without being read.
+const STRANGERS: usize = 16;
+/// How long it may take to tell one.
+const STRANGER: Duration = Duration::from_secs(1);
 /// How long a client may take to send the head of a request, or be silent between two.
 const HEAD: Duration = Duration::from_secs(10);
 /// How long a client may take none of an answer.
@@ -77,46 +84,32 @@ pub(crate) fn adopt(socket: std::os::fd::OwnedFd) -> Result<UnixListener> {
     UnixListener::from_std(listener).context("what was passed as the API's socket is none")
 }
 
-/// Connections by user.
-#[derive(Debug, Default)]
-struct Users(RefCell<BTreeMap<u32, usize>>);
-
-/// One of them.
-struct Entered {
-    users: Rc<Users>,
-    uid: u32,
-}
-
-impl Users {
-    fn enter(self: &Rc<Self>, caller: &Caller) -> Option<Entered> {
-        let mut users = self.0.borrow_mut();
-        let count = users.entry(caller.uid).or_insert(0);
-        if *count >= CONNECTIONS_PER_USER && caller.may_administer().is_err() {
-            return None;
-        }
-        *count += 1;
-        Some(Entered { users: Rc::clone(self), uid: caller.uid })
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        let mut users = self.users.0.borrow_mut();
-        if let Some(count) = users.get_mut(&self.uid) {
-            *count -= 1;
-            if *count == 0 {
-                users.remove(&self.uid);
-            }
-        }
-    }
+/// What is said to a client for whom there is no place, before its request is read.
+fn refusal(error: Error) -> Vec<u8> {
+    let status = error.status();
+    // A code and words can be written.
+    let body = serde_json::to_string(&error).unwrap_or_default();
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
 }
 
 /// Serves clients of a socket, for ever.
-pub(crate) async fn serve(listener: UnixListener, router: Router, directory: Rc<Directory>, reading: bool) {
-    let connections = Arc::new(Semaphore::new(CONNECTIONS));
-    let users = Rc::new(Users::default());
+pub(crate) async fn serve(
+    listener: UnixListener,
+    router: Router,
+    directory: Rc<Directory>,
+    users: Rc<Users>,
+    reading: bool,
+) {
+    if let Err(error) = rustix::net::listen(&listener, WAITING) {
+        tracing::warn!("clients that flood the management API may hold up others: {error}");
+    }
+    let places = Places::new(CONNECTIONS);
+    let strangers = Arc::new(Semaphore::new(STRANGERS));
     loop {
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -129,27 +122,55 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, directory: Rc<
         let caller = match directory.caller(&stream, reading) {
             Ok(caller) => caller,
             Err(error) => {
-                tracing::warn!("cannot tell who a client is: {error}");
+                tracing::debug!("cannot tell who a client is: {error}");
                 continue;
             }
         };
-        let Some(entered) = users.enter(&caller) else {
-            tracing::debug!("user {} has too many connections", caller.uid);
+        let router = router.clone();
+        if !caller.is_known() {
+            // It is told so, in places that no user with a role wants.
+            match Arc::clone(&strangers).try_acquire_owned() {
+                Ok(place) => {
+                    let user = users.of(&caller);
+                    spawn_local(async move {
+                        let told = timeout(STRANGER, converse(stream, router, caller, user)).await;
+                        tracing::debug!("a client without a role: {told:?}");
+                        drop(place);
+                    });
+                }
+                Err(_) => refuse(&stream, no_role()),
+            }
+            continue;
+        }
+        let Some(place) = places.enter(&caller) else {
+            tracing::debug!("there is no place for another connection of user {}", caller.uid);
+            refuse(&stream, Error::new(Code::Unavailable, "too many connections"));
             continue;
         };
-        let router = router.clone();
+        let user = users.of(&caller);
         spawn_local(async move {
-            if let Err(error) = converse(stream, router, caller).await {
+            if let Err(error) = converse(stream, router, caller, user).await {
                 tracing::debug!("a client of the management API: {error}");
             }
-            drop((entered, permit));
+            drop(place);
         });
     }
 }
 
-async fn converse(stream: UnixStream, router: Router, caller: Caller) -> Result<(), hyper::Error> {
+fn refuse(stream: &UnixStream, error: Error) {
+    // A new connection takes as much at once; a client that does not listen loses it.
+    _ = stream.try_write(&refusal(error));
+}
+
+async fn converse(
+    stream: UnixStream,
+    router: Router,
+    caller: Caller,
+    user: Arc<User>,
+) -> Result<(), hyper::Error> {
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(caller.clone());
+        request.extensions_mut().insert(Arc::clone(&user));
         // A router is always ready.
         router.clone().call(request)
     });

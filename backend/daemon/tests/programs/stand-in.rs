@@ -10,7 +10,7 @@
 //! beside the program it does not become ready. **As an inventory** it knows as many devices as the file `devices` beside the
 //! program says and no process, reports an error on `xid UNIT XID PROCESS` at `inventory.sock`, and says nothing while there is a
 //! file `mute`. **As a client** it connects to the socket it is given; with a request, it sends that and
-//! says what is answered.
+//! says what is answered; with `--hold N` it holds so many connections, with `--flood REQUEST` it asks without end.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -46,12 +46,48 @@ fn main() -> Result<()> {
 }
 
 fn client(arguments: &[String]) -> Result<()> {
-    let mut stream = UnixStream::connect(arguments.first().context("no socket")?)?;
+    let socket = arguments.first().context("no socket")?;
+    match arguments.get(1).map(String::as_str) {
+        Some("--hold") => return hold(socket, arguments.get(2).context("no number")?.parse()?),
+        Some("--flood") => return flood(socket, arguments.get(2).context("no request")?),
+        _ => {}
+    }
+    let mut stream = UnixStream::connect(socket)?;
     if let Some(request) = arguments.get(1) {
         stream.write_all(request.as_bytes())?;
         io::copy(&mut stream, &mut io::stdout())?;
     }
     Ok(())
+}
+
+/// Holds connections, and makes those anew that are closed.
+fn hold(socket: &str, count: usize) -> Result<()> {
+    let connect = || -> Result<UnixStream> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    };
+    let mut held: Vec<UnixStream> = (0..count).map(|_| connect()).collect::<Result<_>>()?;
+    loop {
+        for stream in &mut held {
+            let open = match io::Read::read(stream, &mut [0; 4096]) {
+                Ok(count) => count > 0,
+                Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+            };
+            if !open {
+                *stream = connect()?;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Sends a request again and again, and waits for no answer.
+fn flood(socket: &str, request: &str) -> Result<()> {
+    loop {
+        // Refused where there are too many already.
+        _ = UnixStream::connect(socket)?.write_all(request.as_bytes());
+    }
 }
 
 /// Takes a descriptor that was inherited under a number of the command line.
@@ -148,9 +184,9 @@ impl Unit {
 fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
     let daemon = std::sync::Arc::new(inherited(arguments, "--control-fd")?);
     let mut buffer = vec![0; sluice_protocol::limits::CONTROL_BYTES];
-    let Some((bytes, mut descriptors)) = socket::receive(&*daemon, &mut buffer)? else { return Ok(()) };
+    let Some((bytes, descriptors)) = socket::receive(&*daemon, &mut buffer)? else { return Ok(()) };
     let setup: ArbiterSetup = codec::decode(bytes)?;
-    let log = descriptors.pop().context("an audit log")?;
+    let log = descriptors.into_iter().next().context("a file for receipts")?;
     writeln!(std::fs::File::from(log), "{{\"stand-in\":{}}}", std::process::id())?;
     let unit = std::sync::Arc::new(std::sync::Mutex::new(Unit::default()));
     unit.lock().expect("unpoisoned").told.push(format!("{setup:?}"));

@@ -12,8 +12,8 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::{
-    sync::{OwnedSemaphorePermit, watch},
-    time::timeout,
+    sync::watch,
+    time::{Instant, timeout_at},
 };
 use utoipa::{IntoParams, ToSchema};
 
@@ -23,6 +23,7 @@ use crate::{
         error::{Code, Error, Errors},
         extract::Asked,
         peer::Caller,
+        places::Place,
     },
     journal::{Event as Entry, Journal, Next},
 };
@@ -73,12 +74,15 @@ struct Reader {
     follow: bool,
     /// Whether what was before is of another list.
     lost: bool,
-    _permit: OwnedSemaphorePermit,
+    /// When something is said at the latest, whatever happens that this reader may not see.
+    silent_until: Instant,
+    _place: Place,
 }
 
 impl Reader {
     /// The next piece of the answer; `None` at its end.
     async fn next(&mut self) -> Option<Bytes> {
+        self.silent_until = Instant::now() + SILENCE;
         if std::mem::take(&mut self.lost) {
             let text = "what the token is of is not known here; these are the oldest events there are";
             return Some(line(&self.own("gap", text)));
@@ -102,7 +106,7 @@ impl Reader {
                     }
                 }
                 Next::Nothing if !self.follow => return None,
-                Next::Nothing => match timeout(SILENCE, self.changes.changed()).await {
+                Next::Nothing => match timeout_at(self.silent_until, self.changes.changed()).await {
                     Ok(Ok(())) => {}
                     // The daemon is ending.
                     Ok(Err(_)) => return None,
@@ -161,9 +165,8 @@ pub(crate) async fn events(
     caller: Caller,
     Asked(begin): Asked<Begin>,
 ) -> Result<Response, Error> {
-    let permit = Arc::clone(&api.followers)
-        .try_acquire_owned()
-        .map_err(|_| Error::new(Code::Unavailable, "too many clients follow events already"))?;
+    let too_many = || Error::new(Code::Unavailable, "too many clients follow events already");
+    let place = api.followers.enter(&caller).ok_or_else(too_many)?;
     let journal = Arc::clone(&api.journal);
     let follow = begin.follow.unwrap_or(true);
     let (at, lost) = match &begin.after {
@@ -172,7 +175,8 @@ pub(crate) async fn events(
         Some(token) => journal.resume(token).map_or_else(|| (journal.oldest(), true), |at| (at, false)),
     };
     let changes = journal.changes();
-    let reader = Reader { journal, changes, caller, at, follow, lost, _permit: permit };
+    let silent_until = Instant::now() + SILENCE;
+    let reader = Reader { journal, changes, caller, at, follow, lost, silent_until, _place: place };
     let pieces = futures_util::stream::unfold(reader, |mut reader| async move {
         let piece = reader.next().await?;
         Some((Ok::<_, Infallible>(piece), reader))

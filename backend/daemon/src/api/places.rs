@@ -1,0 +1,237 @@
+//! How much of the management API one user may take.
+//!
+//! The number of connections and of followers of events is bounded, in all and for each user, and some of them are kept for
+//! operators. A user has a bounded number of requests in flight, those of clients that have disconnected included; the rest
+//! wait in order, and only for that user's own. Changes of a user who is no operator are bounded in time, since each leaves a
+//! line in the audit log and an event.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::peer::Caller;
+use crate::rate::TokenBucket;
+
+/// Requests of a user that are carried out at the same time.
+const IN_FLIGHT: usize = 8;
+/// The same of an operator.
+const IN_FLIGHT_OPERATOR: usize = 32;
+/// Changes of a user at once, and per second in the long run.
+const CHANGES: (u32, f64) = (100, 5.0);
+/// Users beyond which those who have asked for nothing lately are forgotten.
+const USERS: usize = 64;
+
+tokio::task_local! {
+    /// The user whose request the current task serves.
+    static USER: Arc<User>;
+}
+
+/// Places of which there are only so many.
+#[derive(Debug)]
+pub(crate) struct Places {
+    bounds: Bounds,
+    taken: Mutex<Taken>,
+}
+
+/// How many there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// In all.
+    pub(crate) all: usize,
+    /// Of these, for users who are no operators.
+    pub(crate) others: usize,
+    /// For each user who is no administrator.
+    pub(crate) each: usize,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    others: usize,
+    users: BTreeMap<u32, usize>,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    places: Arc<Places>,
+    uid: u32,
+    is_other: bool,
+}
+
+impl Places {
+    pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
+        Arc::new(Self { bounds, taken: Mutex::default() })
+    }
+
+    /// A place for a caller, if there is one.
+    pub(crate) fn enter(self: &Arc<Self>, caller: &Caller) -> Option<Place> {
+        let Bounds { all, others, each } = self.bounds;
+        let (uid, is_other) = (caller.uid, caller.may_operate().is_err());
+        let mut taken = lock(&self.taken);
+        let own = taken.users.get(&uid).copied().unwrap_or(0);
+        if taken.all >= all
+            || is_other && taken.others >= others
+            || own >= each && caller.may_administer().is_err()
+        {
+            return None;
+        }
+        taken.all += 1;
+        taken.others += usize::from(is_other);
+        *taken.users.entry(uid).or_insert(0) += 1;
+        Some(Place { places: Arc::clone(self), uid, is_other })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = lock(&self.places.taken);
+        taken.all -= 1;
+        taken.others -= usize::from(self.is_other);
+        if let Some(count) = taken.users.get_mut(&self.uid) {
+            *count -= 1;
+            if *count == 0 {
+                taken.users.remove(&self.uid);
+            }
+        }
+    }
+}
+
+/// The users who ask.
+#[derive(Debug, Default)]
+pub(crate) struct Users(Mutex<BTreeMap<u32, Arc<User>>>);
+
+/// What one of them is doing.
+#[derive(Debug)]
+pub(crate) struct User {
+    in_flight: Arc<Semaphore>,
+    /// Nothing for an operator, whose changes are not bounded.
+    changes: Option<Mutex<TokenBucket>>,
+}
+
+impl Users {
+    /// The user who calls.
+    pub(crate) fn of(&self, caller: &Caller) -> Arc<User> {
+        let mut users = lock(&self.0);
+        if users.len() >= USERS {
+            users.retain(|_, user| !user.is_idle());
+        }
+        let may_operate = caller.may_operate().is_ok();
+        let user = users.entry(caller.uid).or_insert_with(|| Arc::new(User::new(may_operate)));
+        if user.changes.is_none() != may_operate {
+            // A process of the user is in a group that gives another role.
+            return Arc::new(User { in_flight: Arc::clone(&user.in_flight), ..User::new(may_operate) });
+        }
+        Arc::clone(user)
+    }
+}
+
+impl User {
+    fn new(may_operate: bool) -> Self {
+        let in_flight = if may_operate { IN_FLIGHT_OPERATOR } else { IN_FLIGHT };
+        let changes =
+            (!may_operate).then(|| Mutex::new(TokenBucket::new(CHANGES.1, CHANGES.0, Instant::now())));
+        Self { in_flight: Arc::new(Semaphore::new(in_flight)), changes }
+    }
+
+    /// Takes note of a change that is asked for; when there are too many, how long to wait.
+    pub(crate) fn change(&self) -> Result<(), Duration> {
+        self.changes.as_ref().map_or(Ok(()), |changes| lock(changes).take(Instant::now()))
+    }
+
+    /// Serves a request of this user.
+    pub(crate) async fn serve<T>(self: Arc<Self>, request: impl Future<Output = T>) -> T {
+        USER.scope(self, request).await
+    }
+
+    /// Whether it can be forgotten: nothing of it is in flight, and it may do as many changes as one that is new.
+    fn is_idle(self: &Arc<Self>) -> bool {
+        let is_full = |changes: &Mutex<TokenBucket>| lock(changes).is_full(Instant::now());
+        Arc::strong_count(self) == 1
+            && Arc::strong_count(&self.in_flight) == 1
+            && self.changes.as_ref().is_none_or(is_full)
+    }
+}
+
+/// Waits until another request of the user whose request this task serves may be carried out. Who asks first is first.
+pub(crate) async fn turn() -> Option<OwnedSemaphorePermit> {
+    let in_flight = USER.try_with(|user| Arc::clone(&user.in_flight)).ok()?;
+    // It is never closed.
+    in_flight.acquire_owned().await.ok()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::api::peer::tests::{administrator, operator, tenant};
+
+    /// A tenant who is another user.
+    fn user(uid: u32) -> Caller {
+        let mut caller = tenant();
+        caller.uid = uid;
+        caller
+    }
+
+    // Promise: A52
+    #[test]
+    fn places_kept_for_operators_are_not_taken_by_others() {
+        let places = Places::new(Bounds { all: 8, others: 6, each: 4 });
+        let enter = |caller: &Caller| places.enter(caller);
+        let mut taken: Vec<_> = (0..4).map(|_| enter(&tenant()).expect("a place")).collect();
+        assert!(enter(&tenant()).is_none(), "one user has more than its places");
+        let second = user(301);
+        taken.extend((0..2).map(|_| enter(&second).expect("a place")));
+        assert!(enter(&second).is_none(), "others take places of operators");
+        taken.push(enter(&operator()).expect("a place"));
+        taken.push(enter(&administrator()).expect("a place"));
+        assert!(enter(&administrator()).is_none(), "there are more places than there are");
+        taken.truncate(1);
+        assert!(enter(&second).is_some() && enter(&operator()).is_some());
+    }
+
+    // Promise: A52
+    #[tokio::test]
+    async fn requests_of_one_user_wait_for_each_other_and_not_for_those_of_others() {
+        let users = Users::default();
+        let of = |caller: &Caller| users.of(caller).serve(turn());
+        let mut turns = Vec::new();
+        for _ in 0..IN_FLIGHT {
+            turns.push(of(&tenant()).await.expect("a turn"));
+        }
+        let mut more = std::pin::pin!(of(&tenant()));
+        assert!(
+            timeout(Duration::ZERO, &mut more).await.is_err(),
+            "a user has more in flight than its bound"
+        );
+        assert!(of(&operator()).await.is_some() && of(&user(301)).await.is_some());
+        // Work that goes on without its client holds its turn.
+        drop(turns.pop());
+        assert!(timeout(Duration::ZERO, &mut more).await.is_ok());
+        assert!(turn().await.is_none(), "a task that serves no user waits");
+    }
+
+    // Promise: A53
+    #[test]
+    fn changes_of_a_tenant_are_bounded_in_time_and_those_of_an_operator_are_not() {
+        let users = Users::default();
+        let made = |caller: &Caller| (0..1000).filter(|_| users.of(caller).change().is_ok()).count();
+        assert!((100..=120).contains(&made(&tenant())));
+        assert_eq!(made(&operator()), 1000);
+        // Who has used up its changes is not new for being forgotten.
+        for uid in 1000..2000 {
+            users.of(&user(uid));
+        }
+        assert!(made(&tenant()) < 20);
+        assert!(lock(&users.0).len() <= USERS + 1);
+    }
+}
