@@ -173,9 +173,27 @@ impl Custodian {
             for unit in numbers {
                 self.quarantine(unit, &format!("Xid {xid}: {reason}"));
             }
-        } else if class == Class::Session && process != 0 {
+        } else if class == Class::Session {
+            self.end_session(xid, process, &numbers);
+        }
+    }
+
+    /// Ends the session whose doing an error is, where that is known. NVML names no process; CUDA itself has told the one at
+    /// fault, which is known here only where there is no other worker on the units.
+    fn end_session(&self, xid: u32, process: u32, units: &[u32]) {
+        let vms = self.roster.all();
+        let on_units = vms.iter().filter(|vm| units.iter().any(|unit| vm.is_on(*unit)));
+        let workers: Vec<_> =
+            on_units.flat_map(|vm| vm.worker_numbers().into_iter().map(move |worker| (vm, worker))).collect();
+        let at_fault = match (process, workers.as_slice()) {
+            (0, [only]) => Some(only),
+            (0, _) => None,
             // One that is no worker is a stranger, whom the arbiter reports.
-            _ = self.roster.all().iter().any(|vm| vm.end_worker(process));
+            _ => workers.iter().find(|(_, worker)| *worker == process),
+        };
+        if let Some((vm, worker)) = at_fault {
+            self.event("session-fault", vm.id(), || format!("Xid {xid}: worker {worker} is ended"));
+            _ = vm.end_worker(*worker);
         }
     }
 

@@ -362,7 +362,23 @@ fn an_error_of_the_gpu_has_the_consequence_of_its_class() {
     front.open(3);
     let readmit = || place.api("POST", "/v1/units/0/readmit", None);
     assert_eq!(code(&readmit()), (409, "not-fenced"));
-    for xid in [79, 999] {
+    // The inventory never knows the process. Of two workers none is ended, of one that one is.
+    let (second, third) = (front.ask("close 3"), front.ask("close 2"));
+    assert_eq!((second.as_str(), third.as_str()), ("closed 3", "closed 2"));
+    let both = [front.open(4), front.open(5)].map(|worker| watch(pid_of(&worker)).expect("a process"));
+    place.tell("inventory", "xid 0 13 0");
+    // One that is in no catalogue is told of, and harms nobody.
+    place.tell("inventory", "xid 0 999 0");
+    let metrics = || place.api("GET", "/metrics", None).body.to_string();
+    let counted = |text: &String| text.contains(r#"class=\"unknown\"} 1"#);
+    assert!(counted(&until(metrics, counted)));
+    assert!(both.iter().all(is_alive), "a worker is ended for an error that may be another's");
+    assert_eq!(place.unit(0)["state"], "lending");
+    assert_eq!(front.ask("close 5"), "closed 5");
+    wait_gone(&both[1]);
+    place.tell("inventory", "xid 0 13 0");
+    wait_gone(&both[0]);
+    for xid in [79, 48] {
         let worker = watch(pid_of(&front.open(xid))).expect("a process");
         place.tell("inventory", &format!("xid 0 {xid} 0"));
         wait_gone(&worker);

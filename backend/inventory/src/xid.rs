@@ -37,7 +37,7 @@ fn tell(nvml: &Nvml, set: Events, control: &OwnedFd) {
             Ok(Some((unit, xid, instance))) => {
                 failed = None;
                 tracing::warn!("device {unit} reports Xid {xid}");
-                // NVML does not say whose fault it was.
+                // An event of NVML has no process. `sluiced` knows whose fault it was only where a unit has one worker.
                 let message = FromInventory::Xid { unit, xid, process: 0, instance }.encode();
                 if let Err(error) = socket::send(control, &message, &[]) {
                     tracing::error!("cannot report Xid {xid} of device {unit}: {error}");
