@@ -152,6 +152,8 @@ const VIRTUAL: u64 = 10_000;
 struct Tenant {
     terms: Terms,
     time: Virtual,
+    /// Its virtual time in each priority when it left that priority, so that a return does not forgive a debt.
+    times: [Virtual; CLASSES],
     seen: Seen,
     /// Gets no turn any more.
     fenced: bool,
@@ -296,6 +298,7 @@ impl Scheduler {
         let tenant = Tenant {
             terms: Terms { class, ..terms },
             time: self.clocks[class],
+            times: [0; CLASSES],
             seen: Seen::default(),
             fenced: false,
             open: false,
@@ -325,18 +328,20 @@ impl Scheduler {
         Slot(u32::try_from(index).unwrap_or(u32::MAX))
     }
 
-    /// A VM has other terms.
+    /// Changes the terms of a VM. Its debts stay: to its cap, to its guarantee, and to the others of each priority.
     pub fn set(&mut self, slot: Slot, terms: Terms, now: Nanos) {
         self.advance(now);
         let clocks = self.clocks;
         if let Some(tenant) = self.get(slot) {
-            let class = terms.class.min(CLASSES - 1);
-            if class != tenant.terms.class {
-                // What it owes those of its former priority it does not owe the others.
-                tenant.time = clocks[class];
+            let (class, before) = (terms.class.min(CLASSES - 1), tenant.terms.class);
+            if class != before {
+                let debt = tenant.time.saturating_sub(clocks[before]);
+                tenant.times[before] = tenant.time;
+                tenant.time = tenant.times[class].max(clocks[class].saturating_add(debt));
             }
             tenant.terms = Terms { class, ..terms };
-            (tenant.tokens, tenant.throttled, tenant.credit) = (0, false, 0);
+            // Only a cap throttles, but what is missing under the last one is still missing under the next.
+            tenant.throttled &= tenant.is_capped();
         }
     }
 
@@ -473,10 +478,9 @@ impl Scheduler {
                 entries(&self.tenants).map(|(index, tenant)| u64::from(parts_of(index, tenant))).sum();
             for (index, tenant) in self.tenants.iter_mut().enumerate() {
                 let Some(tenant) = tenant else { continue };
-                if tenant.is_capped() {
-                    let burst = signed(2 * self.settings.quantum);
-                    tenant.tokens = (tenant.tokens + thousandths(time, tenant.terms.cap)).min(burst);
-                }
+                // Without a cap a debt shrinks by all the time that passes, but is not forgotten.
+                let burst = signed(2 * self.settings.quantum);
+                tenant.tokens = tenant.tokens.saturating_add(thousandths(time, tenant.terms.cap)).min(burst);
                 if tenant.terms.guarantee > 0 && tenant.is_active() {
                     let most = signed(4 * self.settings.quantum);
                     let credit = tenant.credit + thousandths(time, tenant.terms.guarantee);
@@ -854,6 +858,90 @@ mod tests {
         // Who always has something under way cannot go on for ever on turns that are not its own.
         let greedy = turns_beside_its_kernel([1, 100], 60_000 * MILLISECOND);
         assert!(greedy <= 16, "{greedy} turns in a minute");
+    }
+
+    /// The time of ten seconds that a VM of long kernels uses beside one that always wants more. After each kernel it gets the
+    /// next of these terms.
+    fn used_with_changing(terms: &[Terms]) -> Nanos {
+        const KERNEL: Nanos = 20 * MILLISECOND;
+        let mut scheduler = Scheduler::new(Settings::default(), 0);
+        let [slow, busy] = [terms[0], Terms::default()].map(|terms| scheduler.add(terms, 0));
+        let (mut now, mut begun, mut kernels, mut ends) = (0, 0, 0_u64, None);
+        while now < 10_000 * MILLISECOND {
+            if ends.is_some_and(|end| now >= end) {
+                ends = None;
+                let at = usize::try_from(kernels).expect("small") % terms.len();
+                scheduler.set(slow, terms[at], now);
+            }
+            if ends.is_none() && scheduler.permit(slow) != Permit::Closed {
+                kernels += 1;
+                ends = Some(now + KERNEL);
+            }
+            let flying = u32::from(ends.is_some());
+            scheduler.see(slow, Seen { waiting: 1, flying, begun: kernels }, now);
+            let open = scheduler.permit(busy) != Permit::Closed;
+            begun += u64::from(open);
+            scheduler.see(busy, Seen { waiting: 1, flying: u32::from(open), begun }, now);
+            let due = scheduler.turn(now);
+            now = due.unwrap_or(now + MILLISECOND).min(now + MILLISECOND);
+        }
+        scheduler.figures(slow).used
+    }
+
+    // Promise: A44
+    #[test]
+    fn terms_that_change_after_each_kernel_leave_the_cap() {
+        let capped = |class, weight| Terms { cap: 100, class, weight, ..Terms::default() };
+        let still = used_with_changing(&[capped(1, 100), capped(1, 100)]);
+        assert!(still <= 1_200 * MILLISECOND, "{still} of ten seconds at a cap of a tenth");
+        for changing in [
+            &[capped(0, 100), capped(2, 100)][..],
+            &[capped(1, 100), capped(1, 101)],
+            &[capped(1, 100), Terms { guarantee: 1, ..capped(1, 100) }],
+        ] {
+            let used = used_with_changing(changing);
+            assert!(used <= 1_200 * MILLISECOND, "{used} with {changing:?}, {still} without a change");
+        }
+    }
+
+    // Promise: A44
+    #[test]
+    fn a_change_of_terms_keeps_tokens_credit_and_virtual_time() {
+        let mut scheduler = Scheduler::new(Settings::default(), 0);
+        let own = Terms { cap: 100, guarantee: 50, ..Terms::default() };
+        let slot = scheduler.add(own, 0);
+        let other = scheduler.add(Terms::default(), 0);
+        for slot in [slot, other] {
+            scheduler.see(slot, Seen { waiting: 1, ..Seen::default() }, 0);
+        }
+        scheduler.turn(0);
+        // One long kernel, begun in its turn, puts it in debt to its cap, its guarantee and its neighbour.
+        let first = if scheduler.permit(slot) == Permit::Closed { other } else { slot };
+        scheduler.see(first, Seen::default(), 0);
+        scheduler.turn(0);
+        scheduler.see(slot, Seen { waiting: 1, flying: 1, begun: 1 }, 1);
+        scheduler.turn(100 * MILLISECOND);
+        let debts = |scheduler: &Scheduler| {
+            let tenant = scheduler.peek(slot).expect("it is there");
+            (tenant.tokens, tenant.throttled, tenant.credit, tenant.time)
+        };
+        let before = debts(&scheduler);
+        assert!(before.0 < 0 && before.1 && before.2 < 0, "{before:?}");
+        let now = 100 * MILLISECOND;
+        for terms in [Terms { weight: 200, ..own }, Terms { class: 0, ..own }, Terms { class: 2, ..own }, own]
+        {
+            scheduler.set(slot, terms, now);
+            let (tokens, throttled, credit, time) = debts(&scheduler);
+            assert_eq!((tokens, throttled, credit), (before.0, before.1, before.2), "{terms:?}");
+            let clock = scheduler.clocks[terms.class];
+            assert!(terms.class != 1 || time >= before.3, "{terms:?}: {time} after {}", before.3);
+            assert!(time >= clock, "{terms:?}");
+        }
+        // A cap that is taken away and given back does not forgive either.
+        scheduler.set(slot, Terms { cap: WHOLE, ..own }, now);
+        assert!(!debts(&scheduler).1, "nothing throttles without a cap");
+        scheduler.set(slot, own, now);
+        assert_eq!(debts(&scheduler).0, before.0);
     }
 
     proptest! {
