@@ -211,7 +211,7 @@ impl Unit {
         &self.members
     }
 
-    /// Whether the VM can be added by the sums: memory, time and weight.
+    /// Whether the VM can be added by the sums: memory, time, weight and number of VMs.
     pub(crate) fn room(&self, request: &Request, rules: &Rules) -> Option<Room> {
         let with = |of: fn(&Request) -> u64| {
             self.members.iter().map(|member| of(&member.request)).fold(of(request), u64::saturating_add)
@@ -221,11 +221,15 @@ impl Unit {
         let weight = with(|request| u64::from(request.weight));
         let bearable = u128::from(self.memory_bytes) * u128::from(rules.overcommit_permille) / 1000;
         let weight_limit = u64::from(rules.weight_limit);
+        let requests = self.members.iter().map(|member| &member.request).chain([request]);
+        let replicas = requests.map(|request| request.replicas).filter(|most| *most > 0).min();
+        let count = self.members.len() + 1;
         (firm <= self.memory_bytes
             && request.memory_bytes() <= self.memory_bytes
             && u128::from(full) <= bearable
             && permille <= 1000
             && (weight_limit == 0 || weight <= weight_limit)
+            && replicas.is_none_or(|most| count <= usize::try_from(most).unwrap_or(usize::MAX))
             && self.multiprocessors >= request.multiprocessors)
             .then(|| Room {
                 memory_left: self.memory_bytes - firm,

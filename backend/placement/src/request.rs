@@ -96,6 +96,9 @@ pub struct Request {
     pub overhead_bytes: u64,
     /// Least multiprocessors of its unit; 0 for any.
     pub multiprocessors: u32,
+    /// Most VMs that share its unit, itself included; 0 for any.
+    #[serde(default)]
+    pub replicas: u32,
     /// A MIG profile by the driver's number, if not just any that is large enough.
     pub profile: Option<u32>,
     /// Whether a larger instance is better than none.
@@ -122,6 +125,7 @@ impl Request {
             quota_bytes,
             overhead_bytes: 0,
             multiprocessors: 0,
+            replicas: 0,
             profile: None,
             allow_larger: false,
             class: Class::Burstable { floor_bytes: 0 },

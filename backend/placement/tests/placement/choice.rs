@@ -216,6 +216,22 @@ fn shared_units_hold_what_they_promise_and_no_more() {
     assert!(fleet.consistent());
 }
 
+// Promise: A46
+#[test]
+fn a_unit_is_shared_by_as_many_vms_as_each_of_them_allows() {
+    let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 100)]);
+    let of = |vm, replicas| Request { replicas, ..time_slice(vm, 10) };
+    for request in [of(1, 3), of(2, 0)] {
+        fleet.place(&request).expect("there is room");
+    }
+    assert_eq!(fleet.decide(&of(3, 2)), Err(Refusal::NoRoom), "it wants one neighbour at most");
+    fleet.place(&of(3, 4)).expect("the third");
+    assert_eq!(fleet.decide(&of(4, 4)), Err(Refusal::NoRoom), "the first allows three");
+    fleet.leave(VmId(1)).expect("it is there");
+    fleet.place(&of(4, 4)).expect("the third again");
+    assert!(fleet.consistent());
+}
+
 // Promise: P11
 #[test]
 fn guaranteed_vms_are_packed_and_burstable_ones_get_room_to_burst() {
