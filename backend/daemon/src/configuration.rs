@@ -21,6 +21,8 @@ const RESERVE: Size = Size(32 << 20);
 /// Bytes of a log, unless configured, and at least: one change is a line of up to some hundred KiB.
 const LOG: Size = Size(64 << 20);
 const SMALLEST_LOG: Size = Size(4 << 20);
+/// All VMs of a unit together have its memory and no more, in thousandths.
+const NO_OVERCOMMITMENT: u32 = 1000;
 /// Switches scrubbing off: a variable of the environment with a name that nobody sets by accident, and no setting, so that
 /// no configuration can carry it to where tenants are.
 const UNSAFE_NO_SCRUB: &str = "SLUICE_UNSAFE_NO_SCRUB";
@@ -376,6 +378,12 @@ impl Configuration {
         }
         let units = arguments.units.or(file.units);
         ensure!(units.unwrap_or(0) <= limits::DEVICES, "units can be {} at most", limits::DEVICES);
+        let overcommit_permille = file.overcommit_permille.unwrap_or(NO_OVERCOMMITMENT);
+        ensure!(
+            (1..=NO_OVERCOMMITMENT).contains(&overcommit_permille),
+            "overcommit-permille is {overcommit_permille}: it can be 1 to {NO_OVERCOMMITMENT}, because device memory cannot be \
+             swapped, and a VM would find its own quota taken by others"
+        );
         ensure!(file.fence.count > 0 && file.fence.seconds > 0, "nothing in [fence] can be 0");
         let starts_per_second =
             arguments.starts_per_second.or(file.starts_per_second).unwrap_or(STARTS_PER_SECOND);
@@ -412,7 +420,7 @@ impl Configuration {
             mapped_runs: arguments.mapped_runs.or(file.mapped_runs).unwrap_or(limits::MAPPED_RUNS),
             nvml,
             units,
-            overcommit_permille: file.overcommit_permille.unwrap_or(1000),
+            overcommit_permille,
             rebalance: file.rebalance,
             vm_gpus: file.vm_gpus,
             reserve: file.reserve.unwrap_or(RESERVE).0,
@@ -1033,12 +1041,34 @@ mod tests {
             format!("{tree}[[project]]\nid = 3\norganisation = 9\nmemory = 5\n[[vm]]\nid = 7\n"),
             format!("{tree}[[project]]\nid = 3\nmemory = 0\n[[vm]]\nid = 7\n"),
             "units = 17\n[[vm]]\nid = 7\n".to_owned(),
+            "overcommit-permille = 0\n[[vm]]\nid = 7\n".to_owned(),
             "[[vm]]\nid = 7\nmemory = 5\nguaranteed = 6\n".to_owned(),
             "[[vm]]\nid = 7\nweight = 10001\n".to_owned(),
             "[[vm]]\nid = 7\ncap = 1001\n".to_owned(),
             "[[vm]]\nid = 7\ncap = 100\nguarantee = 101\n".to_owned(),
         ] {
             assert!(load(&bad).is_err(), "{bad:?} was taken");
+        }
+    }
+
+    // Promise: A45
+    #[test]
+    fn more_memory_than_there_is_cannot_be_promised() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("sluiced.toml");
+        let load = |permille: u32| {
+            let text = format!(
+                "runtime-dir = \"/run/x\"\ndriver = \"/dev/null\"\novercommit-permille = {permille}\n[[vm]]\nid = 7\n"
+            );
+            std::fs::write(&path, text).expect("written");
+            Configuration::load(Arguments { config: Some(path.clone()), ..Arguments::default() })
+        };
+        for permille in [1, 999, 1000] {
+            assert_eq!(load(permille).expect("a configuration").overcommit_permille, permille);
+        }
+        for permille in [1001, 1500, u32::MAX] {
+            let error = format!("{:#}", load(permille).expect_err("too much"));
+            assert!(error.contains("swapped") && error.contains(&permille.to_string()), "{error}");
         }
     }
 
