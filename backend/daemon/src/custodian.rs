@@ -18,8 +18,9 @@ use tokio::{
 };
 
 use crate::{
-    conduct::Conduct, configuration::FencePolicy, escrow::Escrows, journal::Journal, notice::Notice,
-    rate::TokenBucket, roster::Roster, state::checkpoint::Checkpoint, units::Units, xid::Class,
+    conduct::Conduct, configuration::FencePolicy, escrow::Escrows, fence::FencedBy, journal::Journal,
+    notice::Notice, rate::TokenBucket, roster::Roster, state::checkpoint::Checkpoint, units::Units,
+    xid::Class,
 };
 
 /// Events told of at once, and per second in the long run; all are counted.
@@ -131,7 +132,7 @@ impl Custodian {
     fn heed_arbiter(&self, unit: u32, kind: ArbiterEvent, vm: u32) {
         let fence = |reason| {
             if let Some(vm) = self.roster.get(vm) {
-                vm.fence(reason);
+                vm.fence(FencedBy::Policy, reason);
             }
         };
         match kind {

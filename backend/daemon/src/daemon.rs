@@ -224,7 +224,8 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
 
     let (bridge, works) = bridge();
     let mut answering = vec![tokio::task::spawn_local(works.serve(Rc::clone(&registry)))];
-    let router = api::router(Api { bridge, journal, followers: Places::new(FOLLOWERS) });
+    let router =
+        api::router(Api { bridge, journal, followers: Places::new(FOLLOWERS), refusals: Arc::default() });
     let users = Rc::new(Users::default());
     for (listener, reading) in [(api_listener, false), (reading_listener, true)] {
         let serve =

@@ -30,6 +30,25 @@ pub(crate) enum Step {
     Quarantined,
 }
 
+/// Which authority fenced a VM. The higher one decides when the fence ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FencedBy {
+    /// A tenant, its own VM.
+    Tenant,
+    /// A rule that the VM broke.
+    Policy,
+    /// An operator. So is a fence in a state file of a version that did not write this.
+    #[default]
+    Operator,
+}
+
+impl FencedBy {
+    fn is_operator(&self) -> bool {
+        *self == Self::Operator
+    }
+}
+
 /// Where a VM stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -41,6 +60,9 @@ pub(crate) struct Fence {
     pub(crate) clean: bool,
     /// Why it was fenced.
     pub(crate) reason: String,
+    /// Which authority fenced it; says nothing while it is active.
+    #[serde(default, skip_serializing_if = "FencedBy::is_operator")]
+    pub(crate) by: FencedBy,
     /// Its workers when it was fenced: for a daemon that did not start them.
     pub(crate) workers: Vec<Identity>,
 }
@@ -81,11 +103,21 @@ pub(crate) enum AdmissionError {
     /// Something of it is left.
     #[error("something of it is left: a worker, a chunk, or memory that is not clean")]
     Unclean,
+    /// A higher authority fenced it.
+    #[error("only an operator ends its fence")]
+    Held,
 }
 
 impl Default for Fence {
     fn default() -> Self {
-        Self { step: Step::Active, epoch: 1, clean: false, reason: String::new(), workers: Vec::new() }
+        Self {
+            step: Step::Active,
+            epoch: 1,
+            clean: false,
+            reason: String::new(),
+            by: FencedBy::default(),
+            workers: Vec::new(),
+        }
     }
 }
 
@@ -96,14 +128,21 @@ impl Fence {
     }
 
     /// The first step out. `None` when the VM is on its way already.
-    pub(crate) fn begin(&self, reason: &str, workers: Vec<Identity>) -> Option<Self> {
+    pub(crate) fn begin(&self, by: FencedBy, reason: &str, workers: Vec<Identity>) -> Option<Self> {
         (self.step == Step::Active).then(|| Self {
             step: Step::Fencing,
             epoch: self.epoch,
             clean: false,
             reason: reason.to_owned(),
+            by,
             workers,
         })
+    }
+
+    /// The same step under a higher authority. `None` where the VM is active, or the authority is no higher.
+    pub(crate) fn raise(&self, by: FencedBy, reason: &str) -> Option<Self> {
+        let is_higher = self.step != Step::Active && by > self.by;
+        is_higher.then(|| Self { by, reason: reason.to_owned(), ..self.clone() })
     }
 
     /// The next step, if what is seen allows it or leaves no other.
@@ -128,9 +167,10 @@ impl Fence {
         }
     }
 
-    /// The VM in its next epoch.
-    pub(crate) fn readmit(&self) -> Result<Self, AdmissionError> {
+    /// The VM in its next epoch, where this authority may end its fence.
+    pub(crate) fn readmit(&self, by: FencedBy) -> Result<Self, AdmissionError> {
         match (self.step, self.clean) {
+            (Step::Quarantined, _) if self.by > by => Err(AdmissionError::Held),
             (Step::Quarantined, true) => Ok(Self { epoch: self.epoch.saturating_add(1), ..Self::default() }),
             (Step::Quarantined, false) => Err(AdmissionError::Unclean),
             (Step::Active, _) => Err(AdmissionError::Active),
@@ -148,7 +188,7 @@ mod tests {
         Seen { told: true, workers: 0, has: Some(Has { lent: 0, holders: 0, dirty: 0 }), overdue: false };
 
     fn fenced() -> Fence {
-        Fence::default().begin("a test", Vec::new()).expect("it was active")
+        Fence::default().begin(FencedBy::Operator, "a test", Vec::new()).expect("it was active")
     }
 
     // Promise: F40
@@ -162,7 +202,7 @@ mod tests {
             fence = next;
         }
         assert_eq!(steps, [Step::Fencing, Step::Killed, Step::Revoked, Step::Scrubbed, Step::Quarantined]);
-        let again = fence.readmit().expect("it is clean");
+        let again = fence.readmit(FencedBy::Operator).expect("it is clean");
         assert_eq!((again.admitted(), again.workers.len()), (Some(2), 0));
     }
 
@@ -204,19 +244,49 @@ mod tests {
     fn what_is_not_clean_is_not_admitted_until_it_is() {
         let stuck = Seen { workers: 1, overdue: true, ..NOTHING_LEFT };
         let fence = Fence { step: Step::Killed, ..fenced() }.advance(&stuck).expect("it is given up");
-        assert_eq!(fence.readmit(), Err(AdmissionError::Unclean));
+        assert_eq!(fence.readmit(FencedBy::Operator), Err(AdmissionError::Unclean));
         assert_eq!(fence.advance(&stuck), None);
         let late = fence.advance(&NOTHING_LEFT).expect("the worker is gone after all");
-        assert_eq!(late.readmit().map(|fence| fence.epoch), Ok(2));
+        assert_eq!(late.readmit(FencedBy::Operator).map(|fence| fence.epoch), Ok(2));
         assert_eq!(late.advance(&NOTHING_LEFT), None, "nothing is done twice");
     }
 
     #[test]
     fn a_vm_is_fenced_once() {
-        assert_eq!(fenced().begin("again", Vec::new()), None);
-        assert_eq!(fenced().readmit(), Err(AdmissionError::Underway));
-        assert_eq!(Fence::default().readmit(), Err(AdmissionError::Active));
+        assert_eq!(fenced().begin(FencedBy::Operator, "again", Vec::new()), None);
+        assert_eq!(fenced().readmit(FencedBy::Operator), Err(AdmissionError::Underway));
+        assert_eq!(Fence::default().readmit(FencedBy::Operator), Err(AdmissionError::Active));
         assert_eq!(Fence::default().advance(&NOTHING_LEFT), None);
+    }
+
+    // Promise: A40
+    #[test]
+    fn a_fence_ends_by_the_authority_that_began_it_or_a_higher_one() {
+        use FencedBy::{Operator, Policy, Tenant};
+        let all = [Tenant, Policy, Operator];
+        for began in all {
+            let mut fence = Fence::default().begin(began, "a test", Vec::new()).expect("it was active");
+            while let Some(next) = fence.advance(&NOTHING_LEFT) {
+                fence = next;
+            }
+            for ends in all {
+                let readmitted = fence.readmit(ends);
+                assert_eq!(readmitted.is_ok(), ends >= began, "{ends:?} ends what {began:?} began");
+                let raised = fence.raise(ends, "a higher one");
+                assert_eq!(raised.is_some(), ends > began, "{ends:?} raises what {began:?} began");
+                if let Some(raised) = raised {
+                    assert_eq!(
+                        (raised.step, raised.clean, &*raised.reason),
+                        (fence.step, true, "a higher one")
+                    );
+                    assert_eq!(raised.readmit(began), Err(AdmissionError::Held));
+                }
+            }
+        }
+        assert_eq!(Fence::default().raise(Operator, "a test"), None, "it is active");
+        let old = r#"{"step":"quarantined","epoch":3,"clean":true,"reason":"old","workers":[]}"#;
+        let old: Fence = serde_json::from_str(old).expect("a state file of before is read");
+        assert_eq!(old.readmit(Policy), Err(AdmissionError::Held));
     }
 
     prop_compose! {
@@ -236,8 +306,8 @@ mod tests {
             let mut epoch = fence.epoch;
             for (what, seen) in moves {
                 let next = match what {
-                    0 => fence.begin("a test", Vec::new()),
-                    1 => fence.readmit().ok(),
+                    0 => fence.begin(FencedBy::Operator, "a test", Vec::new()),
+                    1 => fence.readmit(FencedBy::Operator).ok(),
                     // Also what a daemon does that was killed and read this from its checkpoint.
                     _ => fence.advance(&seen),
                 };

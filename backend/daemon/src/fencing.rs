@@ -13,10 +13,10 @@ use rustix::fd::AsFd as _;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    fence::{Fence, Has, Seen, Step},
+    fence::{Fence, FencedBy, Has, Seen, Step},
     notice::Notice,
     process::kill,
-    state::checkpoint::ReadmitError,
+    state::checkpoint::{FenceChange, ReadmitError},
     vm::Vm,
 };
 
@@ -37,18 +37,22 @@ fn limit(step: Step) -> Duration {
 
 impl Vm {
     /// Takes everything from the VM. From the return on nothing new is given to it; the rest follows.
-    /// Returns whether it was not fenced before.
-    pub(crate) fn fence(&self, reason: &str) -> bool {
+    pub(crate) fn fence(&self, by: FencedBy, reason: &str) -> FenceChange {
         let mut reason = reason.to_owned();
         reason.truncate(reason.floor_char_boundary(REASON));
-        if !self.checkpoint().fence_vm(self.id(), &reason, self.workers()) {
-            return false;
+        let change = self.checkpoint().fence_vm(self.id(), by, &reason, self.workers());
+        if change == FenceChange::Raised {
+            // What would have admitted it again has to look anew.
+            self.fenced().notify_waiters();
+        }
+        if change != FenceChange::Begun {
+            return change;
         }
         // Its workers are ended now, not when whoever keeps the fence comes to it.
         self.act(&Fence { step: Step::Killed, ..self.stands() });
         self.fenced().notify_waiters();
         self.say_fenced(&reason);
-        true
+        change
     }
 
     fn say_fenced(&self, reason: &str) {
@@ -57,9 +61,9 @@ impl Vm {
         self.count_fence();
     }
 
-    /// Lets it have again what it may have, in its next epoch.
-    pub(crate) async fn readmit(&self) -> Result<(), ReadmitError> {
-        let epoch = self.checkpoint().admit_vm(self.id()).await?.epoch;
+    /// Lets it have again what it may have, in its next epoch, where this authority may end its fence.
+    pub(crate) async fn readmit(&self, by: FencedBy) -> Result<(), ReadmitError> {
+        let epoch = self.checkpoint().admit_vm(self.id(), by).await?.epoch;
         tracing::info!("VM {} is admitted again: epoch {epoch}", self.id());
         self.tell("vm-readmitted", format!("epoch {epoch}"));
         let stands = self.stands();
@@ -106,7 +110,7 @@ impl Vm {
             }
             self.act(&fence);
             if fence.step == Step::Quarantined && fence.clean {
-                self.hold_off(since, changed).await;
+                self.hold_off(&fence, since, changed).await;
                 continue;
             }
             let late = since.elapsed() > limit(step);
@@ -184,12 +188,14 @@ impl Vm {
     }
 
     /// Waits until the VM may be admitted again, if it may be without being asked for, or until something else changes.
-    async fn hold_off(&self, since: Instant, changed: impl Future<Output = ()>) {
-        let Some(hold_off) = self.spec().hold_off() else { return changed.await };
+    async fn hold_off(&self, fence: &Fence, since: Instant, changed: impl Future<Output = ()>) {
+        // An operator's fence ends when an operator says so.
+        let hold_off = self.spec().hold_off().filter(|_| fence.by != FencedBy::Operator);
+        let Some(hold_off) = hold_off else { return changed.await };
         tokio::select! {
             () = changed => {}
             () = sleep(hold_off.saturating_sub(since.elapsed())) => {
-                if let Err(error) = self.readmit().await {
+                if let Err(error) = self.readmit(FencedBy::Policy).await {
                     tracing::error!("VM {} cannot be admitted again: {error}", self.id());
                     // Not at once again.
                     sleep(Duration::from_secs(1)).await;

@@ -31,6 +31,7 @@ mod inventory;
 mod journal;
 mod keeper;
 mod launching;
+mod limits;
 mod metrics;
 mod notice;
 mod outbox;

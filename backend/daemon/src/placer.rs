@@ -201,6 +201,19 @@ pub(crate) fn vm_id(name: &str) -> VmId {
     VmId(number_of(name))
 }
 
+/// The VMs and groups that a VM keeps away from. It names them as its own organisation calls them, so that it neither
+/// reaches nor finds out another organisation's.
+fn anti_affinity(vm: &VmObject) -> Vec<Apart> {
+    let apart = vm.placement.apart.iter().map(|apart| Apart {
+        from: match (&apart.vm, &apart.group) {
+            (Some(name), _) => Whom::Vm(vm_id(&vm.host_name(name))),
+            (None, group) => Whom::Group(number_of(&vm.host_name(group.as_deref().unwrap_or_default()))),
+        },
+        never: !apart.preferred,
+    });
+    apart.collect()
+}
+
 /// A place that is held for a VM.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
@@ -405,13 +418,6 @@ impl Placer {
     /// What a VM asks of its place.
     pub(crate) fn request(&self, id: &str, vm: &VmObject) -> Request {
         let placement = &vm.placement;
-        let apart = placement.apart.iter().map(|apart| Apart {
-            from: match (&apart.vm, &apart.group) {
-                (Some(vm), _) => Whom::Vm(vm_id(vm)),
-                (None, group) => Whom::Group(number_of(group.as_deref().unwrap_or_default())),
-            },
-            never: !apart.preferred,
-        });
         let class = match u16::try_from(vm.shares.guarantee_permille) {
             Ok(permille @ 1..) => Class::Guaranteed { permille },
             _ => Class::Burstable { floor_bytes: vm.guaranteed },
@@ -429,11 +435,12 @@ impl Placer {
             },
             overhead_bytes: vm.headroom,
             multiprocessors: placement.multiprocessors,
+            replicas: placement.replicas,
             profile: placement.profile,
             allow_larger: placement.allow_larger,
             class,
             weight: vm.shares.weight,
-            apart: apart.collect(),
+            apart: anti_affinity(vm),
             numa: placement.numa_node,
             pin: placement.gpu.map(|gpu| sluice_placement::Pin {
                 gpu: usize::try_from(gpu).unwrap_or(usize::MAX),
@@ -1181,9 +1188,14 @@ impl Placer {
         *self.draining_units.borrow_mut() =
             plan.draining_units.into_iter().filter(|number| numbers.contains(number)).collect();
         for (name, Home { unit, request }) in plan.homes {
-            let still = self.parts.checkpoint.objects().vms.contains_key(&name);
-            if still && self.fleet.borrow_mut().rejoin(unit, request.clone(), true).is_ok() {
-                self.names.borrow_mut().insert(request.vm, name);
+            let Some(apart) = self.parts.checkpoint.objects().vms.get(&name).map(anti_affinity) else {
+                continue;
+            };
+            // An older version numbered VMs and groups by names that were not of an organisation.
+            let request = Request { vm: vm_id(&name), apart, ..request };
+            let vm = request.vm;
+            if self.fleet.borrow_mut().rejoin(unit, request, true).is_ok() {
+                self.names.borrow_mut().insert(vm, name);
             }
         }
         for (record, index) in matches.adopted {

@@ -20,7 +20,7 @@ use crate::{
     },
     inventory::AskError,
     placer::{Held, undrained, vm_id},
-    registry::Registry,
+    registry::{Known, Registry},
     unit::Unit,
     vm::Vm,
 };
@@ -290,9 +290,11 @@ impl Registry {
         gpu: Option<u32>,
     ) -> Result<(), Error> {
         caller.may_operate()?;
-        let lock = self.lock(id);
+        let (Known { host_name, .. }, _) = self.see(caller, id)?;
+        let lock = self.lock(&host_name);
         let _guard = lock.lock().await;
-        let (known, _) = self.see(caller, id)?;
+        let (known, _) = self.see(caller, &host_name)?;
+        let id = &host_name[..];
         if known.configured {
             let message = format!("VM {id} is of the configuration file, and on every device of vm-gpus");
             return Err(Error::new(Code::Configured, message));

@@ -24,17 +24,18 @@ use crate::{
     configuration::{Configuration, PriorityWord, VmSpec},
     custodian::Custodian,
     fault,
-    fence::{AdmissionError, Step},
+    fence::{AdmissionError, Fence, FencedBy, Step},
     inventory::Inventory,
     journal::{Journal, Subject},
     launching::Launching,
+    limits::{self, Limits},
     notice::{Notice, Notices},
     placer::Placer,
     priority::PriorityLock,
     roster::Roster,
     state::{
-        checkpoint::{Checkpoint, ReadmitError},
-        objects::{Ancestor, Objects, Priority, Shares, SizeObject, VmObject},
+        checkpoint::{Checkpoint, FenceChange, ReadmitError, Removal},
+        objects::{Ancestor, Objects, Priority, Shares, SizeObject, VmObject, host_name, short_name},
     },
     trail::{Entry, Trail},
     unit::Unit,
@@ -90,7 +91,10 @@ pub(crate) struct Registry {
 /// A VM and where it comes from.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
+    /// The name that its client gave it.
     pub(crate) id: String,
+    /// Its name on this host.
+    pub(crate) host_name: String,
     pub(crate) object: VmObject,
     /// Whether the configuration file names it.
     pub(crate) configured: bool,
@@ -106,6 +110,10 @@ pub(crate) enum Put {
 }
 
 impl Known {
+    fn new(host_name: String, object: VmObject, configured: bool) -> Self {
+        Self { id: short_name(&host_name).to_owned(), host_name, object, configured }
+    }
+
     pub(crate) fn subject(&self) -> Subject {
         Subject {
             id: self.id.clone(),
@@ -139,15 +147,15 @@ impl Registry {
                 tracing::error!("VM {id} is not served: the configuration file names another of its number");
                 continue;
             }
-            let known = Known { id, object, configured };
+            let known = Known::new(id, object, configured);
             let units = if configured {
                 Some(self.configured_units())
             } else {
-                self.placer.unit_of(&known.id).map(|unit| [unit].into())
+                self.placer.unit_of(&known.host_name).map(|unit| [unit].into())
             };
             let is_placed = units.is_some();
             self.roster.add(self.spec(&known.object), known.subject(), units);
-            if !is_placed && let Err(error) = self.settle(&known.id).await {
+            if !is_placed && let Err(error) = self.settle(&known.host_name).await {
                 tracing::error!("VM {} begins no session: {} {:?}", known.id, error.message, error.cause);
             }
         }
@@ -181,22 +189,41 @@ impl Registry {
             .collect()
     }
 
-    /// A VM.
-    pub(crate) fn find(&self, id: &str) -> Option<Known> {
+    /// A VM, by its name on this host.
+    pub(crate) fn find(&self, host_name: &str) -> Option<Known> {
         let known =
-            |object: &VmObject, configured| Known { id: id.to_owned(), object: object.clone(), configured };
-        let configured = self.configured.vms.get(id).map(|object| known(object, true));
-        configured.or_else(|| self.checkpoint.objects().vms.get(id).map(|object| known(object, false)))
+            |object: &VmObject, configured| Known::new(host_name.to_owned(), object.clone(), configured);
+        let configured = self.configured.vms.get(host_name).map(|object| known(object, true));
+        configured.or_else(|| self.checkpoint.objects().vms.get(host_name).map(|object| known(object, false)))
+    }
+
+    /// The VM that a caller means: by its name on this host, or by the name that its client gave it, where the caller may
+    /// look at one VM of that name. One that the caller may not look at is as if it were not there.
+    fn meant(&self, caller: &Caller, name: &str) -> Result<Option<Known>, Error> {
+        let exact = self.find(name).filter(|known| known.may_be_seen(caller).is_ok());
+        if exact.is_some() || name.contains('/') {
+            return Ok(exact);
+        }
+        let objects = self.checkpoint.objects();
+        let called = objects.vms.iter().filter(|(host_name, _)| short_name(host_name) == name);
+        let known = called.map(|(host_name, object)| Known::new(host_name.clone(), object.clone(), false));
+        let mut seen: Vec<Known> = known.filter(|known| known.may_be_seen(caller).is_ok()).collect();
+        match (seen.pop(), seen.first()) {
+            (Some(one), Some(other)) => Err(Error::contradiction(format!(
+                "several organisations have a VM {name}: name one of them, for instance {} or {}",
+                other.host_name, one.host_name
+            ))),
+            (one, _) => Ok(one),
+        }
     }
 
     /// A VM that the caller may look at.
-    pub(crate) fn see(&self, caller: &Caller, id: &str) -> Result<(Known, Rc<Vm>), Error> {
-        let Some(known) = self.find(id) else {
+    pub(crate) fn see(&self, caller: &Caller, name: &str) -> Result<(Known, Rc<Vm>), Error> {
+        let Some(known) = self.meant(caller, name)? else {
             caller.may_do_something().or_else(|_| caller.may_read())?;
-            return Err(Error::not_found("VM", id));
+            return Err(Error::not_found("VM", name));
         };
-        known.may_be_seen(caller)?;
-        let vm = self.roster.get(known.object.number).ok_or_else(|| Error::not_found("VM", id))?;
+        let vm = self.roster.get(known.object.number).ok_or_else(|| Error::not_found("VM", name))?;
         Ok((known, vm))
     }
 
@@ -205,72 +232,203 @@ impl Registry {
         let objects = self.checkpoint.objects();
         let configured = self.configured.vms.iter().map(|vm| (vm, true));
         let all = configured.chain(objects.vms.iter().map(|vm| (vm, false)));
-        let known = all.map(|((id, object), configured)| Known {
-            id: id.clone(),
-            object: object.clone(),
-            configured,
-        });
+        let known =
+            all.map(|((name, object), configured)| Known::new(name.clone(), object.clone(), configured));
         let seen = known.filter(|known| known.may_be_seen(caller).is_ok());
-        seen.filter_map(|known| self.roster.get(known.object.number).map(|vm| (known, vm))).collect()
+        let mut all: Vec<_> =
+            seen.filter_map(|known| self.roster.get(known.object.number).map(|vm| (known, vm))).collect();
+        all.sort_by(|(one, _), (other, _)| (&one.id, &one.host_name).cmp(&(&other.id, &other.host_name)));
+        all
     }
 
-    /// Makes a VM, or changes it to be as wanted; returns when its device listens.
-    pub(crate) async fn put_vm(&self, caller: &Caller, id: &str, wanted: VmObject) -> Result<Put, Error> {
-        let lock = self.lock(id);
+    /// Makes a VM, or changes it to be as wanted; returns when its device listens, with the VM's name on this host.
+    pub(crate) async fn put_vm(
+        &self,
+        caller: &Caller,
+        name: &str,
+        mut wanted: VmObject,
+    ) -> Result<(Put, String), Error> {
+        let short = self.own(caller, name, &mut wanted)?;
+        let host_name = wanted.host_name(short);
+        let lock = self.lock(&host_name);
         let _guard = lock.lock().await;
-        let known = self.find(id);
-        if let Some(known) = &known {
-            known.may_be_managed(caller)?;
-            if known.configured {
-                return Err(configured_error("VM", id));
+        if self.configured.vms.contains_key(short) {
+            return Err(configured_error("VM", short));
+        }
+        let put = match self.find(&host_name) {
+            Some(known) if known.may_be_managed(caller).is_err() => {
+                let message = format!("another project of the organisation has a VM {short}");
+                return Err(Error::new(Code::InUse, message));
+            }
+            Some(known) => self.change_vm(caller, known, wanted).await.map(|()| Put::Kept),
+            None => self.make_vm(caller, &host_name, wanted).await.map(|()| Put::Made),
+        };
+        Ok((put?, host_name))
+    }
+
+    /// Fills in the organisation and the project that a VM will be of, if the caller may have VMs there. What a tenant does
+    /// not own is to it as if it were not there. Returns the name without its organisation.
+    fn own<'a>(&self, caller: &Caller, name: &'a str, wanted: &mut VmObject) -> Result<&'a str, Error> {
+        caller.may_do_something()?;
+        let (scope, short) = name.rsplit_once('/').map_or((None, name), |(scope, name)| (Some(scope), name));
+        if let Some(scope) = scope
+            && wanted.organisation.is_none()
+            && wanted.project.is_none()
+        {
+            match scope.strip_prefix("project:") {
+                Some(project) => wanted.project = Some(project.to_owned()),
+                None => wanted.organisation = Some(scope.to_owned()),
             }
         }
-        match known {
-            Some(known) => self.change_vm(caller, known, wanted).await.map(|()| Put::Kept),
-            None => self.make_vm(caller, id, wanted).await.map(|()| Put::Made),
+        let manages = |organisation: Option<&str>, project: Option<&str>| {
+            caller.may_manage(organisation, project).is_ok()
+        };
+        if let Some(id) = &wanted.project {
+            let project = self.project(id);
+            let project = project.filter(|project| manages(project.organisation.as_deref(), Some(id)));
+            let Some(project) = project else {
+                caller.may_manage(None, Some(id))?;
+                return Err(Error::contradiction(format!("there is no project {id}")));
+            };
+            if wanted.organisation.is_some() && wanted.organisation != project.organisation {
+                return Err(Error::contradiction(format!("project {id} is of another organisation")));
+            }
+            wanted.organisation = project.organisation;
+        } else if let Some(id) = &wanted.organisation {
+            caller.may_manage(Some(id), None)?;
+            if self.organisation(id).is_none() {
+                return Err(Error::contradiction(format!("there is no organisation {id}")));
+            }
+        } else {
+            caller.may_manage(None, None)?;
         }
+        let (organisation, project) = (wanted.organisation.as_deref(), wanted.project.as_deref());
+        if scope.is_some() && host_name(organisation, project, short) != name {
+            return Err(Error::contradiction(format!("the VM {name} cannot be of another organisation")));
+        }
+        if caller.may_operate().is_err() && short.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(Error::forbidden("a name of digits is a VM's number, and operators choose numbers"));
+        }
+        Ok(short)
     }
 
     /// What a caller wants, complete, if they may have it.
-    fn permitted(&self, caller: &Caller, wanted: VmObject) -> Result<VmObject, Error> {
-        let wanted = self.complete(wanted)?;
+    fn permitted(
+        &self,
+        caller: &Caller,
+        before: Option<&VmObject>,
+        wanted: VmObject,
+    ) -> Result<VmObject, Error> {
+        let mut wanted = self.complete(wanted)?;
         caller.may_manage(wanted.organisation.as_deref(), wanted.project.as_deref())?;
+        if caller.may_operate().is_ok() {
+            return Ok(wanted);
+        }
         if wanted.direct {
             // Programs of the host, not of a VM: nothing for a tenant.
             caller.may_operate()?;
         }
+        let size = wanted.size.as_deref().and_then(|name| self.size(name));
+        for (owner, _, limits) in self.limits_of(&wanted) {
+            limits.check(size.as_ref(), before, &mut wanted).map_err(|error| {
+                Error::new(Code::QuotaExceeded, format!("tenants of {owner} cannot have that: {error}"))
+            })?;
+        }
         Ok(wanted)
     }
 
-    async fn make_vm(&self, caller: &Caller, id: &str, wanted: VmObject) -> Result<(), Error> {
+    /// The limits that hold for a tenant's VM, each with its owner and with the number of VMs. Those of an organisation
+    /// hold by default; a project in one has its own only where an operator set them.
+    fn limits_of(&self, vm: &VmObject) -> Vec<(String, u32, Limits)> {
+        let mut all = Vec::new();
+        if let Some(id) = &vm.organisation
+            && let Some(found) = self.organisation(id)
+        {
+            all.push((
+                format!("organisation {id}"),
+                found.vms,
+                found.limits.or_else(|| Some(Limits::default())),
+            ));
+        }
+        if let Some(id) = &vm.project
+            && let Some(found) = self.project(id)
+        {
+            let limits = found.limits.or_else(|| vm.organisation.is_none().then(Limits::default));
+            all.push((format!("project {id}"), found.vms, limits));
+        }
+        let set = all
+            .into_iter()
+            .filter_map(|(owner, vms, limits)| Some((owner, vms.unwrap_or(limits::VMS), limits?)));
+        set.collect()
+    }
+
+    /// Whether a tenant may have one more VM, by how many there are where it will be.
+    fn admit_tenant(&self, caller: &Caller, wanted: &VmObject) -> Result<(), Error> {
+        if caller.may_operate().is_ok() {
+            return Ok(());
+        }
+        let objects = self.checkpoint.objects();
+        let beside = |vm: &&VmObject| match &wanted.organisation {
+            Some(_) => vm.organisation == wanted.organisation,
+            None => vm.project == wanted.project,
+        };
+        let count = |is_meant: &dyn Fn(&VmObject) -> bool| {
+            let all = objects.vms.values().filter(beside).filter(|vm| is_meant(vm)).count();
+            u32::try_from(all).unwrap_or(u32::MAX)
+        };
+        for (owner, vms, limits) in self.limits_of(wanted) {
+            let is_project = wanted.organisation.is_some() && owner.starts_with("project ");
+            let all = count(&|vm| !is_project || vm.project == wanted.project);
+            if all >= vms {
+                let message = format!("{owner} has {all} VMs and its tenants may make no more");
+                return Err(Error::new(Code::QuotaExceeded, message));
+            }
+            let own = count(&|vm| vm.owner == Some(caller.uid));
+            if own >= limits.vms_per_owner {
+                let message = format!("user {} has {own} VMs in {owner} and may make no more", caller.uid);
+                return Err(Error::new(Code::QuotaExceeded, message));
+            }
+        }
+        Ok(())
+    }
+
+    async fn make_vm(&self, caller: &Caller, host_name: &str, wanted: VmObject) -> Result<(), Error> {
         let turn = self.changing.lock_for(caller).await;
-        let mut wanted = self.permitted(caller, wanted)?;
+        let mut wanted = self.permitted(caller, None, wanted)?;
+        self.admit_tenant(caller, &wanted)?;
+        wanted.owner = Some(caller.uid);
+        let id = short_name(host_name);
         // From here on it has its number and its place: the unit may take its time, and others do not wait for it.
         wanted.number = self.number_for(id)?;
         wanted.created = crate::journal::now() / 1000;
-        self.admit(id, &wanted)?;
-        let held = self.if_there_is_room(|| self.placer.hold(id, &wanted)).await?;
-        let entry = self.trail.entry(caller, "vm.create", format!("vms/{id}"));
+        self.admit(host_name, &wanted)?;
+        let held = self.if_there_is_room(|| self.placer.hold(host_name, &wanted)).await?;
+        let entry = self.trail.entry(caller, "vm.create", format!("vms/{host_name}"));
         let number = wanted.number;
         let make = |objects: &mut Objects| {
             fault::point("create-noted");
             objects.last_vm = number;
-            objects.vms.insert(id.to_owned(), wanted.clone());
+            objects.vms.insert(host_name.to_owned(), wanted.clone());
             objects.plan = self.placer.plan();
         };
         let made = self.record(&entry, None, Some(&wanted), make).await;
-        made.inspect_err(|_| self.placer.release(id, held))?;
+        made.inspect_err(|_| self.placer.release(host_name, held))?;
         drop(turn);
         fault::point("create-written");
-        let known = Known { id: id.to_owned(), object: wanted, configured: false };
+        let known = Known::new(host_name.to_owned(), wanted, false);
         let units = match self.open(held).await {
             Ok(units) => units,
             Err(error) => {
                 entry.note_failure(&error.message).await;
-                self.take_vm(caller, id, number).await?;
+                self.take_vm(caller, host_name, number, FencedBy::Operator).await?;
                 return Err(error);
             }
         };
+        if let Err(error) = large_enough(&known.object, units.as_ref()) {
+            entry.note_failure(&error.message).await;
+            self.take_vm(caller, host_name, number, FencedBy::Operator).await?;
+            return Err(error);
+        }
         fault::point("create-placed");
         let vm = self.roster.add(self.spec(&known.object), known.subject(), Some(units));
         let phase = timeout(START, vm.started()).await.unwrap_or(Phase::Starting);
@@ -284,17 +442,17 @@ impl Registry {
             Phase::Starting => format!("it has not listened for {START:?}"),
         };
         entry.note_failure(&why).await;
-        self.take_vm(caller, id, number).await?;
+        self.take_vm(caller, host_name, number, FencedBy::Operator).await?;
         Err(Error { cause: vec![why], ..Error::new(Code::DeviceFailed, format!("VM {id} gets no device")) })
     }
 
     async fn change_vm(&self, caller: &Caller, known: Known, wanted: VmObject) -> Result<(), Error> {
-        let Known { id, object: before, .. } = &known;
+        let Known { id, host_name, object: before, .. } = &known;
         // Not of what others may be changing.
-        self.settle(id).await?;
+        self.settle(host_name).await?;
         let turn = self.changing.lock_for(caller).await;
-        let mut wanted = self.permitted(caller, wanted)?;
-        (wanted.number, wanted.created) = (before.number, before.created);
+        let mut wanted = self.permitted(caller, Some(before), wanted)?;
+        (wanted.number, wanted.created, wanted.owner) = (before.number, before.created, before.owner);
         for (field, same) in [
             ("organisation", wanted.organisation == before.organisation),
             ("project", wanted.project == before.project),
@@ -310,14 +468,15 @@ impl Registry {
         self.roster.revive(before.number);
         let vm = self.roster.get(before.number).ok_or_else(|| Error::not_found("VM", id))?;
         if wanted != *before {
-            self.admit(id, &wanted)?;
-            self.if_there_is_room(|| self.placer.change(id, &wanted)).await?;
+            self.admit(host_name, &wanted)?;
+            large_enough(&wanted, &vm.units())?;
+            self.if_there_is_room(|| self.placer.change(host_name, &wanted)).await?;
             // What it had before was possible.
-            let undo = || self.placer.change_back(id, before);
-            let entry = self.trail.entry(caller, "vm.update", format!("vms/{id}"));
+            let undo = || self.placer.change_back(host_name, before);
+            let entry = self.trail.entry(caller, "vm.update", format!("vms/{host_name}"));
             let make = |objects: &mut Objects| {
                 fault::point("update-noted");
-                objects.vms.insert(id.clone(), wanted.clone());
+                objects.vms.insert(host_name.clone(), wanted.clone());
                 objects.plan = self.placer.plan();
             };
             let made = self.record(&entry, Some(before), Some(&wanted), make).await;
@@ -359,26 +518,37 @@ impl Registry {
     }
 
     /// Ends a VM, with everything it has. One that is not there is gone already.
-    pub(crate) async fn delete_vm(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+    pub(crate) async fn delete_vm(&self, caller: &Caller, name: &str) -> Result<(), Error> {
         caller.may_do_something()?;
-        let lock = self.lock(id);
+        let Some(Known { host_name, .. }) = self.meant(caller, name)? else { return Ok(()) };
+        let lock = self.lock(&host_name);
         let _guard = lock.lock().await;
-        let Some(known) = self.find(id) else { return Ok(()) };
+        let Some(known) = self.find(&host_name) else { return Ok(()) };
         known.may_be_managed(caller)?;
+        let id = &known.id;
         if known.configured {
             return Err(configured_error("VM", id));
         }
         let number = known.object.number;
+        let by = authority(caller);
+        // A tenant that could delete what an operator or a policy fenced, or what an operator drained, could make it anew.
+        let held = |fence: &Fence| fence.step != Step::Active && fence.by > by;
         if let Some(vm) = self.roster.get(number) {
+            if held(&vm.stands()) || self.checkpoint.objects().drained_by(number) > by {
+                return Err(held_error(id));
+            }
             let fence = vm.settled(FENCED).await;
+            if held(&fence) {
+                return Err(held_error(id));
+            }
             if fence.step != Step::Active && !fence.clean {
                 return Err(unclean(id));
             }
         }
-        let entry = self.trail.entry(caller, "vm.delete", format!("vms/{id}"));
+        let entry = self.trail.entry(caller, "vm.delete", format!("vms/{host_name}"));
         entry.note(Some(&known.object), None).await?;
         fault::point("delete-noted");
-        if let Err(error) = self.take_vm(caller, id, number).await {
+        if let Err(error) = self.take_vm(caller, &host_name, number, by).await {
             entry.note_failure(&error.message).await;
             return Err(error);
         }
@@ -387,10 +557,19 @@ impl Registry {
         Ok(())
     }
 
-    async fn take_vm(&self, caller: &Caller, id: &str, number: u32) -> Result<(), Error> {
+    async fn take_vm(
+        &self,
+        caller: &Caller,
+        host_name: &str,
+        number: u32,
+        by: FencedBy,
+    ) -> Result<(), Error> {
+        let id = short_name(host_name);
         let turn = self.changing.lock_for(caller).await;
-        if !self.checkpoint.remove_vm(id, number).await.map_err(Error::storage)? {
-            return Err(unclean(id));
+        match self.checkpoint.remove_vm(host_name, number, by).await.map_err(Error::storage)? {
+            Removal::Removed => {}
+            Removal::Unclean => return Err(unclean(id)),
+            Removal::Held => return Err(held_error(id)),
         }
         drop(turn);
         fault::point("delete-written");
@@ -401,21 +580,22 @@ impl Registry {
         self.roster.remove(number).await;
         self.begun.borrow_mut().remove(&number);
         self.usage.retire(number);
-        self.placer.leave(id);
+        self.placer.leave(host_name);
         self.placer.tidy();
         Ok(())
     }
 
     /// Fences a VM; returns when it is quarantined, or after a bounded time, and that is written down. The fence is there at
     /// once, whatever becomes of what is written.
-    pub(crate) async fn fence(&self, caller: &Caller, id: &str, reason: &str) -> Result<(), Error> {
-        let (_, vm) = self.manage(caller, id)?;
-        if !vm.fence(reason) {
-            // It is fenced already: there is no change, so the log is not written.
+    pub(crate) async fn fence(&self, caller: &Caller, name: &str, reason: &str) -> Result<(), Error> {
+        let (known, vm) = self.manage(caller, name)?;
+        let (id, host_name) = (&known.id, &known.host_name);
+        if vm.fence(authority(caller), reason) == FenceChange::None {
+            // There is no change, so the log is not written.
             vm.settled(FENCED).await;
             return self.checkpoint.written().await.map_err(Error::storage);
         }
-        let entry = self.trail.entry(caller, "vm.fence", format!("vms/{id}"));
+        let entry = self.trail.entry(caller, "vm.fence", format!("vms/{host_name}"));
         let noted = entry.note(None, Some(reason)).await;
         vm.settled(FENCED).await;
         let written = self.checkpoint.written().await.map_err(Error::storage);
@@ -426,15 +606,16 @@ impl Registry {
     }
 
     /// Lets a VM that was fenced or drained have sessions again.
-    pub(crate) async fn readmit(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+    pub(crate) async fn readmit(&self, caller: &Caller, name: &str) -> Result<(), Error> {
         // A tenant must not undo what was done to it.
         caller.may_operate()?;
-        let (known, vm) = self.manage(caller, id)?;
-        let lock = self.lock(id);
+        let (known, vm) = self.manage(caller, name)?;
+        let (id, host_name) = (&known.id, &known.host_name);
+        let lock = self.lock(host_name);
         let _guard = lock.lock().await;
         // On its way out it is not refused but waited for.
         vm.settled(FENCED).await;
-        let entry = self.trail.entry(caller, "vm.readmit", format!("vms/{id}"));
+        let entry = self.trail.entry(caller, "vm.readmit", format!("vms/{host_name}"));
         let number = known.object.number;
         let _turn = self.changing.lock().await;
         let draining = vm.draining();
@@ -443,13 +624,16 @@ impl Registry {
         }
         entry.note(None::<()>, None).await?;
         if draining {
-            let undrain = |objects: &mut Objects| _ = objects.draining.remove(&number);
+            let undrain = |objects: &mut Objects| {
+                objects.draining.remove(&number);
+                objects.tenant_drains.remove(&number);
+            };
             entry.made(self.checkpoint.change_objects(undrain).await).await?;
             vm.drain(false);
             vm.tell("vm-undrained", "");
         }
         if vm.stands().step != Step::Active
-            && let Err(error) = vm.readmit().await
+            && let Err(error) = vm.readmit(authority(caller)).await
         {
             entry.note_failure(&error.to_string()).await;
             return Err(readmission_error(id, error));
@@ -458,15 +642,22 @@ impl Registry {
     }
 
     /// Lets a VM begin no session any more; those that run go on.
-    pub(crate) async fn drain(&self, caller: &Caller, id: &str) -> Result<(), Error> {
+    pub(crate) async fn drain(&self, caller: &Caller, name: &str) -> Result<(), Error> {
         let _turn = self.changing.lock_for(caller).await;
-        let (known, vm) = self.manage(caller, id)?;
-        if vm.draining() {
+        let (known, vm) = self.manage(caller, name)?;
+        let number = known.object.number;
+        let by = authority(caller);
+        if vm.draining() && self.checkpoint.objects().drained_by(number) >= by {
             return Ok(());
         }
-        let entry = self.trail.entry(caller, "vm.drain", format!("vms/{id}"));
-        let number = known.object.number;
-        let drain = |objects: &mut Objects| _ = objects.draining.insert(number);
+        let entry = self.trail.entry(caller, "vm.drain", format!("vms/{}", known.host_name));
+        let drain = |objects: &mut Objects| {
+            objects.draining.insert(number);
+            match by {
+                FencedBy::Tenant => objects.tenant_drains.insert(number),
+                FencedBy::Policy | FencedBy::Operator => objects.tenant_drains.remove(&number),
+            };
+        };
         self.record(&entry, None::<()>, None, drain).await?;
         vm.drain(true);
         vm.tell("vm-draining", "");
@@ -814,8 +1005,8 @@ impl Registry {
         objects.last_ancestor.max(ANCESTORS).max(configured).saturating_add(1)
     }
 
-    fn manage(&self, caller: &Caller, id: &str) -> Result<(Known, Rc<Vm>), Error> {
-        let (known, vm) = self.see(caller, id)?;
+    fn manage(&self, caller: &Caller, name: &str) -> Result<(Known, Rc<Vm>), Error> {
+        let (known, vm) = self.see(caller, name)?;
         known.may_be_managed(caller)?;
         Ok((known, vm))
     }
@@ -845,6 +1036,17 @@ impl Registry {
     }
 }
 
+/// The authority with which a caller fences, drains and readmits.
+fn authority(caller: &Caller) -> FencedBy {
+    if caller.may_operate().is_ok() { FencedBy::Operator } else { FencedBy::Tenant }
+}
+
+fn held_error(id: &str) -> Error {
+    Error::forbidden(format!(
+        "VM {id} was fenced or drained by an operator or a policy: an operator ends that"
+    ))
+}
+
 fn unclean(id: &str) -> Error {
     let message =
         format!("VM {id} is fenced and not everything of it is clean yet; its memory stays its own");
@@ -855,12 +1057,26 @@ fn configured_error(kind: &str, id: &str) -> Error {
     Error::new(Code::Configured, format!("{kind} {id} is of the configuration file; change it there"))
 }
 
+/// Refuses a quota in which no session can start: one context of the driver, and what it may take beside it, need more.
+fn large_enough(vm: &VmObject, units: &[Rc<Unit>]) -> Result<(), Error> {
+    let has = vm.memory.saturating_add(vm.headroom);
+    let small = units.iter().find(|unit| vm.memory > 0 && has < unit.least_quota());
+    small.map_or(Ok(()), |unit| {
+        let (least, number) = (unit.least_quota(), unit.number());
+        let message = format!(
+            "{has} bytes are too few on unit {number}: a context of its driver and its margin take {least} of the quota"
+        );
+        Err(Error::new(Code::Contradiction, message))
+    })
+}
+
 fn readmission_error(id: &str, error: ReadmitError) -> Error {
     let code = match &error {
         ReadmitError::Checkpoint(_) => Code::StorageFailed,
         ReadmitError::Admission(AdmissionError::Active) => Code::NotFenced,
         ReadmitError::Admission(AdmissionError::Underway) => Code::FenceUnderway,
         ReadmitError::Admission(AdmissionError::Unclean) => Code::Unclean,
+        ReadmitError::Admission(AdmissionError::Held) => Code::Forbidden,
     };
     Error::new(code, format!("VM {id} is not admitted")).because(error)
 }
@@ -920,6 +1136,7 @@ pub(crate) fn configured(configuration: &Configuration) -> Objects {
             organisation: name(ancestor.organisation),
             memory: ancestor.memory.0,
             vms: None,
+            limits: None,
         };
         let all = if ancestor.is_project { &mut objects.projects } else { &mut objects.organisations };
         all.insert(ancestor.id.to_string(), object);

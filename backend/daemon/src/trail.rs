@@ -2,13 +2,17 @@
 //!
 //! A line is on the disk before the change is made; one that fails afterwards gets a second line that says so. Where a line
 //! cannot be written the change is not made. The log is a row of files of bounded length: when the first is full the others
-//! move back by one, and the oldest is dropped.
+//! move back by one, and the oldest is dropped. A refusal for want of a role or by a limit is noted too, at a bounded rate per
+//! user.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    sync::PoisonError,
+    time::Instant,
 };
 
 use serde::Serialize;
@@ -17,6 +21,7 @@ use crate::{
     api::{error::Error, peer::Caller},
     journal::now,
     priority::PriorityLock,
+    rate::TokenBucket,
     state::file::off_thread,
 };
 
@@ -130,6 +135,43 @@ impl Trail {
     }
 }
 
+/// Refusals of a user that are noted at once, and per second in the long run.
+const REFUSALS: u32 = 10;
+const REFUSALS_PER_SECOND: f64 = 0.1;
+/// Users whose refusals are counted apart; those beyond share one count.
+const REFUSED_USERS: usize = 1024;
+
+/// Bounds how many refusals of each user are noted.
+#[derive(Debug, Default)]
+pub(crate) struct RefusalRate(std::sync::Mutex<BTreeMap<Option<u32>, Refused>>);
+
+/// A user that was refused.
+#[derive(Debug)]
+struct Refused {
+    bucket: TokenBucket,
+    /// Refusals that were not noted since the last one that was.
+    left_out: u64,
+}
+
+impl RefusalRate {
+    /// Whether a refusal of a user is to be noted, and then how many were left out before it.
+    pub(crate) fn take(&self, uid: u32, now: Instant) -> Option<u64> {
+        let mut users = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = users.contains_key(&Some(uid)) || users.len() < REFUSED_USERS;
+        let refused = users.entry(known.then_some(uid)).or_insert_with(|| Refused {
+            bucket: TokenBucket::new(REFUSALS_PER_SECOND, REFUSALS, now),
+            left_out: 0,
+        });
+        match refused.bucket.take(now) {
+            Ok(()) => Some(std::mem::take(&mut refused.left_out)),
+            Err(_) => {
+                refused.left_out = refused.left_out.saturating_add(1);
+                None
+            }
+        }
+    }
+}
+
 /// What a caller does to an object, of which lines are written.
 #[derive(Debug)]
 pub(crate) struct Entry<'a> {
@@ -178,6 +220,8 @@ impl Entry<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::api::peer::tests::tenant;
 
@@ -210,5 +254,23 @@ mod tests {
         assert!(first < 800, "only {} lines are kept", lines.len());
         assert_eq!(lines, (first..1000).map(|number| format!("vms/1-{number}")).collect::<Vec<_>>());
         assert_eq!(fs::read_dir(directory.path()).expect("a directory").count() as u64, FILES);
+    }
+
+    // Promise: A43
+    #[test]
+    fn refusals_of_one_user_are_bounded_and_do_not_hide_another_user() {
+        let (rate, now) = (RefusalRate::default(), Instant::now());
+        let noted = (0..1000).filter(|_| rate.take(7, now).is_some()).count();
+        assert_eq!(noted, 10);
+        assert_eq!(rate.take(8, now), Some(0), "another user has a count of its own");
+        assert_eq!(
+            rate.take(7, now + Duration::from_secs(11)),
+            Some(990),
+            "and the next line tells how many"
+        );
+        for uid in 0..2000 {
+            rate.take(uid, now);
+        }
+        assert!(rate.0.lock().expect("a lock").len() <= REFUSED_USERS + 1);
     }
 }

@@ -112,6 +112,8 @@ pub(crate) struct Unit {
     process: Cell<Option<Identity>>,
     /// Bytes that can be lent, while there is an arbiter that lends.
     lends: watch::Sender<Option<u64>>,
+    /// Bytes of a context and of the margin beside it, as its arbiter measured; 0 where that is not known.
+    least: Cell<u64>,
     terms: RefCell<BTreeMap<u32, Terms>>,
     escrows: RefCell<BTreeMap<u32, u64>>,
     heard: RefCell<Heard>,
@@ -260,6 +262,7 @@ impl Unit {
             running: RefCell::new(None),
             process: Cell::new(None),
             lends: watch::Sender::new(None),
+            least: Cell::new(0),
             terms: RefCell::new(BTreeMap::new()),
             escrows: RefCell::new(BTreeMap::new()),
             heard: RefCell::new(Heard::default()),
@@ -296,6 +299,11 @@ impl Unit {
     /// Bytes that can be lent; `None` while nothing can.
     pub(crate) fn lendable(&self) -> Option<u64> {
         *self.lends.borrow()
+    }
+
+    /// The bytes of quota and headroom below which no session of a VM can start; 0 where that is not known.
+    pub(crate) const fn least_quota(&self) -> u64 {
+        self.least.get()
     }
 
     /// Says what a VM may have, from now on and to every arbiter that follows.
@@ -645,8 +653,9 @@ impl Unit {
         let unit = self.number;
         // Notices are heard by nobody while everything ends.
         match message {
-            FromArbiter::Ready { bytes, context } => {
-                tracing::info!("unit {unit} lends {bytes} bytes; a context takes {context}");
+            FromArbiter::Ready { bytes, context, margin } => {
+                tracing::info!(unit, bytes, context, margin, "a unit lends");
+                self.least.set(context.saturating_add(margin));
                 self.lends.send_replace(Some(bytes));
                 if let Some(process) = self.process.get() {
                     self.record(process, Some(bytes));

@@ -245,6 +245,8 @@ impl Vm {
         for unit in self.units().iter() {
             unit.admit(self.id(), self.terms());
         }
+        // How long it waits for its readmission may be another time now.
+        self.fenced.notify_waiters();
     }
 
     /// Whether sessions that run go on but none begins.

@@ -121,6 +121,51 @@ fn a_vm_is_made_changed_and_ended_at_run_time() {
     place.wait_empty();
 }
 
+// Promise: A41
+#[test]
+fn a_daemon_reads_the_names_of_a_state_before_organisations_had_their_own() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, &[]);
+    place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
+    for (name, wanted) in [("a", json!({ "organisation": "acme" })), ("b", json!({}))] {
+        let mut wanted = wanted;
+        wanted["memory_bytes"] = (64 << 20).into();
+        assert_eq!(place.api("PUT", &format!("/v1/vms/{name}"), Some(&wanted)).status, 201);
+    }
+    let about = |vm: &Value| [&vm["number"], &vm["id"], &vm["organisation"], &vm["placed"]].map(Clone::clone);
+    let before = ["a", "b"].map(|name| about(&place.look(&format!("/v1/vms/{name}"))));
+    daemon.kill();
+
+    let text = std::fs::read_to_string(place.run().join("checkpoint.json")).expect("a checkpoint");
+    let mut content: Value =
+        serde_json::from_str(text.split_once('\n').expect("a header").1).expect("a checkpoint");
+    let objects = &mut content["objects"];
+    let vm = objects["vms"].as_object_mut().expect("VMs").remove("acme/a").expect("it has its new name");
+    objects["vms"]["a"] = vm;
+    let mut home = objects["plan"]["homes"]
+        .as_object_mut()
+        .expect("homes")
+        .remove("acme/a")
+        .expect("it has its new name");
+    home["request"]["vm"] = 5.into();
+    home["request"].as_object_mut().expect("a request").remove("replicas");
+    objects["plan"]["homes"]["a"] = home;
+    for vm in objects["vms"].as_object_mut().expect("VMs").values_mut() {
+        vm.as_object_mut().expect("a VM").remove("owner");
+    }
+    place.checkpoint(&content);
+
+    let daemon = Daemon::start(&place, &[]);
+    for (name, before) in ["acme%2Fa", "b"].into_iter().zip(&before) {
+        assert_eq!(about(&place.look(&format!("/v1/vms/{name}"))), *before);
+    }
+    let same = json!({ "organisation": "acme", "memory_bytes": 64 << 20 });
+    assert_eq!(place.api("PUT", "/v1/vms/a", Some(&same)).status, 200, "it is there already");
+    assert_eq!(place.api("DELETE", "/v1/vms/a", None).status, 204);
+    assert_eq!(place.api("GET", "/v1/vms/acme%2Fa", None).status, 404);
+    daemon.end();
+}
+
 // Promise: A2
 #[test]
 fn what_was_acknowledged_is_there_after_a_kill() {
@@ -257,7 +302,8 @@ fn what_is_wrong_with_a_request_is_said() {
         ("POST", "/v1/vms", None, (405, "method-not-allowed")),
         ("PATCH", "/v1/vms/a", None, (405, "method-not-allowed")),
         ("PUT", "/v1/vms/-a", Some(json!({})), (400, "invalid-request")),
-        ("PUT", "/v1/vms/a%2Fb", Some(json!({})), (400, "invalid-request")),
+        ("PUT", "/v1/vms/a%2Fb%2Fc", Some(json!({})), (400, "invalid-request")),
+        ("PUT", "/v1/vms/nowhere%2Fb", Some(json!({})), (409, "contradiction")),
         ("PUT", "/v1/vms/a", Some(json!({ "memory": 5 })), (400, "invalid-request")),
         ("PUT", "/v1/vms/a", Some(json!({ "memory_bytes": -5 })), (400, "invalid-request")),
         ("PUT", "/v1/vms/a", Some(json!({ "memory_bytes": 1 })), (400, "invalid-request")),

@@ -393,16 +393,24 @@ fn an_error_of_the_gpu_has_the_consequence_of_its_class() {
     place.wait_empty();
 }
 
+// Promise: A40
 #[test]
 fn a_vm_whose_policy_says_so_is_admitted_again_by_itself() {
     let place = Place::new();
     let daemon = Daemon::start(&place, &["--vm", "1,direct,readmit-after=1"]);
     let mut front = place.front(1);
     front.open(1);
-    assert_eq!(post(&place, "fence", &json!({}))["step"], "quarantined");
-    let fence = until(|| stands(&place), |fence| fence["step"] == "active");
+    // A policy fences it: the ledger of its memory contradicts itself.
+    place.tell("unit-0", "event 2 1 0 0");
+    let fence = until(|| stands(&place), |fence| fence["step"] == "active" && fence["epoch"] == 2);
     assert_eq!((&fence["step"], &fence["epoch"]), (&"active".into(), &2.into()));
     front.open(2);
+    // An operator does: it waits for one.
+    let fence = post(&place, "fence", &json!({}));
+    assert_eq!((&fence["step"], &fence["by"]), (&"quarantined".into(), &"operator".into()));
+    std::thread::sleep(std::time::Duration::from_millis(2_500));
+    assert_eq!((&stands(&place)["step"], &stands(&place)["epoch"]), (&"quarantined".into(), &2.into()));
+    assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 3);
     daemon.end();
 }
 

@@ -85,7 +85,7 @@ fn each_vm_is_on_a_unit_of_its_own_choice_and_no_other() {
     // Who names a GPU is there; who keeps away from somebody is not with them.
     let pinned = put(&place, "pinned", &json!({ "memory_bytes": 64 << 20, "placement": { "gpu": 1 } }));
     assert_eq!(pinned.body["placed"]["unit"], 1, "{pinned:?}");
-    let away = json!({ "memory_bytes": 64 << 20, "placement": { "apart_from": [{ "vm": "a" }] } });
+    let away = json!({ "memory_bytes": 64 << 20, "placement": { "anti_affinity": [{ "vm": "a" }] } });
     assert_eq!(put(&place, "away", &away).body["placed"]["unit"], 1);
 
     // The death of an arbiter is the end of sessions on its unit only.

@@ -20,6 +20,7 @@ const TENANT: u32 = 61_003;
 const PROJECT: u32 = 61_004;
 const READER: u32 = 61_005;
 const NOBODY: u32 = 61_006;
+const OTHER: u32 = 61_007;
 const MACHINES: u32 = 61_010;
 const TENANT_OF_EVIL: u32 = 61_011;
 const STRANGERS: u32 = 61_020;
@@ -84,6 +85,31 @@ fn shared_place() -> Option<Place> {
         std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("opened");
     }
     Some(place)
+}
+
+/// Tenants of two organisations, each with all memory that it can want. Nothing where there is no root.
+fn two_tenants(limits: &Value) -> Option<(Place, Daemon, [User; 2])> {
+    let place = shared_place()?;
+    let access = |uid: u32, organisation: &str| {
+        format!("[[access]]\nrole = \"tenant\"\nuids = [{uid}]\norganisation = \"{organisation}\"\n")
+    };
+    let daemon = Daemon::start(&place, &(access(TENANT, "acme") + &access(OTHER, "evil")));
+    for organisation in ["acme", "evil"] {
+        let mut wanted = json!({ "memory_bytes": 1_u64 << 40 });
+        if !limits.is_null() {
+            wanted["limits"] = limits.clone();
+        }
+        let reply = place.api("PUT", &format!("/v1/organisations/{organisation}"), Some(&wanted));
+        assert_eq!(reply.status, 201, "{reply:?}");
+    }
+    Some((place, daemon, [User::new(TENANT), User::new(OTHER)]))
+}
+
+/// A request for a VM with little memory and more fields.
+fn wanted(organisation: &str, more: &Value) -> Value {
+    let mut vm = json!({ "organisation": organisation, "memory_bytes": 64 << 20 });
+    vm.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    vm
 }
 
 struct Daemon(Child);
@@ -177,7 +203,13 @@ fn processes_of_other_users_may_do_what_their_role_says() {
             assert_eq!(names.flatten().collect::<Vec<_>>(), sees, "{user:?}");
             for (path, may) in looks.into_iter().zip(may_look) {
                 let reply = user.ask(&place, socket, "GET", path, None);
-                assert_eq!(reply.status, if may { 200 } else { 403 }, "{user:?}: {socket} {path} {reply:?}");
+                // A VM that is not the user's is as if it were not there.
+                let hidden = if path.starts_with("/v1/vms/") { 404 } else { 403 };
+                assert_eq!(
+                    reply.status,
+                    if may { 200 } else { hidden },
+                    "{user:?}: {socket} {path} {reply:?}"
+                );
             }
             // Who may not drain a VM of somebody else may not change where VMs are.
             for (method, path, body) in moves.into_iter().filter(|_| !may_change[2]) {
@@ -186,8 +218,15 @@ fn processes_of_other_users_may_do_what_their_role_says() {
             }
             for ((method, path, body), may) in changes.into_iter().zip(may_change) {
                 let reply = user.ask(&place, socket, method, path, body);
-                let may = may && socket == "api.sock";
-                let expected = if may { 200 } else { 403 };
+                let reads = socket == "api-read.sock";
+                let hidden = method == "POST" && path.ends_with(['n', 'e']) && !sees.contains(&&path[8..9]);
+                let expected = match (reads, may) {
+                    (true, _) => 403,
+                    (false, true) => 200,
+                    (false, false) if hidden => 404,
+                    (false, false) => 403,
+                };
+                let may = may && !reads;
                 assert_eq!(reply.status, expected, "{user:?}: {socket} {method} {path} {reply:?}");
                 if path == "/v1/vms/w/fence" && may {
                     let log = std::fs::read_to_string(place.run().join("audit.log")).expect("an audit log");
@@ -351,5 +390,286 @@ fn only_whom_the_configuration_names_connects_to_a_vms_socket() {
     assert!(connects(member) && connects(User { gid: MACHINES, ..User::new(NOBODY) }));
     assert!(!connects(User::new(NOBODY)));
     assert!(!directory.join("api.sock").metadata().is_ok_and(|api| api.mode() & 0o077 != 0));
+    daemon.end();
+}
+
+// Promise: A40
+#[test]
+fn a_tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
+    let Some((place, daemon, [tenant, _])) = two_tenants(&json!({ "readmit_after_seconds": 1 })) else {
+        return;
+    };
+    let ask =
+        |method: &str, path: &str, body: Option<&Value>| tenant.ask(&place, "api.sock", method, path, body);
+    let body = wanted("acme", &json!({ "readmit_after_seconds": 1 }));
+    let fence = || place.look("/v1/vms/a")["fence"].clone();
+    let quarantined = || until(fence, |fence| fence["step"] == "quarantined");
+    let nothing = json!({});
+    let made = ask("PUT", "/v1/vms/a", Some(&body));
+    assert_eq!((made.status, &made.body["owner_uid"]), (201, &json!(TENANT)), "{made:?}");
+
+    // Its own fence ends by its hold-off, but not once an operator has fenced it, too.
+    assert_eq!(ask("POST", "/v1/vms/a/fence", Some(&nothing)).body["fence"]["by"], "tenant");
+    assert_eq!(place.api("POST", "/v1/vms/a/fence", Some(&nothing)).body["fence"]["by"], "operator");
+    assert_eq!(ask("POST", "/v1/vms/a/fence", Some(&nothing)).body["fence"]["by"], "operator");
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    for (method, path, body, expected) in [
+        ("PUT", "/v1/vms/a", Some(&body), 200),
+        ("POST", "/v1/vms/a/readmit", None, 403),
+        ("DELETE", "/v1/vms/a", None, 403),
+    ] {
+        assert_eq!(ask(method, path, body).status, expected, "{method} {path}");
+        let stands = fence();
+        assert_eq!(
+            (&stands["step"], &stands["epoch"], &stands["by"]),
+            (&"quarantined".into(), &1.into(), &"operator".into()),
+            "{method} {path}"
+        );
+    }
+    assert_eq!(place.api("POST", "/v1/vms/a/readmit", None).body["fence"]["epoch"], 2);
+
+    // A policy's: DELETE and PUT do not shorten it, the hold-off that operators allow ends it.
+    let number = made.body["number"].as_u64().expect("a number");
+    assert_eq!(ask("PUT", "/v1/vms/a", Some(&wanted("acme", &nothing))).status, 200);
+    place.tell("unit-0", &format!("event 2 {number} 0 0"));
+    assert_eq!(quarantined()["by"], "policy");
+    assert_eq!(ask("DELETE", "/v1/vms/a", None).status, 403);
+    let least = ask("PUT", "/v1/vms/a", Some(&body));
+    assert_eq!(least.status, 200, "{least:?}");
+    until(fence, |fence| fence["step"] == "active");
+    assert_eq!(fence()["epoch"], 3);
+
+    // A drain.
+    assert_eq!(place.api("POST", "/v1/vms/a/drain", None).body["draining"], true);
+    assert_eq!(ask("DELETE", "/v1/vms/a", None).status, 403);
+    assert_eq!(place.look("/v1/vms/a")["draining"], true);
+    assert_eq!(place.api("POST", "/v1/vms/a/readmit", None).body["draining"], false);
+
+    // What a tenant began itself is its own.
+    assert_eq!(ask("POST", "/v1/vms/a/drain", None).body["draining"], true);
+    assert_eq!(ask("POST", "/v1/vms/a/fence", Some(&nothing)).status, 200);
+    assert_eq!(ask("DELETE", "/v1/vms/a", None).status, 204);
+    daemon.end();
+}
+
+// Promise: A42
+#[test]
+fn a_tenant_gives_itself_nothing_beyond_the_limits_of_its_organisation() {
+    let Some((place, daemon, [tenant, _])) = two_tenants(&Value::Null) else { return };
+    let put = |name: &str, more: Value| {
+        tenant.ask(&place, "api.sock", "PUT", &format!("/v1/vms/{name}"), Some(&wanted("acme", &more)))
+    };
+    let organisation = |limits: Value| {
+        let wanted = json!({ "memory_bytes": 1_u64 << 40, "vms": 4, "limits": limits });
+        assert_eq!(place.api("PUT", "/v1/organisations/acme", Some(&wanted)).status, 200);
+    };
+    let beyond = [
+        json!({ "priority": "high" }),
+        json!({ "weight": 10_000 }),
+        json!({ "guarantee_permille": 900 }),
+        json!({ "headroom_bytes": 1 << 30 }),
+        json!({ "readmit_after_seconds": 1 }),
+        json!({ "placement": { "isolation": "strict" } }),
+        json!({ "placement": { "isolation": "strict-plus" } }),
+        json!({ "placement": { "gpu": 0 } }),
+        json!({ "placement": { "replicas": 1 } }),
+    ];
+    assert_eq!(put("a", json!({ "weight": 50, "priority": "low" })).status, 201);
+    for more in &beyond {
+        for name in ["a", "b"] {
+            let reply = put(name, more.clone());
+            assert!(reply.status == 409, "{name} {more}: {reply:?}");
+            assert!(
+                matches!(reply.body["code"].as_str(), Some("quota-exceeded")),
+                "{name} {more}: {reply:?}"
+            );
+        }
+    }
+    assert_eq!(put("b", json!({ "direct": true })).status, 403);
+    let kept = place.look("/v1/vms/a");
+    assert_eq!((&kept["weight"], &kept["priority"]), (&50.into(), &"low".into()), "{kept}");
+
+    // What an operator gives a VM its tenant keeps, and cannot add to.
+    let given = wanted("acme", &json!({ "weight": 500, "guarantee_permille": 300 }));
+    assert_eq!(place.api("PUT", "/v1/vms/a", Some(&given)).status, 200);
+    assert_eq!(
+        put("a", json!({ "weight": 500, "guarantee_permille": 300, "memory_bytes": 32 << 20 })).status,
+        200
+    );
+    assert_eq!(put("a", json!({ "weight": 501, "guarantee_permille": 300 })).status, 409);
+
+    // Limits, the number of VMs, and that of an owner.
+    organisation(json!({ "weight": 200, "cap_permille": 400, "pinned_bytes": 1 << 20, "vms_per_owner": 2 }));
+    let made = put("b", json!({ "weight": 200 }));
+    assert_eq!(
+        (made.status, &made.body["cap_permille"], &made.body["pinned_bytes"]),
+        (201, &400.into(), &(1 << 20).into()),
+        "{made:?}"
+    );
+    assert_eq!(put("b", json!({ "cap_permille": 401 })).status, 409);
+    assert_eq!(put("c", json!({})).body["code"], "quota-exceeded", "two are of this owner");
+    organisation(json!({}));
+    assert_eq!((put("c", json!({})).status, put("d", json!({})).status), (201, 201));
+    assert_eq!(put("e", json!({})).body["code"], "quota-exceeded", "four are of this organisation");
+    assert_eq!(tenant.ask(&place, "api.sock", "DELETE", "/v1/vms/d", None).status, 204);
+
+    // Sizes that are listed, and no others; they may be beyond the limits, for an operator made them.
+    let large = json!({ "memory_bytes": 128 << 20, "weight": 700, "policy": "time-slice", "replicas": 9 });
+    for (name, size) in [("large", &large), ("other", &json!({ "memory_bytes": 2 << 20 }))] {
+        assert_eq!(place.api("PUT", &format!("/v1/sizes/{name}"), Some(size)).status, 201);
+    }
+    organisation(json!({ "sizes": ["large"] }));
+    let of_size = |more: Value| {
+        let mut vm = json!({ "organisation": "acme", "size": "large" });
+        vm.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        tenant.ask(&place, "api.sock", "PUT", "/v1/vms/d", Some(&vm))
+    };
+    for more in [
+        json!({ "memory_bytes": 256 << 20 }),
+        json!({ "weight": 100 }),
+        json!({ "size": "other" }),
+        json!({ "placement": { "policy": "mig" } }),
+        json!({ "placement": { "replicas": 8 } }),
+    ] {
+        assert_eq!(of_size(more.clone()).body["code"], "quota-exceeded", "{more}");
+    }
+    let made = of_size(json!({}));
+    assert_eq!(
+        (made.status, &made.body["weight"], &made.body["placement"]["replicas"]),
+        (201, &700.into(), &9.into()),
+        "{made:?}"
+    );
+    daemon.end();
+}
+
+// Promise: A41
+#[test]
+fn an_organisation_neither_collides_with_another_nor_learns_of_it() {
+    let Some((place, daemon, [acme, evil])) = two_tenants(&Value::Null) else { return };
+    let ask = |user: User, method: &str, path: &str, body: Option<&Value>| {
+        user.ask(&place, "api.sock", method, path, body)
+    };
+    let nothing = json!({});
+    let of = |organisation: &str| wanted(organisation, &nothing);
+
+    // It keeps nobody of another organisation off a GPU, whatever it names.
+    let away = json!({ "placement": { "anti_affinity": [{ "vm": "prod" }, { "group": "web" }] } });
+    let spy = ask(evil, "PUT", "/v1/vms/spy", Some(&wanted("evil", &away)));
+    assert_eq!(spy.status, 201, "{spy:?}");
+    let in_group = json!({ "placement": { "anti_affinity": [{ "group": "web" }] } });
+    let mut numbers = Vec::new();
+    let made = ask(acme, "PUT", "/v1/vms/prod", Some(&of("acme")));
+    assert_eq!(made.status, 201, "{made:?}");
+    numbers.push(made.body["number"].clone());
+    let made = ask(acme, "PUT", "/v1/vms/grouped", Some(&wanted("acme", &in_group)));
+    assert_eq!(made.status, 201, "{made:?}");
+    // Within an organisation it holds: there is one GPU.
+    let same = ask(evil, "PUT", "/v1/vms/prod", Some(&of("evil")));
+    assert_eq!(same.body["code"], "placement-unavailable", "{same:?}");
+    assert_eq!(ask(evil, "DELETE", "/v1/vms/spy", None).status, 204);
+
+    // Both have a VM of one name.
+    let made = ask(evil, "PUT", "/v1/vms/prod", Some(&of("evil")));
+    assert_eq!(made.status, 201, "{made:?}");
+    numbers.push(made.body["number"].clone());
+    assert_ne!(numbers[0], numbers[1]);
+    for (user, number) in [(acme, &numbers[0]), (evil, &numbers[1])] {
+        let shown = ask(user, "GET", "/v1/vms/prod", None);
+        assert_eq!((shown.status, &shown.body["number"], &shown.body["id"]), (200, number, &"prod".into()));
+    }
+
+    // What is another's is answered as what is not there, word for word but for the name.
+    let answers = |method: &str, verb: &str, body: Option<&Value>| {
+        let said = |name: &str| {
+            let reply = ask(evil, method, &format!("/v1/vms/{name}{verb}"), body);
+            (reply.status, reply.body.to_string().replace("nothing", "NAME").replace("grouped", "NAME"))
+        };
+        for scope in ["", "acme%2F"] {
+            let (foreign, unknown) = (said(&format!("{scope}grouped")), said(&format!("{scope}nothing")));
+            assert_eq!(foreign, unknown, "{method} {scope}NAME{verb}");
+            let expected = match method {
+                "DELETE" => 204,
+                "PUT" => 403,
+                _ if verb == "/readmit" || verb == "/move" => 403,
+                _ => 404,
+            };
+            assert_eq!(foreign.0, expected, "{method} {scope}NAME{verb}: {foreign:?}");
+        }
+    };
+    answers("GET", "", None);
+    answers("DELETE", "", None);
+    answers("PUT", "", Some(&of("acme")));
+    answers("POST", "/fence", Some(&nothing));
+    answers("POST", "/drain", None);
+    answers("POST", "/readmit", None);
+    answers("POST", "/move", None);
+    assert_eq!(place.look("/v1/vms/grouped")["fence"]["step"], "active");
+
+    // Organisations and projects that are another's, and numbers.
+    assert_eq!(
+        place
+            .api(
+                "PUT",
+                "/v1/projects/shop",
+                Some(&json!({ "memory_bytes": 1 << 30, "organisation": "acme" }))
+            )
+            .status,
+        201
+    );
+    for (there, not) in [("organisation", "acme"), ("project", "shop")].map(|(kind, name)| {
+        let put = |name: &str| {
+            let reply = ask(evil, "PUT", "/v1/vms/x", Some(&json!({ kind: name, "memory_bytes": 64 << 20 })));
+            (reply.status, reply.body.to_string())
+        };
+        (put(name), put("nowhere"))
+    }) {
+        assert_eq!((&there, there.0), (&not, 403));
+    }
+    let number = numbers[0].as_u64().expect("a number");
+    for number in [number, 77] {
+        let reply = ask(evil, "PUT", &format!("/v1/vms/{number}"), Some(&of("evil")));
+        assert_eq!((reply.status, &reply.body["code"]), (403, &"forbidden".into()), "{reply:?}");
+    }
+
+    // An operator says whose it means.
+    let ambiguous = place.api("GET", "/v1/vms/prod", None);
+    assert_eq!((ambiguous.status, &ambiguous.body["code"]), (409, &"contradiction".into()), "{ambiguous:?}");
+    for (organisation, number) in [("acme", &numbers[0]), ("evil", &numbers[1])] {
+        let path = format!("/v1/vms/{organisation}%2Fprod");
+        assert_eq!(place.look(&path)["number"], *number);
+        assert_eq!(place.api("POST", &format!("{path}/fence"), Some(&nothing)).status, 200);
+        assert_eq!(place.api("POST", &format!("{path}/readmit"), None).body["fence"]["epoch"], 2);
+        assert_eq!(place.api("PUT", &path, Some(&json!({ "memory_bytes": 32 << 20 }))).status, 200);
+    }
+    assert_eq!(place.api("DELETE", "/v1/vms/evil%2Fprod", None).status, 204);
+    assert_eq!(place.look("/v1/vms/prod")["number"], numbers[0], "one is left of that name");
+    daemon.end();
+}
+
+// Promise: A43
+#[test]
+fn refusals_are_in_the_audit_log_at_a_bounded_rate() {
+    let Some((place, daemon, [tenant, other])) = two_tenants(&Value::Null) else { return };
+    let high = wanted("acme", &json!({ "priority": "high" }));
+    let put = || tenant.ask(&place, "api.sock", "PUT", "/v1/vms/a", Some(&high)).status;
+    let lines = || -> Vec<Value> {
+        let log = std::fs::read_to_string(place.run().join("audit.log")).expect("an audit log");
+        let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        lines.filter(|line| line["action"] == "refused").collect()
+    };
+    assert_eq!(put(), 409);
+    assert_eq!(lines().len(), 1, "it is there when it is answered");
+    let first = lines()[0].clone();
+    assert_eq!((&first["uid"], &first["object"]), (&json!(TENANT), &"PUT /v1/vms/a".into()), "{first}");
+    assert!(first["failed"].as_str().is_some_and(|why| why.contains("priority")), "{first}");
+    for _ in 0..40 {
+        assert_eq!(put(), 409);
+    }
+    let of_tenant = |lines: &[Value]| lines.iter().filter(|line| line["uid"] == TENANT).count();
+    let noted = of_tenant(&lines());
+    assert!((2..=12).contains(&noted), "{noted} lines of 41 refusals");
+    assert_eq!(other.ask(&place, "api.sock", "GET", "/v1/units", None).status, 403);
+    let last = lines().pop().expect("a line");
+    assert_eq!((&last["uid"], &last["object"]), (&json!(OTHER), &"GET /v1/units".into()), "{last}");
     daemon.end();
 }

@@ -67,6 +67,20 @@ pub struct Error {
     pub cause: Vec<String>,
 }
 
+/// The error in a response, for the audit log.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) code: Code,
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    /// Whether a role or a limit was the reason, and not the request's form or what there is.
+    pub(crate) fn is_audited(&self) -> bool {
+        matches!(self.code, Code::Forbidden | Code::QuotaExceeded)
+    }
+}
+
 /// A request could not be carried out.
 #[derive(Debug, IntoResponses)]
 pub enum Errors {
@@ -188,6 +202,9 @@ impl Error {
 
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
-        (self.status(), Json(self)).into_response()
+        let refusal = Refusal { code: self.code, message: self.message.clone() };
+        let mut response = (self.status(), Json(self)).into_response();
+        response.extensions_mut().insert(refusal);
+        response
     }
 }

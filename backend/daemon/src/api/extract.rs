@@ -53,6 +53,32 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     }
 }
 
+/// The name of a VM in a path: as its client named it, or as its host names it, `organisation/name` (with `%2F`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VmName(pub(crate) String);
+
+impl VmName {
+    fn check(name: &str) -> Result<(), Error> {
+        let (scope, name) = name.split_once('/').map_or((None, name), |(scope, name)| (Some(scope), name));
+        let scope = scope.map(|scope| scope.strip_prefix("project:").unwrap_or(scope));
+        scope.map_or(Ok(()), Id::check)?;
+        Id::check(name)
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for VmName {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        let Path(name): Path<String> =
+            Path::from_request_parts(parts, state).await.map_err(|error: PathRejection| {
+                Error::invalid("the path is not one of the API").because(error)
+            })?;
+        Self::check(&name)?;
+        Ok(Self(name))
+    }
+}
+
 /// A number in the path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Number(pub(crate) u32);
@@ -173,6 +199,16 @@ mod tests {
         assert_eq!(read("{\"a\": 5.0}").ok(), Some(5));
         for bad in ["{\"a\": 5.5}", "{\"a\": -5.0}", "{\"a\": 1e300}", "[5]"] {
             assert!(read(bad).is_err(), "{bad} was taken");
+        }
+    }
+
+    #[test]
+    fn a_vm_is_named_alone_or_with_its_organisation() {
+        for good in ["a", "acme/a", "project:web/a", "7"] {
+            assert!(VmName::check(good).is_ok(), "{good}");
+        }
+        for bad in ["", "/", "/a", "a/", "a/b/c", "../a", "a/..", "project:/a", "x:web/a", "a:b"] {
+            assert!(VmName::check(bad).is_err(), "{bad:?} was taken");
         }
     }
 

@@ -12,13 +12,17 @@ pub(crate) mod places;
 pub(crate) mod serve;
 pub mod v1;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Router,
-    extract::{DefaultBodyLimit, Request},
+    extract::{DefaultBodyLimit, Request, State},
     http::{HeaderValue, Method, header},
-    middleware::{Next, from_fn},
+    middleware::{Next, from_fn_with_state},
     response::{IntoResponse as _, Response},
 };
 use tokio::time::timeout;
@@ -27,14 +31,16 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use self::{
     bridge::Bridge,
-    error::{Code, Error},
+    error::{Code, Error, Refusal},
     peer::Caller,
     places::{Places, User},
 };
-use crate::journal::Journal;
+use crate::{journal::Journal, registry::Registry, trail::RefusalRate};
 
 /// Bytes of a body.
 const BODY_BYTES: usize = 64 << 10;
+/// Characters of a method and path in the audit log.
+const ASKED: usize = 200;
 /// How long an answer may take to be made.
 const ANSWER: Duration = Duration::from_secs(60);
 
@@ -45,6 +51,8 @@ pub(crate) struct Api {
     pub(crate) journal: Arc<Journal>,
     /// How many may follow events at once.
     pub(crate) followers: Arc<Places>,
+    /// How many refusals are noted.
+    pub(crate) refusals: Arc<RefusalRate>,
 }
 
 #[derive(utoipa::OpenApi)]
@@ -118,12 +126,37 @@ pub(crate) fn router(api: Api) -> Router {
             Error::new(Code::MethodNotAllowed, "this path does not know that method")
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES))
-        .layer(from_fn(guard))
+        .layer(from_fn_with_state(api.clone(), guard))
         .with_state(api)
 }
 
 /// What holds for every request.
-async fn guard(request: Request, next: Next) -> Response {
+async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let caller = request.extensions().get::<Caller>().cloned();
+    // A path is as long as its client likes.
+    let asked: String =
+        format!("{} {}", request.method(), request.uri().path()).chars().take(ASKED).collect();
+    let response = bounded(request, next).await;
+    if let Some(caller) = caller
+        && let Some(refusal) = response.extensions().get::<Refusal>().filter(|refusal| refusal.is_audited())
+        && let Some(left_out) = api.refusals.take(caller.uid, Instant::now())
+    {
+        let mut why = refusal.message.clone();
+        if left_out > 0 {
+            why.push_str(&format!(" ({left_out} refusals before it are not noted)"));
+        }
+        let note = move |registry: Rc<Registry>| async move {
+            registry.trail.entry(&caller, "refused", asked).note_failure(&why).await;
+            Ok(())
+        };
+        if let Err(error) = api.bridge.call(note).await {
+            tracing::error!("a refusal is not in the audit log: {}", error.message);
+        }
+    }
+    response
+}
+
+async fn bounded(request: Request, next: Next) -> Response {
     let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
     let reading = request.extensions().get::<Caller>().is_none_or(|caller| caller.reading);
     if changes && reading {

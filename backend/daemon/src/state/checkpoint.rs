@@ -27,7 +27,7 @@ use super::{
     objects::Objects,
 };
 use crate::{
-    fence::{AdmissionError, Fence, Step},
+    fence::{AdmissionError, Fence, FencedBy, Step},
     process::Identity,
 };
 
@@ -53,8 +53,8 @@ struct Content {
 enum Note {
     /// Where a VM stands.
     Vm(u32, Fence),
-    /// That a VM is fenced, wherever it stands: why, and which workers it has.
-    Fenced(u32, String, Vec<Identity>),
+    /// That a VM is fenced, wherever it stands: by which authority, why, and which workers it has.
+    Fenced(u32, FencedBy, String, Vec<Identity>),
     /// Why a unit is quarantined.
     Quarantine(u32, String),
     /// Which process holds a unit's memory; `None` for nobody.
@@ -66,10 +66,16 @@ impl Note {
         match self {
             // What is said of an epoch that is over says nothing of this one.
             Note::Vm(vm, fence) if content.vms.get(vm).is_some_and(|known| known.epoch > fence.epoch) => {}
-            Note::Vm(vm, fence) => _ = content.vms.insert(*vm, fence.clone()),
-            Note::Fenced(vm, reason, workers) => {
+            Note::Vm(vm, fence) => {
+                let raised = content.vms.get(vm).filter(|known| known.epoch == fence.epoch);
+                // A higher authority may have come while a step was being taken.
+                let raised = raised.and_then(|known| fence.raise(known.by, &known.reason));
+                content.vms.insert(*vm, raised.unwrap_or_else(|| fence.clone()));
+            }
+            Note::Fenced(vm, by, reason, workers) => {
                 let fence = content.vms.entry(*vm).or_default();
-                if let Some(fenced) = fence.begin(reason, workers.clone()) {
+                let fenced = fence.begin(*by, reason, workers.clone());
+                if let Some(fenced) = fenced.or_else(|| fence.raise(*by, reason)) {
                     *fence = fenced;
                 }
             }
@@ -80,6 +86,28 @@ impl Note {
             Note::Arbiter(unit, None) => _ = content.arbiters.remove(unit),
         }
     }
+}
+
+/// What a fence has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FenceChange {
+    /// The VM was active.
+    Begun,
+    /// The VM was fenced by a lower authority.
+    Raised,
+    /// The VM was fenced by as high an authority.
+    None,
+}
+
+/// What became of the removal of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// It is gone.
+    Removed,
+    /// It is fenced, and something of it is left.
+    Unclean,
+    /// It is fenced or drained by a higher authority.
+    Held,
 }
 
 /// A VM cannot be admitted again.
@@ -127,6 +155,7 @@ impl Checkpoint {
                 file.path().display()
             );
         }
+        let content = Content { objects: content.objects.scoped(), ..content };
         Ok(Self {
             file,
             content: RefCell::new(content),
@@ -157,19 +186,25 @@ impl Checkpoint {
         self.commit(change).await
     }
 
-    /// Takes a VM from what clients have made; whoever gets its number is another epoch. Nothing has changed where that
-    /// cannot be written, nor where the VM is fenced and something of it is left; false then.
-    pub(crate) async fn remove_vm(&self, id: &str, number: u32) -> io::Result<bool> {
+    /// Takes a VM from what clients have made, for an authority; the next VM of its number has another epoch. Nothing has
+    /// changed where that cannot be written, where the VM is fenced and something of it is left, or where a higher authority
+    /// has fenced or drained it.
+    pub(crate) async fn remove_vm(&self, id: &str, number: u32, by: FencedBy) -> io::Result<Removal> {
         let remove = |content: &mut Content| {
             let fence = content.vms.get(&number).cloned().unwrap_or_default();
-            let is_clean = fence.step == Step::Active || fence.clean;
-            if is_clean {
-                content.objects.vms.remove(id);
-                content.objects.draining.remove(&number);
-                let epoch = fence.epoch.saturating_add(1);
-                content.vms.insert(number, Fence { epoch, ..Fence::default() });
+            let is_fenced = fence.step != Step::Active;
+            if is_fenced && fence.by > by || by < content.objects.drained_by(number) {
+                return Ok(Removal::Held);
             }
-            Ok(is_clean)
+            if is_fenced && !fence.clean {
+                return Ok(Removal::Unclean);
+            }
+            content.objects.vms.remove(id);
+            content.objects.draining.remove(&number);
+            content.objects.tenant_drains.remove(&number);
+            let epoch = fence.epoch.saturating_add(1);
+            content.vms.insert(number, Fence { epoch, ..Fence::default() });
+            Ok(Removal::Removed)
         };
         self.commit(remove).await
     }
@@ -191,13 +226,26 @@ impl Checkpoint {
         gone.map(|(vm, fence)| (*vm, fence.epoch - 1)).collect()
     }
 
-    /// Notes that a VM is fenced; false where it was. One that is being admitted again is fenced when it is.
-    pub(crate) fn fence_vm(&self, vm: u32, reason: &str, workers: Vec<Identity>) -> bool {
-        let is_new = self.vm(vm).step == Step::Active;
-        if is_new || self.meanwhile.borrow().is_some() {
-            self.note(Note::Fenced(vm, reason.to_owned(), workers));
+    /// Notes that a VM is fenced. One that is being admitted again is fenced when it is.
+    pub(crate) fn fence_vm(
+        &self,
+        vm: u32,
+        by: FencedBy,
+        reason: &str,
+        workers: Vec<Identity>,
+    ) -> FenceChange {
+        let before = self.vm(vm);
+        let change = if before.step == Step::Active {
+            FenceChange::Begun
+        } else if before.raise(by, reason).is_some() {
+            FenceChange::Raised
+        } else {
+            FenceChange::None
+        };
+        if change != FenceChange::None || self.meanwhile.borrow().is_some() {
+            self.note(Note::Fenced(vm, by, reason.to_owned(), workers));
         }
-        is_new
+        change
     }
 
     /// Notes where a VM stands.
@@ -205,10 +253,10 @@ impl Checkpoint {
         self.note(Note::Vm(vm, fence));
     }
 
-    /// Notes a VM that is admitted again, in its next epoch. Nothing has changed where that cannot be written.
-    pub(crate) async fn admit_vm(&self, vm: u32) -> Result<Fence, ReadmitError> {
+    /// Notes a VM that an authority admits again, in its next epoch. Nothing has changed where that cannot be written.
+    pub(crate) async fn admit_vm(&self, vm: u32, by: FencedBy) -> Result<Fence, ReadmitError> {
         let admit = |content: &mut Content| {
-            let fence = content.vms.get(&vm).cloned().unwrap_or_default().readmit()?;
+            let fence = content.vms.get(&vm).cloned().unwrap_or_default().readmit(by)?;
             content.vms.insert(vm, fence.clone());
             Ok(fence)
         };
@@ -362,7 +410,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let checkpoint = Checkpoint::open(directory.path()).expect("a new one");
         assert_eq!(checkpoint.admitted(7), Some(1));
-        let fenced = Fence::default().begin("a test", vec![Identity::of(1).expect("init")]).expect("active");
+        let fenced = Fence::default()
+            .begin(FencedBy::Policy, "a test", vec![Identity::of(1).expect("init")])
+            .expect("active");
         checkpoint.set_vm(7, fenced.clone());
         assert!(checkpoint.set_quarantine(2, "Xid 79"));
         assert!(!checkpoint.set_quarantine(2, "another"));
@@ -411,10 +461,10 @@ mod tests {
         checkpoint.set_vm(7, quarantined(1));
         assert!(checkpoint.written().await.is_err());
         assert_eq!(checkpoint.admitted(7), None, "it is fenced all the same");
-        assert!(checkpoint.admit_vm(7).await.is_err());
+        assert!(checkpoint.admit_vm(7, FencedBy::Operator).await.is_err());
         assert_eq!(checkpoint.admitted(7), None);
         fs::create_dir(&inside).expect("a directory");
-        assert_eq!(checkpoint.admit_vm(7).await.expect("written").epoch, 2);
+        assert_eq!(checkpoint.admit_vm(7, FencedBy::Operator).await.expect("written").epoch, 2);
         assert_eq!(Checkpoint::open(&inside).expect("there").admitted(7), Some(2));
     }
 
@@ -441,7 +491,7 @@ mod tests {
             fs::remove_file(&new).expect("there");
             pipe
         };
-        let (admitted, _pipe) = tokio::join!(checkpoint.admit_vm(7), answer);
+        let (admitted, _pipe) = tokio::join!(checkpoint.admit_vm(7, FencedBy::Operator), answer);
         assert!(
             matches!(admitted, Err(ReadmitError::Checkpoint(_))),
             "a pipe cannot be flushed: {admitted:?}"
@@ -452,19 +502,52 @@ mod tests {
         let note = async { checkpoint.set_quarantine(2, "Xid 62") };
         let (lifted, is_new) = tokio::join!(checkpoint.lift_quarantine(2), note);
         assert_eq!((lifted.expect("written"), is_new), (true, false));
-        let fence = async { checkpoint.fence_vm(7, "a test", Vec::new()) };
-        let (admitted, is_new) = tokio::join!(checkpoint.admit_vm(7), fence);
-        assert_eq!((admitted.expect("written").epoch, is_new), (4, false));
+        let fence = async { checkpoint.fence_vm(7, FencedBy::Policy, "a test", Vec::new()) };
+        let (admitted, change) = tokio::join!(checkpoint.admit_vm(7, FencedBy::Operator), fence);
+        assert_eq!((admitted.expect("written").epoch, change), (4, FenceChange::None));
         let fenced = checkpoint.vm(7);
         assert_eq!((fenced.step, fenced.epoch, &*fenced.reason), (Step::Fencing, 4, "a test"));
         checkpoint.set_vm(7, Fence { clean: false, ..quarantined(4) });
-        assert!(!checkpoint.remove_vm("seven", 7).await.expect("written"), "something of it is left");
+        let remove = || checkpoint.remove_vm("seven", 7, FencedBy::Operator);
+        assert_eq!(remove().await.expect("written"), Removal::Unclean);
         checkpoint.set_vm(7, quarantined(4));
-        assert!(checkpoint.remove_vm("seven", 7).await.expect("written"));
+        assert_eq!(remove().await.expect("written"), Removal::Removed);
         checkpoint.set_vm(7, quarantined(3));
         checkpoint.written().await.expect("written");
         let next = Checkpoint::open(directory.path()).expect("there");
         assert_eq!((next.admitted(7), next.admitted(8)), (Some(5), None), "a number of another epoch");
         assert_eq!(next.quarantine(2).as_deref(), Some("Xid 62"));
+    }
+
+    // Promise: A40
+    #[tokio::test]
+    async fn a_lower_authority_neither_admits_nor_removes_what_a_higher_one_fenced_or_drained() {
+        use FencedBy::{Operator, Policy, Tenant};
+        let directory = tempfile::tempdir().expect("a directory");
+        let checkpoint = Checkpoint::open(directory.path()).expect("a new one");
+        assert_eq!(checkpoint.fence_vm(7, Tenant, "mine", Vec::new()), FenceChange::Begun);
+        let quarantine = checkpoint.vm(7);
+        assert_eq!(checkpoint.fence_vm(7, Operator, "theirs", Vec::new()), FenceChange::Raised);
+        assert_eq!(checkpoint.fence_vm(7, Tenant, "mine", Vec::new()), FenceChange::None);
+        // A step that began before the operator came does not take the fence from the operator.
+        checkpoint.set_vm(7, Fence { step: Step::Quarantined, clean: true, ..quarantine });
+        let fence = checkpoint.vm(7);
+        assert_eq!((fence.step, fence.by, &*fence.reason), (Step::Quarantined, Operator, "theirs"));
+        checkpoint.written().await.expect("written");
+        let next = Checkpoint::open(directory.path()).expect("there");
+        assert_eq!(next.vm(7), fence, "the next daemon knows it, too");
+        for by in [Tenant, Policy] {
+            let admitted = next.admit_vm(7, by).await;
+            assert!(matches!(admitted, Err(ReadmitError::Admission(AdmissionError::Held))), "{admitted:?}");
+            assert_eq!(next.remove_vm("seven", 7, by).await.expect("written"), Removal::Held);
+        }
+        assert_eq!(next.admit_vm(7, Operator).await.expect("written").epoch, 2);
+
+        let drain = |objects: &mut Objects| _ = objects.draining.insert(7);
+        next.change_objects(drain).await.expect("written");
+        assert_eq!(next.remove_vm("seven", 7, Tenant).await.expect("written"), Removal::Held);
+        next.change_objects(|objects| _ = objects.tenant_drains.insert(7)).await.expect("written");
+        assert_eq!(next.remove_vm("seven", 7, Tenant).await.expect("written"), Removal::Removed);
+        assert!(next.objects().draining.is_empty() && next.objects().tenant_drains.is_empty());
     }
 }

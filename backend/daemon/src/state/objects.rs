@@ -7,7 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use sluice_placement::{Highest, Record, Request, UnitId};
 
-use crate::configuration::{PriorityWord, Size, VmSpec};
+use crate::{
+    configuration::{PriorityWord, Size, VmSpec},
+    fence::FencedBy,
+    limits::Limits,
+};
 
 /// All of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +26,9 @@ pub(crate) struct Objects {
     pub(crate) plan: Plan,
     /// Numbers of VMs that begin no session.
     pub(crate) draining: BTreeSet<u32>,
+    /// Of these, the ones that a tenant drained itself. Versions before it did not write this.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) tenant_drains: BTreeSet<u32>,
     /// The number that the last VM got.
     pub(crate) last_vm: u32,
     /// The number that the last organisation or project got.
@@ -76,6 +83,9 @@ pub(crate) struct VmObject {
     pub(crate) readmit_after: u32,
     pub(crate) hang_after: u32,
     pub(crate) guest_memory: Option<u64>,
+    /// The user that made it. Versions before it did not write this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) owner: Option<u32>,
 }
 
 /// What a VM has of GPU time.
@@ -95,7 +105,7 @@ impl Default for Shares {
 }
 
 /// Whose work goes first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Priority {
     Low,
@@ -115,6 +125,9 @@ pub(crate) struct Placement {
     pub(crate) profile: Option<u32>,
     pub(crate) allow_larger: bool,
     pub(crate) multiprocessors: u32,
+    /// The most VMs on its unit; 0 for any number.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) replicas: u32,
     pub(crate) numa_node: Option<u32>,
     pub(crate) apart: Vec<Apart>,
 }
@@ -139,7 +152,7 @@ pub(crate) enum Policy {
 }
 
 /// With whom on it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Isolation {
     #[default]
@@ -158,6 +171,9 @@ pub(crate) struct Ancestor {
     pub(crate) organisation: Option<String>,
     pub(crate) memory: u64,
     pub(crate) vms: Option<u32>,
+    /// What its tenants may set of their VMs. Versions before it did not write this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) limits: Option<Limits>,
 }
 
 /// What a VM of a size has.
@@ -169,12 +185,38 @@ pub(crate) struct SizeObject {
     pub(crate) headroom: u64,
     pub(crate) pinned: u64,
     pub(crate) shares: Shares,
+    /// The kind of unit, if the size says it. Versions before it did not write these three.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) policy: Option<Policy>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) profile: Option<u32>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) replicas: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Objects {
+    /// Gives VMs the names that they have on their host, where a version wrote them that knew one name for all organisations.
+    pub(crate) fn scoped(mut self) -> Self {
+        let renamed: BTreeMap<String, String> = self
+            .vms
+            .iter()
+            .filter(|(name, _)| !name.contains('/'))
+            .map(|(name, vm)| (name.clone(), vm.host_name(name)))
+            .collect();
+        let new = |name: String| renamed.get(&name).cloned().unwrap_or(name);
+        self.vms = self.vms.into_iter().map(|(name, vm)| (new(name), vm)).collect();
+        self.plan.homes = self.plan.homes.into_iter().map(|(name, home)| (new(name), home)).collect();
+        self
+    }
+
     /// Whether there are none, and never were.
     pub(crate) fn is_empty(&self) -> bool {
-        let Self { vms, organisations, projects, sizes, plan, draining, last_vm: _, last_ancestor: _ } = self;
+        let Self { vms, organisations, projects, sizes, plan, draining, .. } = self;
         vms.is_empty()
             && organisations.is_empty()
             && projects.is_empty()
@@ -183,9 +225,57 @@ impl Objects {
             && plan.records.is_empty()
             && plan.draining.is_empty()
     }
+
+    /// The authority that it takes to let a VM begin sessions again, as far as it is drained.
+    pub(crate) fn drained_by(&self, number: u32) -> FencedBy {
+        match self.draining.contains(&number) && !self.tenant_drains.contains(&number) {
+            true => FencedBy::Operator,
+            false => FencedBy::Tenant,
+        }
+    }
+}
+
+impl SizeObject {
+    /// A VM that has what the size gives and nothing else.
+    pub(crate) fn vm(&self) -> VmObject {
+        VmObject {
+            memory: self.memory,
+            guaranteed: self.guaranteed,
+            headroom: self.headroom,
+            pinned: self.pinned,
+            shares: self.shares,
+            placement: Placement {
+                policy: self.policy.unwrap_or_default(),
+                profile: self.profile,
+                replicas: self.replicas,
+                ..Placement::default()
+            },
+            ..VmObject::default()
+        }
+    }
+}
+
+/// The name of a VM on its host, of the name that its client gave: `organisation/name`. A VM of a project without an
+/// organisation is `project:project/name`, and one of neither has its name alone.
+pub(crate) fn host_name(organisation: Option<&str>, project: Option<&str>, name: &str) -> String {
+    match (organisation, project) {
+        (Some(organisation), _) => format!("{organisation}/{name}"),
+        (None, Some(project)) => format!("project:{project}/{name}"),
+        (None, None) => name.to_owned(),
+    }
+}
+
+/// The name that its client gave a VM, of its name on its host.
+pub(crate) fn short_name(host_name: &str) -> &str {
+    host_name.rsplit_once('/').map_or(host_name, |(_, name)| name)
 }
 
 impl VmObject {
+    /// The name on its host of a VM that is called `name` where this one is.
+    pub(crate) fn host_name(&self, name: &str) -> String {
+        host_name(self.organisation.as_deref(), self.project.as_deref(), name)
+    }
+
     /// As units and launcher know it, but for the numbers of project and organisation.
     pub(crate) fn spec(&self) -> VmSpec {
         VmSpec {
@@ -209,5 +299,39 @@ impl VmObject {
             created: self.created,
             ..VmSpec::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Promise: A41
+    #[test]
+    fn names_of_an_older_state_get_their_organisations() {
+        let vm = |organisation: Option<&str>, project: Option<&str>| VmObject {
+            organisation: organisation.map(str::to_owned),
+            project: project.map(str::to_owned),
+            ..VmObject::default()
+        };
+        let mut old = Objects::default();
+        for (name, object) in [
+            ("a", vm(Some("acme"), None)),
+            ("b", vm(Some("acme"), Some("web"))),
+            ("c", vm(None, Some("web"))),
+            ("d", vm(None, None)),
+        ] {
+            let request = Request::new(sluice_placement::VmId(7), 1);
+            old.plan.homes.insert(name.to_owned(), Home { unit: UnitId(1), request });
+            old.vms.insert(name.to_owned(), object);
+        }
+        let text = serde_json::to_string(&old).expect("written");
+        let read: Objects = serde_json::from_str(&text).expect("read");
+        let new = read.scoped();
+        let names = ["acme/a", "acme/b", "d", "project:web/c"];
+        assert_eq!(new.vms.keys().collect::<Vec<_>>(), names);
+        assert_eq!(new.plan.homes.keys().collect::<Vec<_>>(), names);
+        assert_eq!(new.clone().scoped(), new, "the next daemon changes nothing");
+        assert_eq!(names.map(short_name), ["a", "b", "d", "c"]);
     }
 }

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::{
     status,
-    vms::{self, Priority},
+    vms::{self, Policy, Priority},
 };
 use crate::{
     api::{
@@ -55,6 +55,17 @@ pub(crate) struct SizeRequest {
     #[serde(default)]
     #[schema(minimum = 0, maximum = 1000)]
     guarantee_permille: Option<u32>,
+    /// The kind of unit, where a VM does not say one.
+    #[serde(default)]
+    policy: Option<Policy>,
+    /// The kind of MIG instance, where a VM does not say one: the driver's number of the profile, or its name.
+    #[serde(default)]
+    #[schema(max_length = 64)]
+    profile: Option<String>,
+    /// The most VMs that share a unit, where a VM does not say it; any number if not given.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 65535)]
+    replicas: Option<u32>,
 }
 
 /// A size.
@@ -78,6 +89,15 @@ pub(crate) struct Size {
     cap_permille: u32,
     /// Thousandths of a unit's time that are there whenever they are wanted.
     guarantee_permille: u32,
+    /// The kind of unit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<Policy>,
+    /// The kind of MIG instance, by the driver's number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<String>,
+    /// The most VMs that share a unit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<u32>,
 }
 
 /// Sizes.
@@ -88,7 +108,7 @@ pub(crate) struct Sizes {
 }
 
 impl SizeRequest {
-    fn wanted(self) -> Result<SizeObject, Error> {
+    fn wanted(self, registry: &Registry) -> Result<SizeObject, Error> {
         let shares = Shares::default();
         let memory = vms::memory(Some(self.memory_bytes))?.unwrap_or(0);
         let guaranteed = vms::bytes("guaranteed_bytes", self.guaranteed_bytes)?.unwrap_or(0);
@@ -107,6 +127,9 @@ impl SizeRequest {
                 guarantee_permille: vms::within("guarantee_permille", self.guarantee_permille, 0, 1000)?
                     .unwrap_or(0),
             },
+            policy: self.policy.map(Policy::kept),
+            profile: self.profile.map(|profile| vms::profile(registry, &profile)).transpose()?,
+            replicas: vms::within("replicas", self.replicas, 1, 65_535)?.unwrap_or(0),
         })
     }
 }
@@ -123,6 +146,9 @@ impl Size {
             priority: Priority::shown(kept.shares.priority),
             cap_permille: kept.shares.cap_permille,
             guarantee_permille: kept.shares.guarantee_permille,
+            policy: kept.policy.map(Policy::shown),
+            profile: kept.profile.map(|profile| profile.to_string()),
+            replicas: Some(kept.replicas).filter(|most| *most > 0),
         }
     }
 }
@@ -163,7 +189,7 @@ pub(crate) async fn put(
     Body(request): Body<SizeRequest>,
 ) -> Result<(StatusCode, Json<Size>), Error> {
     let put = move |registry: Rc<Registry>| async move {
-        let wanted = request.wanted()?;
+        let wanted = request.wanted(&registry)?;
         let put = registry.put_size(&caller, &id, wanted).await?;
         Ok((status(put), Json(Size::of(&id, wanted))))
     };

@@ -1,22 +1,29 @@
 //! `/v1/organisations`, `/v1/projects`: who VMs belong to, and what all of theirs together may have.
 
-use std::rc::Rc;
+use std::{collections::BTreeSet, rc::Rc};
 
 use axum::{Json, extract::State, http::StatusCode};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{status, vms};
+use super::{
+    status,
+    vms::{self, Isolation, Priority},
+};
 use crate::{
     api::{
         Api,
         error::{ChangeErrors, Error, Errors},
-        extract::{Body, Id},
+        extract::{Body, Id, optional_object},
         peer::Caller,
     },
+    limits,
     registry::Registry,
     state::objects::Ancestor,
 };
+
+/// Sizes that limits can name.
+const SIZES: usize = 64;
 
 /// An organisation as a client wants it.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
@@ -25,10 +32,13 @@ pub(crate) struct OrganisationRequest {
     /// Device memory that its VMs may have together, on all units.
     #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
     memory_bytes: u64,
-    /// How many VMs it may have; as many as there can be if not given.
+    /// How many VMs it may have. If not given, tenants may make 64, and operators as many as there can be.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 2147483647)]
     vms: Option<u32>,
+    /// What its tenants may set of their VMs; the defaults if not given.
+    #[serde(default, deserialize_with = "optional_object")]
+    limits: Option<Limits>,
 }
 
 /// A project as a client wants it.
@@ -38,10 +48,13 @@ pub(crate) struct ProjectRequest {
     /// Device memory that its VMs may have together, on all units. Not more than its organisation's.
     #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
     memory_bytes: u64,
-    /// How many VMs it may have; as many as there can be if not given.
+    /// How many VMs it may have. If not given, tenants may make 64, and operators as many as there can be.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 2147483647)]
     vms: Option<u32>,
+    /// What its tenants may set of their VMs; the defaults if not given.
+    #[serde(default, deserialize_with = "optional_object")]
+    limits: Option<Limits>,
     /// Its organisation. Cannot be changed.
     #[serde(default)]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -64,6 +77,9 @@ pub(crate) struct Organisation {
     /// How many VMs it may have.
     #[serde(skip_serializing_if = "Option::is_none")]
     vms: Option<u32>,
+    /// What its tenants may set of their VMs, where that was said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits: Option<Limits>,
 }
 
 /// A project.
@@ -85,6 +101,9 @@ pub(crate) struct Project {
     /// How many VMs it may have.
     #[serde(skip_serializing_if = "Option::is_none")]
     vms: Option<u32>,
+    /// What its tenants may set of their VMs, where that was said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits: Option<Limits>,
 }
 
 /// Organisations.
@@ -101,10 +120,94 @@ pub(crate) struct Projects {
     projects: Vec<Project>,
 }
 
-fn limits(memory: u64, vms: Option<u32>) -> Result<Ancestor, Error> {
+/// What tenants may set of their VMs. A field that is not given has a default that takes nothing from others.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Limits {
+    /// The sizes that a VM may have; each figure of its size then holds, whatever the other limits say. Any memory if not given.
+    #[schema(max_items = 64)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sizes: Option<BTreeSet<String>>,
+    /// The largest weight; 100 if not given.
+    #[schema(minimum = 1, maximum = 10000)]
+    weight: Option<u32>,
+    /// The highest priority; `normal` if not given.
+    priority: Option<Priority>,
+    /// The largest cap, which a VM without one gets; none if not given.
+    #[schema(minimum = 1, maximum = 1000)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cap_permille: Option<u32>,
+    /// The largest guarantee of a unit's time; 0 if not given.
+    #[schema(minimum = 0, maximum = 1000)]
+    guarantee_permille: Option<u32>,
+    /// The strictest isolation; `shared` if not given.
+    isolation: Option<Isolation>,
+    /// The largest headroom; 0 if not given.
+    #[schema(minimum = 0, maximum = 4503599627370496_u64)]
+    headroom_bytes: Option<u64>,
+    /// The most guest memory that may be pinned, which a VM that does not say gets; none if not given.
+    #[schema(minimum = 1, maximum = 4503599627370496_u64)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pinned_bytes: Option<u64>,
+    /// The shortest `readmit_after_seconds`; if not given, tenants may not say one.
+    #[schema(minimum = 1, maximum = 2147483647)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    readmit_after_seconds: Option<u32>,
+    /// Whether tenants choose GPU, slice, profile, multiprocessors and NUMA node.
+    unit_choice: bool,
+    /// The most VMs that one user makes; 16 if not given.
+    #[schema(minimum = 0, maximum = 2147483647)]
+    vms_per_owner: Option<u32>,
+}
+
+impl Limits {
+    fn kept(self) -> Result<limits::Limits, Error> {
+        let usual = limits::Limits::default();
+        if self.sizes.as_ref().is_some_and(|sizes| sizes.len() > SIZES) {
+            return Err(Error::invalid(format!("limits.sizes names more than {SIZES}")));
+        }
+        self.sizes.iter().flatten().try_for_each(|name| Id::check(name))?;
+        let within =
+            |field: &str, value, least, most| vms::within(&format!("limits.{field}"), value, least, most);
+        Ok(limits::Limits {
+            sizes: self.sizes,
+            weight: within("weight", self.weight, 1, 10_000)?.unwrap_or(usual.weight),
+            priority: self.priority.map_or(usual.priority, Priority::kept),
+            cap_permille: within("cap_permille", self.cap_permille, 1, 1000)?.unwrap_or(0),
+            guarantee_permille: within("guarantee_permille", self.guarantee_permille, 0, 1000)?.unwrap_or(0),
+            isolation: self.isolation.map_or(usual.isolation, Isolation::kept),
+            headroom: vms::bytes("limits.headroom_bytes", self.headroom_bytes)?.unwrap_or(0),
+            pinned: vms::bytes("limits.pinned_bytes", self.pinned_bytes)?.unwrap_or(0),
+            readmit_after: within("readmit_after_seconds", self.readmit_after_seconds, 1, vms::NUMBER)?
+                .unwrap_or(0),
+            unit_choice: self.unit_choice,
+            vms_per_owner: within("vms_per_owner", self.vms_per_owner, 0, vms::NUMBER)?
+                .unwrap_or(usual.vms_per_owner),
+        })
+    }
+
+    fn shown(kept: limits::Limits) -> Self {
+        Self {
+            sizes: kept.sizes,
+            weight: Some(kept.weight),
+            priority: Some(Priority::shown(kept.priority)),
+            cap_permille: Some(kept.cap_permille).filter(|cap| *cap > 0),
+            guarantee_permille: Some(kept.guarantee_permille),
+            isolation: Some(Isolation::shown(kept.isolation)),
+            headroom_bytes: Some(kept.headroom),
+            pinned_bytes: Some(kept.pinned).filter(|bytes| *bytes > 0),
+            readmit_after_seconds: Some(kept.readmit_after).filter(|seconds| *seconds > 0),
+            unit_choice: kept.unit_choice,
+            vms_per_owner: Some(kept.vms_per_owner),
+        }
+    }
+}
+
+fn wanted(memory: u64, vms: Option<u32>, limits: Option<Limits>) -> Result<Ancestor, Error> {
     let memory = vms::memory(Some(memory))?.unwrap_or(0);
     let vms = vms::within("vms", vms, 0, vms::NUMBER)?;
-    Ok(Ancestor { number: 0, organisation: None, memory, vms })
+    let limits = limits.map(Limits::kept).transpose()?;
+    Ok(Ancestor { number: 0, organisation: None, memory, vms, limits })
 }
 
 impl Registry {
@@ -126,6 +229,7 @@ impl Registry {
             memory_bytes: found.memory,
             lent_bytes: self.lent(found.number),
             vms: found.vms,
+            limits: found.limits.map(Limits::shown),
         })
     }
 
@@ -142,6 +246,7 @@ impl Registry {
             memory_bytes: found.memory,
             lent_bytes: self.lent(found.number),
             vms: found.vms,
+            limits: found.limits.map(Limits::shown),
         })
     }
 }
@@ -189,7 +294,7 @@ pub(crate) async fn put_organisation(
     Body(request): Body<OrganisationRequest>,
 ) -> Result<(StatusCode, Json<Organisation>), Error> {
     let put = move |registry: Rc<Registry>| async move {
-        let wanted = limits(request.memory_bytes, request.vms)?;
+        let wanted = wanted(request.memory_bytes, request.vms, request.limits)?;
         let put = registry.put_organisation(&caller, &id, wanted).await?;
         Ok((status(put), Json(registry.show_organisation(&caller, &id)?)))
     };
@@ -250,8 +355,10 @@ pub(crate) async fn put_project(
         if let Some(organisation) = &request.organisation {
             Id::check(organisation)?;
         }
-        let wanted =
-            Ancestor { organisation: request.organisation, ..limits(request.memory_bytes, request.vms)? };
+        let wanted = Ancestor {
+            organisation: request.organisation,
+            ..wanted(request.memory_bytes, request.vms, request.limits)?
+        };
         let put = registry.put_project(&caller, &id, wanted).await?;
         Ok((status(put), Json(registry.show_project(&caller, &id)?)))
     };

@@ -19,10 +19,10 @@ use crate::{
     api::{
         Api,
         error::{ChangeErrors, Code, Error, Errors},
-        extract::{Asked, Body, Id, objects_of, optional_object},
+        extract::{Asked, Body, Id, VmName, objects_of, optional_object},
         peer::Caller,
     },
-    fence::Step,
+    fence::{self, Step},
     placer::Spotted,
     registry::{CHUNK, Known, Registry},
     state::objects::{self, SizeObject, VmObject},
@@ -82,7 +82,8 @@ pub(crate) struct VmRequest {
     scanouts: u8,
     /// Whether there is no VM: programs of this host connect to the device themselves. Cannot be changed.
     direct: bool,
-    /// Seconds after which it is admitted again when it was fenced; when an operator says so if not given.
+    /// Seconds after which it is admitted again when a policy or its tenant fenced it; when an operator says so if not given. Not
+    /// after a fence by an operator.
     #[schema(minimum = 1, maximum = 2147483647)]
     readmit_after_seconds: Option<u32>,
     /// Seconds after which work of which nothing ends makes its worker be ended; never if not given.
@@ -130,17 +131,21 @@ pub(crate) struct Placement {
     /// The least multiprocessors of its unit.
     #[schema(minimum = 0, maximum = 65535)]
     multiprocessors: u32,
+    /// The most VMs that share its unit, itself included; its size's if not given, else any number.
+    #[schema(minimum = 1, maximum = 65535)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<u32>,
     /// The NUMA node of its processors: a GPU near it is preferred.
     #[schema(minimum = 0, maximum = 65535)]
     #[serde(skip_serializing_if = "Option::is_none")]
     numa_node: Option<u32>,
-    /// With whom it must not, or had better not, be on a GPU.
+    /// VMs and groups of its organisation that must not, or should not, be on its GPU.
     #[schema(max_items = 64)]
     #[serde(deserialize_with = "objects_of")]
-    apart_from: Vec<Apart>,
+    anti_affinity: Vec<Apart>,
 }
 
-/// With whom a VM must not be on a GPU: either a VM or a group.
+/// A VM, or a group, of the same organisation that a VM keeps away from.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Apart {
@@ -240,6 +245,9 @@ pub(crate) struct Vm {
     guest_memory_bytes: Option<u64>,
     /// When it was made, in seconds since 1970; 0 for one of the configuration file.
     created: u64,
+    /// The user that made it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner_uid: Option<u32>,
     /// What its VMM connects to.
     connect: Connect,
     /// Its device's process.
@@ -277,6 +285,21 @@ pub(crate) struct Fence {
     clean: bool,
     /// Why it was fenced.
     reason: String,
+    /// The authority that fenced it; nothing while it is active. An operator ends what an operator fenced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    by: Option<FencedBy>,
+}
+
+/// An authority that fences VMs.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FencedBy {
+    /// A tenant, its own VM.
+    Tenant,
+    /// A rule that the VM broke.
+    Policy,
+    /// An operator.
+    Operator,
 }
 
 /// A step on the way out.
@@ -420,7 +443,14 @@ impl VmRequest {
             return Err(Error::invalid("guest_memory_bytes is 0; leave it out if it is not known"));
         }
         let shares = size.shares;
-        let placement = self.placement.unwrap_or_default().kept(registry)?;
+        let mut placement = self.placement.unwrap_or_default().kept(registry)?;
+        if placement.policy == objects::Policy::Any {
+            placement.policy = size.policy.unwrap_or_default();
+        }
+        placement.profile = placement.profile.or(size.profile);
+        if placement.replicas == 0 {
+            placement.replicas = size.replicas;
+        }
         Ok(VmObject {
             number: 0,
             created: 0,
@@ -446,6 +476,7 @@ impl VmRequest {
                 .unwrap_or(0),
             hang_after: within("hang_after_seconds", self.hang_after_seconds, 1, 4_294_967)?.unwrap_or(0),
             guest_memory: bytes("guest_memory_bytes", self.guest_memory_bytes)?,
+            owner: None,
         })
     }
 }
@@ -456,6 +487,14 @@ pub(super) fn memory(value: Option<u64>) -> Result<Option<u64>, Error> {
         Some(bytes) if bytes < CHUNK => Err(Error::invalid(format!("memory_bytes is less than {CHUNK}"))),
         value => bytes("memory_bytes", value),
     }
+}
+
+/// A kind of MIG instance, by the driver's number or name.
+pub(super) fn profile(registry: &Registry, name: &str) -> Result<u32, Error> {
+    if name.chars().count() > 64 {
+        return Err(Error::invalid("profile is longer than 64 characters"));
+    }
+    registry.placer.profile(name)
 }
 
 /// A number of bytes.
@@ -494,13 +533,46 @@ impl Priority {
     }
 }
 
+impl Policy {
+    pub(super) const fn kept(self) -> objects::Policy {
+        match self {
+            Self::Mig => objects::Policy::Mig,
+            Self::TimeSlice => objects::Policy::TimeSlice,
+            Self::Any => objects::Policy::Any,
+        }
+    }
+
+    pub(super) const fn shown(kept: objects::Policy) -> Self {
+        match kept {
+            objects::Policy::Mig => Self::Mig,
+            objects::Policy::TimeSlice => Self::TimeSlice,
+            objects::Policy::Any => Self::Any,
+        }
+    }
+}
+
+impl Isolation {
+    pub(super) const fn kept(self) -> objects::Isolation {
+        match self {
+            Self::Shared => objects::Isolation::Shared,
+            Self::Strict => objects::Isolation::Strict,
+            Self::StrictPlus => objects::Isolation::StrictPlus,
+        }
+    }
+
+    pub(super) const fn shown(kept: objects::Isolation) -> Self {
+        match kept {
+            objects::Isolation::Shared => Self::Shared,
+            objects::Isolation::Strict => Self::Strict,
+            objects::Isolation::StrictPlus => Self::StrictPlus,
+        }
+    }
+}
+
 impl Placement {
     pub(super) fn kept(self, registry: &Registry) -> Result<objects::Placement, Error> {
-        if self.apart_from.len() > sluice_placement::request::MAX_APART {
-            return Err(Error::invalid("placement.apart_from names more than 64"));
-        }
-        if self.profile.as_ref().is_some_and(|profile| profile.chars().count() > 64) {
-            return Err(Error::invalid("placement.profile is longer than 64 characters"));
+        if self.anti_affinity.len() > sluice_placement::request::MAX_APART {
+            return Err(Error::invalid("placement.anti_affinity names more than 64"));
         }
         let largest = self.gpu.unwrap_or(0).max(self.start.unwrap_or(0).into());
         if self.multiprocessors > 65_535 || self.numa_node.unwrap_or(0) > 65_535 || largest > 63 {
@@ -509,11 +581,13 @@ impl Placement {
         if self.start.is_some() && self.gpu.is_none() {
             return Err(Error::contradiction("placement.start is of a GPU; say placement.gpu, too"));
         }
-        let apart = self.apart_from.into_iter().map(|apart| {
+        let apart = self.anti_affinity.into_iter().map(|apart| {
             match (&apart.vm, &apart.group) {
                 (Some(name), None) | (None, Some(name)) => Id::check(name)?,
                 _ => {
-                    return Err(Error::contradiction("each of placement.apart_from names a VM or a group"));
+                    return Err(Error::contradiction(
+                        "each of placement.anti_affinity names a VM or a group",
+                    ));
                 }
             }
             Ok(objects::Apart { vm: apart.vm, group: apart.group, preferred: apart.preferred })
@@ -521,21 +595,14 @@ impl Placement {
         Ok(objects::Placement {
             gpu: self.gpu,
             start: self.start,
-            profile: self.profile.map(|profile| registry.placer.profile(&profile)).transpose()?,
+            profile: self.profile.map(|name| profile(registry, &name)).transpose()?,
             allow_larger: self.allow_larger,
             multiprocessors: self.multiprocessors,
+            replicas: within("placement.replicas", self.replicas, 1, 65_535)?.unwrap_or(0),
             numa_node: self.numa_node,
             apart: apart.collect::<Result<_, _>>()?,
-            policy: match self.policy {
-                Policy::Mig => objects::Policy::Mig,
-                Policy::TimeSlice => objects::Policy::TimeSlice,
-                Policy::Any => objects::Policy::Any,
-            },
-            isolation: match self.isolation {
-                Isolation::Shared => objects::Isolation::Shared,
-                Isolation::Strict => objects::Isolation::Strict,
-                Isolation::StrictPlus => objects::Isolation::StrictPlus,
-            },
+            policy: self.policy.kept(),
+            isolation: self.isolation.kept(),
         })
     }
 
@@ -548,18 +615,11 @@ impl Placement {
             profile: kept.profile.map(|profile| profile.to_string()),
             allow_larger: kept.allow_larger,
             multiprocessors: kept.multiprocessors,
+            replicas: Some(kept.replicas).filter(|most| *most > 0),
             numa_node: kept.numa_node,
-            apart_from: kept.apart.into_iter().map(apart).collect(),
-            policy: match kept.policy {
-                objects::Policy::Mig => Policy::Mig,
-                objects::Policy::TimeSlice => Policy::TimeSlice,
-                objects::Policy::Any => Policy::Any,
-            },
-            isolation: match kept.isolation {
-                objects::Isolation::Shared => Isolation::Shared,
-                objects::Isolation::Strict => Isolation::Strict,
-                objects::Isolation::StrictPlus => Isolation::StrictPlus,
-            },
+            anti_affinity: kept.apart.into_iter().map(apart).collect(),
+            policy: Policy::shown(kept.policy),
+            isolation: Isolation::shown(kept.isolation),
         }
     }
 }
@@ -580,7 +640,7 @@ impl Placed {
 
 impl Vm {
     fn of(known: Known, room: &Room, placed: Option<Spotted>) -> Self {
-        let Known { id, object, configured } = known;
+        let Known { id, object, configured, .. } = known;
         let fence = room.stands();
         let (state, failure) = match room.phase() {
             Phase::Starting => (VmState::Starting, None),
@@ -617,6 +677,11 @@ impl Vm {
                 },
                 epoch: fence.epoch,
                 clean: fence.clean,
+                by: (fence.step != Step::Active).then_some(match fence.by {
+                    fence::FencedBy::Tenant => FencedBy::Tenant,
+                    fence::FencedBy::Policy => FencedBy::Policy,
+                    fence::FencedBy::Operator => FencedBy::Operator,
+                }),
                 reason: fence.reason,
             },
             connect: Connect::of(&object, room),
@@ -638,6 +703,7 @@ impl Vm {
             hang_after_seconds: object.hang_after,
             guest_memory_bytes: object.guest_memory,
             created: object.created,
+            owner_uid: object.owner,
             device_process: room.device(),
             sessions: room
                 .sessions()
@@ -708,7 +774,7 @@ impl Vsock {
 impl Registry {
     fn show_vm(&self, caller: &Caller, id: &str) -> Result<Vm, Error> {
         let (known, vm) = self.see(caller, id)?;
-        let placed = self.placer.whereabouts(&known.id);
+        let placed = self.placer.whereabouts(&known.host_name);
         Ok(Vm::of(known, &vm, placed))
     }
 }
@@ -721,7 +787,7 @@ impl Registry {
 pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<impl IntoResponse, Error> {
     let list = move |registry: Rc<Registry>| async move {
         let shown = registry.see_all(&caller).into_iter().map(|(known, vm)| {
-            let placed = registry.placer.whereabouts(&known.id);
+            let placed = registry.placer.whereabouts(&known.host_name);
             Vm::of(known, &vm, placed)
         });
         // There may be hundreds: each is written before the next is put together, which is a third faster.
@@ -737,9 +803,13 @@ pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<impl 
 
 /// Shows a VM.
 #[utoipa::path(get, path = "/v1/vms/{id}", tag = "VMs", operation_id = "get_vm",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Vm), Errors))]
-pub(crate) async fn get(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<Json<Vm>, Error> {
+pub(crate) async fn get(
+    State(api): State<Api>,
+    caller: Caller,
+    VmName(id): VmName,
+) -> Result<Json<Vm>, Error> {
     let get = move |registry: Rc<Registry>| async move {
         let (_, vm) = registry.see(&caller, &id)?;
         // Where units do not answer at once, what they said last is shown.
@@ -751,22 +821,23 @@ pub(crate) async fn get(State(api): State<Api>, caller: Caller, Id(id): Id) -> R
 
 /// Makes a VM, or changes it to be as said.
 ///
-/// Answered when its VMM can connect. The name is the client's choice; one of digits only is also the VM's number, and has to be
-/// among `vm-numbers` of the configuration. What is changed holds at once, for sessions that run too.
+/// Answered when its VMM can connect. The name is the client's choice, and no other VM of its organisation has it; one of digits
+/// only is also the VM's number, has to be among `vm-numbers` of the configuration, and takes an operator. A tenant sets what the
+/// limits of its organisation allow. What is changed holds at once, for sessions that run too.
 #[utoipa::path(put, path = "/v1/vms/{id}", tag = "VMs", operation_id = "put_vm", request_body = VmRequest,
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, description = "It is as said", body = Vm),
         (status = 201, description = "It was made", body = Vm), ChangeErrors))]
 pub(crate) async fn put(
     State(api): State<Api>,
     caller: Caller,
-    Id(id): Id,
+    VmName(id): VmName,
     Body(request): Body<VmRequest>,
 ) -> Result<(StatusCode, Json<Vm>), Error> {
     let put = move |registry: Rc<Registry>| async move {
         let wanted = request.wanted(&registry)?;
-        let put = registry.put_vm(&caller, &id, wanted).await?;
-        Ok((status(put), Json(registry.show_vm(&caller, &id)?)))
+        let (put, host_name) = registry.put_vm(&caller, &id, wanted).await?;
+        Ok((status(put), Json(registry.show_vm(&caller, &host_name)?)))
     };
     api.bridge.call(put).await
 }
@@ -776,9 +847,13 @@ pub(crate) async fn put(
 /// Its device and its sessions end, and what it had is scrubbed. Answered when its processes are gone. One that is not there is
 /// gone already.
 #[utoipa::path(delete, path = "/v1/vms/{id}", tag = "VMs", operation_id = "delete_vm",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 204, description = "It is gone"), ChangeErrors))]
-pub(crate) async fn delete(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<StatusCode, Error> {
+pub(crate) async fn delete(
+    State(api): State<Api>,
+    caller: Caller,
+    VmName(id): VmName,
+) -> Result<StatusCode, Error> {
     api.bridge.call(move |registry| async move { registry.delete_vm(&caller, &id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -788,15 +863,16 @@ pub(crate) async fn delete(State(api): State<Api>, caller: Caller, Id(id): Id) -
 /// Its sessions end, everything is taken from it and made clean, and it gets nothing until it is readmitted. Its device lives on. Answered when it
 /// is quarantined, or after 20 seconds; `fence` says how far it is.
 #[utoipa::path(post, path = "/v1/vms/{id}/fence", tag = "VMs", operation_id = "fence_vm", request_body = FenceRequest,
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Vm), ChangeErrors))]
 pub(crate) async fn fence(
     State(api): State<Api>,
     caller: Caller,
-    Id(id): Id,
+    VmName(id): VmName,
     Body(request): Body<FenceRequest>,
 ) -> Result<Json<Vm>, Error> {
-    let reason = request.reason.unwrap_or_else(|| "operator".to_owned());
+    let authority = if caller.may_operate().is_ok() { "operator" } else { "tenant" };
+    let reason = request.reason.unwrap_or_else(|| authority.to_owned());
     if reason.chars().count() > 200 {
         return Err(Error::invalid("reason is longer than 200 characters"));
     }
@@ -811,9 +887,13 @@ pub(crate) async fn fence(
 
 /// Lets a VM that was fenced or drained have sessions again.
 #[utoipa::path(post, path = "/v1/vms/{id}/readmit", tag = "VMs", operation_id = "readmit_vm",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Vm), ChangeErrors))]
-pub(crate) async fn readmit(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<Json<Vm>, Error> {
+pub(crate) async fn readmit(
+    State(api): State<Api>,
+    caller: Caller,
+    VmName(id): VmName,
+) -> Result<Json<Vm>, Error> {
     let readmit = move |registry: Rc<Registry>| async move {
         registry.readmit(&caller, &id).await?;
         registry.show_vm(&caller, &id)
@@ -825,9 +905,13 @@ pub(crate) async fn readmit(State(api): State<Api>, caller: Caller, Id(id): Id) 
 ///
 /// Sessions that run go on; when `sessions` is empty, it is idle. Readmission ends it.
 #[utoipa::path(post, path = "/v1/vms/{id}/drain", tag = "VMs", operation_id = "drain_vm",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Vm), ChangeErrors))]
-pub(crate) async fn drain(State(api): State<Api>, caller: Caller, Id(id): Id) -> Result<Json<Vm>, Error> {
+pub(crate) async fn drain(
+    State(api): State<Api>,
+    caller: Caller,
+    VmName(id): VmName,
+) -> Result<Json<Vm>, Error> {
     let drain = move |registry: Rc<Registry>| async move {
         registry.drain(&caller, &id).await?;
         registry.show_vm(&caller, &id)
@@ -852,13 +936,13 @@ pub(crate) struct Where {
 /// It must have no session; its next one begins on the other unit, and its guest notices nothing. The place is the best that there
 /// is beside its own, of those that are asked for.
 #[utoipa::path(post, path = "/v1/vms/{id}/move", tag = "VMs", operation_id = "move_vm",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"),
+    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"),
         Where),
     responses((status = 200, body = Vm), ChangeErrors))]
 pub(crate) async fn relocate(
     State(api): State<Api>,
     caller: Caller,
-    Id(id): Id,
+    VmName(id): VmName,
     Asked(there): Asked<Where>,
 ) -> Result<Json<Vm>, Error> {
     let kind = there.kind.map(|kind| match kind {
