@@ -102,7 +102,7 @@ impl Terms {
 pub(crate) struct Create {
     #[command(flatten)]
     api: Api,
-    /// Its name: letters, digits, '.', '_' and '-'
+    /// Its name: letters, digits, '.', '_' and '-'; no other VM of its organisation has it
     name: String,
     #[command(flatten)]
     terms: Terms,
@@ -130,7 +130,7 @@ pub(crate) struct Create {
 pub(crate) struct Update {
     #[command(flatten)]
     api: Api,
-    /// Its name
+    /// Its name, or ORGANISATION/NAME where several organisations have one of that name
     name: String,
     #[command(flatten)]
     terms: Terms,
@@ -140,7 +140,7 @@ pub(crate) struct Update {
 pub(crate) struct One {
     #[command(flatten)]
     api: Api,
-    /// Its name
+    /// Its name, or ORGANISATION/NAME where several organisations have one of that name
     name: String,
 }
 
@@ -392,8 +392,11 @@ fn describe(vm: &Value) -> String {
     }
     if vm["fence"]["step"] != "active" {
         line("fenced for", text(&vm["fence"]["reason"]));
+        line("fenced by", text(&vm["fence"]["by"]));
     }
-    for (title, field) in [("size", "size"), ("organisation", "organisation"), ("project", "project")] {
+    for (title, field) in
+        [("size", "size"), ("organisation", "organisation"), ("project", "project"), ("owner", "owner_uid")]
+    {
         if !vm[field].is_null() {
             line(title, text(&vm[field]));
         }
