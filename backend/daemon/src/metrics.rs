@@ -322,7 +322,6 @@ impl Registry {
 
     /// What a VM has, of all units together.
     fn whole(&self, vm: &Vm) -> Whole {
-        let subject = vm.subject();
         let mut report = VmReport::default();
         let mut total = 0_u64;
         for unit in vm.units().iter() {
@@ -344,13 +343,7 @@ impl Registry {
             // It may have as much of each unit.
             limit => limit.saturating_mul(units).min(total.max(limit)),
         };
-        let named = |name: &Option<String>| name.clone().unwrap_or_default();
-        let labels = vec![
-            ("vm", subject.id.clone()),
-            ("organisation", named(&subject.organisation)),
-            ("project", named(&subject.project)),
-        ];
-        Whole { labels, limit, report }
+        Whole { labels: vm_labels(vm), limit, report }
     }
 
     fn vm_metrics(&self, shown: &mut Snapshot) {
@@ -557,14 +550,25 @@ impl Registry {
             *sum = sum.saturating_add(count);
             // One that is gone is in the sum only.
             if let Some(vm) = self.roster.get(vm) {
-                of_vms
-                    .push((vec![("vm", vm.subject().id.clone()), ("kind", kind.to_owned())], number(count)));
+                let labels = vm_labels(&vm).into_iter().chain([("kind", kind.to_owned())]);
+                of_vms.push((labels.collect(), number(count)));
             }
         }
         let sums = sums.into_iter().map(|(kind, count)| (vec![("kind", kind.to_owned())], number(count)));
         shown.counter("sluice_events", None, "What should not happen, by kind", sums.collect());
         shown.counter("sluice_vm_events", None, "Of that, what was about a VM", of_vms);
     }
+}
+
+/// The labels that tell a VM from every other: the name alone does not, where organisations have VMs of one name.
+fn vm_labels(vm: &Vm) -> Vec<(&'static str, String)> {
+    let subject = vm.subject();
+    let named = |name: &Option<String>| name.clone().unwrap_or_default();
+    vec![
+        ("vm", subject.id.clone()),
+        ("organisation", named(&subject.organisation)),
+        ("project", named(&subject.project)),
+    ]
 }
 
 /// The daemon's own, by the names that every exporter uses.

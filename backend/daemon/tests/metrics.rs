@@ -175,6 +175,32 @@ fn rules_and_dashboard_name_metrics_that_there_are() {
     assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() > 10));
 }
 
+// Promise: A41
+#[test]
+fn series_of_vms_of_one_name_are_told_apart() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place);
+    for organisation in ["o", "p"] {
+        let path = format!("/v1/organisations/{organisation}");
+        assert_eq!(place.api("PUT", &path, Some(&json!({ "memory_bytes": 64 << 20 }))).status, 201);
+        let wanted = json!({ "memory_bytes": 16 << 20, "organisation": organisation });
+        let made = place.api("PUT", "/v1/vms/a", Some(&wanted));
+        assert_eq!(made.status, 201, "{made:?}");
+        place.tell("unit-0", &format!("event 9 {} 0 0", made.body["number"]));
+    }
+    let socket = place.run().join("api.sock");
+    let events = |text: &str| text.lines().filter(|line| line.starts_with("sluice_vm_events_total{")).count();
+    let text = until(|| scrape(&socket), |text| events(text) == 2);
+    let series: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| Some(line.rsplit_once(' ')?.0))
+        .collect();
+    let distinct: BTreeSet<&str> = series.iter().copied().collect();
+    assert_eq!(series.len(), distinct.len(), "a series is there twice:\n{text}");
+    assert_eq!(events(&text), 2, "{text}");
+}
+
 // Promise: A23
 #[test]
 fn promtool_accepts_the_rules_and_each_is_raised() {

@@ -452,7 +452,7 @@ fn a_tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
     daemon.end();
 }
 
-// Promise: A42
+// Promise: A42, A46
 #[test]
 fn a_tenant_gives_itself_nothing_beyond_the_limits_of_its_organisation() {
     let Some((place, daemon, [tenant, _])) = two_tenants(&Value::Null) else { return };

@@ -202,6 +202,7 @@ mod tests {
         }
     }
 
+    // Promise: A41
     #[test]
     fn a_vm_is_named_alone_or_with_its_organisation() {
         for good in ["a", "acme/a", "project:web/a", "7"] {
