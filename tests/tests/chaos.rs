@@ -260,7 +260,7 @@ fn kills_at_random_leave_no_cgroup() -> Result<()> {
     let delegated = match Delegated::make()? {
         Ok(delegated) => delegated,
         Err(reason) => {
-            println!("SKIP: {reason}");
+            sluice_skip::skip(&reason);
             return Ok(());
         }
     };

@@ -29,7 +29,7 @@ fn place(transport: &str) -> Place {
 #[ignore = "for the full tier"]
 fn programs_print_the_same_under_cloud_hypervisor() -> Result<()> {
     let Some(program) = env::var_os("SLUICE_CLOUD_HYPERVISOR") else {
-        println!("SKIP: not run: no binary (SLUICE_CLOUD_HYPERVISOR names one)");
+        sluice_skip::skip("not run: no binary (SLUICE_CLOUD_HYPERVISOR names one)");
         return matrix::not_run(place(Mode::Flat.name()), "no binary");
     };
     let kernel = Kernel::fetch(SERIES)?;

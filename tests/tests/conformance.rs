@@ -103,7 +103,9 @@ fn ten_thousand_requests_are_answered_as_described() -> Result<()> {
 
 /// The client, or nothing, which is said.
 fn client() -> Option<PathBuf> {
-    schemathesis().inspect_err(|error| println!("SKIP: schemathesis cannot be had: {error:#}")).ok()
+    schemathesis()
+        .inspect_err(|error| sluice_skip::skip(&format!("schemathesis cannot be had: {error:#}")))
+        .ok()
 }
 
 /// A number that nobody has chosen: the library seeds its hash tables with one.

@@ -129,7 +129,7 @@ fn containers(engine: &Engine) -> Result<()> {
 #[test]
 fn containers_share_a_device_and_end_alone() -> Result<()> {
     if let Some(reason) = missing() {
-        println!("SKIP: no containers here: {reason}");
+        sluice_skip::skip(&format!("no containers here: {reason}"));
         return Ok(());
     }
     let backend = Backend::start(&Binaries::locate()?, None)?;

@@ -66,7 +66,7 @@ fn machine(kernel: &str, initrd: &str, socket: &str) -> Result<Value> {
 /// Has programs run in a machine that a script starts, where there is a program for it.
 fn programs_print_the_same(place: Place, helpers: &[&str], script: &str, machine: &Value) -> Result<()> {
     let Some(program) = env::var_os("SLUICE_FIRECRACKER").map(PathBuf::from) else {
-        println!("SKIP: not run: no binary (SLUICE_FIRECRACKER names one)");
+        sluice_skip::skip("not run: no binary (SLUICE_FIRECRACKER names one)");
         return matrix::not_run(place, "no binary");
     };
     // In the archive both have the version in their names.
@@ -77,7 +77,7 @@ fn programs_print_the_same(place: Place, helpers: &[&str], script: &str, machine
         .map(|helper| (*helper, program.with_file_name(name.replace("firecracker", helper))))
         .collect();
     if let Some((helper, path)) = helpers.iter().find(|(_, path)| !path.exists() || *path == program) {
-        println!("SKIP: not run: no {helper} at {}", path.display());
+        sluice_skip::skip(&format!("not run: no {helper} at {}", path.display()));
         return matrix::not_run(place, &format!("no binary of the {helper}"));
     }
     let kernel = Kernel::fetch_with(SERIES, &MODULES)?;

@@ -160,7 +160,7 @@ fn the_guests_archives_hold_the_same() -> Result<()> {
 #[test]
 fn in_a_guest_ours_is_found_before_an_installed_driver_until_it_is_switched_off() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIP: ldconfig works on another root for root only");
+        sluice_skip::skip("ldconfig works on another root for root only");
         return Ok(());
     }
     let packages = packages::quick()?;
@@ -203,7 +203,7 @@ fn in_a_guest_ours_is_found_before_an_installed_driver_until_it_is_switched_off(
 #[test]
 fn the_rpm_package_can_be_installed_upgraded_and_removed() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIP: rpm works on another root for root only");
+        sluice_skip::skip("rpm works on another root for root only");
         return Ok(());
     }
     packages::ensure_tools()?;

@@ -261,7 +261,7 @@ fn newer(mode: Mode, series: Series) -> Result<Option<Way>> {
     match Way::newer(mode) {
         Ok(way) => Ok(Some(way)),
         Err(error) => {
-            println!("SKIP: no QEMU that passes every feature on: {error:#}");
+            sluice_skip::skip(&format!("no QEMU that passes every feature on: {error:#}"));
             Way::no_newer(mode, series)?;
             Ok(None)
         }
@@ -319,7 +319,7 @@ fn programs_print_the_same_on_the_newer_qemu_that_is_offered_less() -> Result<()
 fn programs_print_the_same_on(series: Series) -> Result<()> {
     let way = Way::stock(Mode::Legacy);
     if let Err(error) = Kernel::fetch(series) {
-        println!("SKIP: {error:#}");
+        sluice_skip::skip(&format!("{error:#}"));
         return way.not_run(series, "no such kernel could be had");
     }
     programs_print_the_same(&way, series, 2, false)
@@ -367,7 +367,7 @@ fn a_guest_on_huge_pages_computes() -> Result<()> {
     let _pages = match HugePages::take(memory_mib.into())? {
         Ok(pages) => pages,
         Err(reason) => {
-            println!("SKIP: {reason}");
+            sluice_skip::skip(&reason);
             return Ok(());
         }
     };

@@ -114,7 +114,7 @@ const ONCE: &str = "#!/bin/sh\nexport PATH=/usr/local/bin:/usr/bin:/bin\n\
 #[ignore = "for the full tier"]
 fn virsh_starts_the_shipped_domain_and_it_computes() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIP: a libvirtd of its own needs root");
+        sluice_skip::skip("a libvirtd of its own needs root");
         return Ok(());
     }
     let daemon = ["libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-daemon-system"];

@@ -248,7 +248,7 @@ fn a_guest_without_graphics_computes_over_a_virtual_socket() -> Result<()> {
     let device = match virtual_socket::program() {
         Ok(device) => device,
         Err(error) => {
-            println!("SKIP: no virtual socket device: {error:#}");
+            sluice_skip::skip(&format!("no virtual socket device: {error:#}"));
             return matrix::not_run(place, "vhost-device-vsock could not be built");
         }
     };

@@ -2,7 +2,8 @@
 //!
 //! A promise is a heading `### V1 — title`, its text, and a line that starts with `Test:` and names tests in backticks,
 //! as a test run records them. A test says which promises it keeps by `// Promise: V1` just above it. Both must agree,
-//! and in the last run no named test may be red, or missing, and not all of one promise's may have been skipped.
+//! and in the last run no named test may be red or missing. A promise is kept when all of its tests ran and held; one of which
+//! some ran and held, and the others were skipped, is kept partly, with those that are missing and why.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -42,6 +43,7 @@ pub(crate) fn run() -> Result<bool> {
     for result in &results {
         let sign = match result.verdict {
             Verdict::Passed => "kept   ",
+            Verdict::Partly => "partly ",
             Verdict::Failed => "BROKEN ",
             Verdict::Skipped => "unclear",
         };
@@ -55,7 +57,17 @@ pub(crate) fn run() -> Result<bool> {
             }
         );
     }
-    println!("\n{} promises, run of {} ({})", results.len(), record.commit, record.tier);
+    let count = |verdict| results.iter().filter(|result| result.verdict == verdict).count();
+    println!(
+        "\n{} promises, {} of them kept, {} partly, {} unclear, {} broken; run of {} ({})",
+        results.len(),
+        count(Verdict::Passed),
+        count(Verdict::Partly),
+        count(Verdict::Skipped),
+        count(Verdict::Failed),
+        record.commit,
+        record.tier
+    );
     println!("promises: {}", if good { "PASS" } else { "FAIL" });
     Ok(good)
 }
@@ -155,13 +167,13 @@ fn function_name(line: &str) -> Option<String> {
 }
 
 fn judge(promises: &[Promise], claims: &[Claim], record: &Record) -> Vec<TestResult> {
-    let verdicts: BTreeMap<&str, Verdict> =
-        record.tests.iter().map(|test| (test.name.as_str(), test.verdict)).collect();
+    let ran: BTreeMap<&str, &TestResult> =
+        record.tests.iter().map(|test| (test.name.as_str(), test)).collect();
     let mut seen = BTreeSet::new();
     let mut results: Vec<TestResult> = promises
         .iter()
         .map(|promise| {
-            let (verdict, mut reasons) = judge_one(promise, claims, &verdicts);
+            let (verdict, mut reasons) = judge_one(promise, claims, &ran);
             let twice = !seen.insert(promise.id.as_str());
             if twice {
                 reasons.push("the number is given twice".to_owned());
@@ -194,18 +206,26 @@ fn judge(promises: &[Promise], claims: &[Claim], record: &Record) -> Vec<TestRes
 fn judge_one(
     promise: &Promise,
     claims: &[Claim],
-    verdicts: &BTreeMap<&str, Verdict>,
+    ran: &BTreeMap<&str, &TestResult>,
 ) -> (Verdict, Vec<String>) {
     if promise.tests.is_empty() {
         return (Verdict::Failed, vec!["it names no test".to_owned()]);
     }
     let mut reasons = Vec::new();
-    let (mut broken, mut kept) = (false, false);
+    let (mut broken, mut held, mut missing) = (false, false, false);
     for test in &promise.tests {
-        match verdicts.get(test.as_str()) {
-            Some(Verdict::Passed) => kept = true,
-            Some(Verdict::Skipped) => reasons.push(format!("{test} was skipped")),
-            Some(Verdict::Failed) => {
+        match ran.get(test.as_str()).map(|result| (result.verdict, result.reason.as_str())) {
+            Some((Verdict::Passed, _)) => held = true,
+            // A test holds or does not: what only part of it showed is missing as a whole.
+            Some((Verdict::Skipped | Verdict::Partly, why)) => {
+                missing = true;
+                let why = why.lines().next().unwrap_or_default();
+                reasons.push(match why {
+                    "" => format!("{test} was skipped"),
+                    why => format!("{test} was skipped: {why}"),
+                });
+            }
+            Some((Verdict::Failed, _)) => {
                 broken = true;
                 reasons.push(format!("{test} failed"));
             }
@@ -222,10 +242,11 @@ fn judge_one(
             reasons.push(format!("{test} does not say `// Promise: {}`", promise.id));
         }
     }
-    let verdict = match (broken, kept) {
-        (true, _) => Verdict::Failed,
-        (false, true) => Verdict::Passed,
-        (false, false) => Verdict::Skipped,
+    let verdict = match (broken, held, missing) {
+        (true, ..) => Verdict::Failed,
+        (false, true, false) => Verdict::Passed,
+        (false, true, true) => Verdict::Partly,
+        (false, false, _) => Verdict::Skipped,
     };
     (verdict, reasons)
 }
@@ -283,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_promise_is_kept_only_by_green_tests_that_say_so() {
-        use Verdict::{Failed, Passed, Skipped};
+        use Verdict::{Failed, Partly, Passed, Skipped};
         let promises = parse(TEXT);
         let mut claims = scan(CODE, "f.rs");
         claims.remove(2);
@@ -298,10 +319,29 @@ mod tests {
         let skipped =
             [("vm::found", Skipped), ("device::tests::capset", Passed), ("direct::errors", Skipped)];
         let results = judge(&promises, &claims, &record(&skipped));
-        assert_eq!(verdicts(&results), [("V1", Passed), ("C12", Skipped)]);
+        assert_eq!(verdicts(&results), [("V1", Partly), ("C12", Skipped)]);
+        // A red one beside one that was skipped is red.
+        let both = [("vm::found", Skipped), ("device::tests::capset", Failed), ("direct::errors", Passed)];
+        assert_eq!(verdicts(&judge(&promises, &claims, &record(&both)))[0], ("V1", Failed));
         // A named test that does not say so.
         claims.remove(0);
         assert_eq!(verdicts(&judge(&promises, &claims, &record(&all)))[0], ("V1", Failed));
+    }
+
+    #[test]
+    fn a_promise_that_is_kept_partly_names_each_test_that_is_missing_and_why() {
+        let mut run = record(&[
+            ("vm::found", Verdict::Skipped),
+            ("device::tests::capset", Verdict::Passed),
+            ("direct::errors", Verdict::Passed),
+        ]);
+        let mut claims = scan(CODE, "f.rs");
+        claims.remove(2);
+        let results = judge(&parse(TEXT), &claims, &run);
+        assert_eq!(results[0].reason, "vm::found was skipped");
+        assert_eq!((results[1].verdict, results[1].reason.as_str()), (Verdict::Passed, ""));
+        run.tests[0].reason = "for the full tier\nand more".to_owned();
+        assert_eq!(judge(&parse(TEXT), &claims, &run)[0].reason, "vm::found was skipped: for the full tier");
     }
 
     #[test]

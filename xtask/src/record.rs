@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-/// How a test ended.
+/// How a test ended, or how a promise stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
@@ -14,6 +14,8 @@ pub(crate) enum Verdict {
     Passed,
     /// It ran and did not hold, or did not end, or left a process behind.
     Failed,
+    /// Of a promise: some of its tests ran and held, and none did not; the reason names those that did not run.
+    Partly,
     /// It did not run; the reason says why.
     Skipped,
 }

@@ -1,7 +1,7 @@
 //! Runs the tests of a compiled test binary, each in a process of its own.
 //!
 //! So a test that hangs is ended without taking others along, one that leaves processes behind is found out, and every
-//! test has its own time. A test that prints a line `SKIP: reason` and succeeds counts as skipped.
+//! test has its own time. A test that says by `sluice_skip::skip` that it cannot run, and succeeds, counts as skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -152,8 +152,8 @@ fn judge(finished: Result<Finished>, left_behind: &[String]) -> (Verdict, String
     if finished.stdout.contains("running 0 tests") {
         return (Verdict::Failed, "the binary no longer knows this test".to_owned());
     }
-    match finished.stdout.lines().find_map(|line| line.split_once("SKIP: ")) {
-        Some((_, reason)) => (Verdict::Skipped, reason.trim().to_owned()),
+    match sluice_skip::reason(&finished.stdout) {
+        Some(reason) => (Verdict::Skipped, reason.to_owned()),
         None => (Verdict::Passed, String::new()),
     }
 }
@@ -164,7 +164,7 @@ fn show(plan: &Plan<'_>, result: &TestResult) {
         Verdict::Failed => println!("    FAILED   {name} ({seconds:.2} s)\n{}", indent(reason)),
         Verdict::Skipped if plan.verbose => println!("    skipped  {name}: {reason}"),
         Verdict::Passed if plan.verbose => println!("    passed   {name} ({seconds:.2} s)"),
-        Verdict::Skipped | Verdict::Passed => {}
+        Verdict::Skipped | Verdict::Partly | Verdict::Passed => {}
     }
 }
 
@@ -309,6 +309,30 @@ mod tests {
             let odd = stand_in(folder.path(), "odd", &script);
             assert!(run(&odd, &plan("")).unwrap_err().to_string().contains("odd::odd is ignored"));
         }
+    }
+
+    /// Text to standard error, or of another form, does not reach the runner, and the test counts as passed.
+    #[test]
+    fn a_test_that_cannot_run_says_so_by_the_one_helper() {
+        fn scan(folder: &Path, found: &mut Vec<String>) {
+            for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+                let (path, name) = (entry.path(), entry.file_name());
+                let name = name.to_string_lossy();
+                if path.is_dir() {
+                    if !name.starts_with('.') && !name.starts_with("target") && name != "xtask" {
+                        scan(&path, found);
+                    }
+                } else if name.ends_with(".rs") {
+                    let text = std::fs::read_to_string(&path).unwrap().to_lowercase();
+                    let by_hand = |line: &&str| line.contains("print") && line.contains("ln!(\"skip");
+                    found
+                        .extend(text.lines().filter(by_hand).map(|line| format!("{}: {line}", shown(&path))));
+                }
+            }
+        }
+        let mut found = Vec::new();
+        scan(&sluice_tests::paths::workspace(), &mut found);
+        assert!(found.is_empty(), "{found:#?}");
     }
 
     #[test]

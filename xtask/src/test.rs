@@ -165,7 +165,12 @@ fn conclude(record: &Record, elapsed: Duration) -> bool {
     }
     let passed = record.count(Verdict::Passed);
     let good = failed.is_empty() && passed > 0;
-    println!("{passed} passed, {} failed, {} skipped", failed.len(), record.count(Verdict::Skipped));
+    println!(
+        "{passed} passed, {} failed, {} skipped, {} promises kept partly",
+        failed.len(),
+        record.count(Verdict::Skipped),
+        record.count(Verdict::Partly)
+    );
     println!("test: {}", if good { "PASS" } else { "FAIL" });
     good
 }
@@ -177,11 +182,15 @@ fn summarise(results: &[TestResult], elapsed: Duration) {
         match result.verdict {
             Verdict::Failed => println!("    {}", result.reason.replace('\n', "\n    ")),
             Verdict::Skipped => println!("    skipped: {}", result.reason),
-            Verdict::Passed => {}
+            Verdict::Passed | Verdict::Partly => {}
         }
     }
+    let partly = match count(Verdict::Partly) {
+        0 => String::new(),
+        partly => format!(", {partly} partly"),
+    };
     println!(
-        "    {passed} passed, {failed} failed, {} skipped in {:.1} s",
+        "    {passed} passed{partly}, {failed} failed, {} skipped in {:.1} s",
         count(Verdict::Skipped),
         elapsed.as_secs_f64()
     );

@@ -379,7 +379,7 @@ fn under_a_supervisor_children_die_with_a_killed_launcher() {
 #[test]
 fn each_worker_runs_as_a_user_of_its_own() {
     if !has_users(4_000_000, 2) {
-        eprintln!("skipped: needs root, and users 4000000 and 4000001");
+        sluice_skip::skip("needs root, and users 4000000 and 4000001");
         return;
     }
     let place = Place::new();
@@ -433,7 +433,7 @@ impl Drop for Cgroup {
 #[test]
 fn a_cgroup_ends_what_a_worker_has_forked() {
     let Some(directory) = cgroup_directory("forked") else {
-        println!("SKIP: no cgroup v2 directory can be made");
+        sluice_skip::skip("no cgroup v2 directory can be made");
         return;
     };
     let place = Place::new();
@@ -489,7 +489,7 @@ fn a_cgroup_ends_what_a_worker_has_forked() {
 #[test]
 fn what_a_launcher_before_left_in_its_cgroups_is_ended() {
     let Some(directory) = cgroup_directory("before") else {
-        println!("SKIP: no cgroup v2 directory can be made");
+        sluice_skip::skip("no cgroup v2 directory can be made");
         return;
     };
     let directory = Cgroup(directory);

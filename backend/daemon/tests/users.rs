@@ -75,7 +75,7 @@ impl User {
 /// A place that others may enter, with the client in it. Nothing where there is no root to become others.
 fn shared_place() -> Option<Place> {
     if !has_users(ADMINS.into(), 100) {
-        println!("SKIP: needs root, and users from {ADMINS} on");
+        sluice_skip::skip(&format!("needs root, and users from {ADMINS} on"));
         return None;
     }
     let place = Place::new();

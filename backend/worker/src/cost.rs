@@ -116,14 +116,14 @@ fn of_a_launch(permit: bool) -> u64 {
 #[test]
 fn a_vm_that_is_alone_pays_little_for_a_launch() {
     if Command::new("valgrind").arg("--version").output().is_err() {
-        println!("SKIP: no valgrind to count instructions with");
+        sluice_skip::skip("no valgrind to count instructions with");
         return;
     }
     let (without, with) = (of_a_launch(false), of_a_launch(true));
     println!("{with} instructions for a launch, {without} where nobody shares");
     assert!(without > 0 && with > without, "{with}, {without}");
     if cfg!(debug_assertions) {
-        println!("SKIP: code that is not optimised says nothing");
+        sluice_skip::skip("code that is not optimised says nothing");
         return;
     }
     // A look at the permit, two at the clock, and the figures of what is under way and how long it takes.

@@ -212,7 +212,7 @@ fn pieces_of_huge_pages_are_gathered() {
     const HUGE: u64 = 2 << 20;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let Ok(ram) = memfd_create("huge", flags) else {
-        println!("SKIP: this kernel has no huge pages of 2 MiB");
+        sluice_skip::skip("this kernel has no huge pages of 2 MiB");
         return;
     };
     ftruncate(&ram, 4 * HUGE).unwrap();
@@ -229,7 +229,7 @@ fn pieces_of_huge_pages_are_gathered() {
         1,
     );
     let Ok(view) = mapped else {
-        println!("SKIP: this host has no huge pages free (vm.nr_hugepages)");
+        sluice_skip::skip("this host has no huge pages free (vm.nr_hugepages)");
         return;
     };
     let mut guest = Guest::start();
