@@ -11,15 +11,20 @@ use std::{
     },
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use common::{Place, is_alive, pid_of, signal, until, wait_gone, watch};
+use common::{Place, children, is_alive, pid_of, signal, until, wait_gone, watch};
 use rustix::{
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
     process::Signal,
 };
 use serde_json::{Value, json};
+use sluice_protocol::{
+    control::{self, ToLauncher},
+    inventory::Visible,
+};
+use sluice_shared_memory::socket;
 
 /// A service manager: keeps what it is given, and passes it to the process that follows.
 struct Manager {
@@ -264,6 +269,78 @@ fn what_ended_meanwhile_is_not_adopted() {
     let vm = until(|| place.api("GET", "/v1/vms/7", None).body, |vm| vm["sessions"] == json!([]));
     assert_eq!(vm["sessions"], json!([]));
     place.front(7).open(2);
+    end(daemon, &place);
+}
+
+/// What the service manager keeps of that name: the same socket as the daemon's own.
+fn kept(manager: &Manager, name: &str) -> OwnedFd {
+    let heard = until(|| manager.heard(), |heard| heard.kept.iter().any(|(kept, _)| kept == name));
+    let (_, socket) = heard.kept.iter().rev().find(|(kept, _)| kept == name).expect("it is kept");
+    socket.try_clone().expect("a copy")
+}
+
+/// Asks a launcher for a worker of VM 7, as a daemon does.
+fn ask_for_worker(launcher: &OwnedFd) {
+    let request = ToLauncher::StartWorker { vm: 7, session: 99, visible: Visible::Host };
+    socket::send(launcher, &request.encode(), &[]).expect("asked");
+}
+
+// Promise: A11
+#[test]
+fn a_worker_that_was_started_for_a_dead_daemon_is_ended() {
+    let place = Place::new();
+    let manager = Manager::new(&place);
+    let mut daemon = manager.start(&place, &["--vm", "7,direct"]);
+    ready(&place);
+    let mut front = place.front(7);
+    let known = watch(pid_of(&front.open(1))).expect("a process");
+    let launcher = u32::try_from(launcher(&place).as_u64().expect("a pid")).expect("a pid");
+    let socket = kept(&manager, "launcher");
+    daemon.kill().expect("killed");
+    daemon.wait().expect("ended");
+
+    let before = children(launcher);
+    ask_for_worker(&socket);
+    let started = || children(launcher).into_iter().find(|child| !before.contains(child));
+    let orphan = until(started, Option::is_some).expect("a worker is started");
+    let orphan = watch(orphan).expect("it runs");
+    assert!(is_alive(&orphan), "it ended before a daemon came");
+    let daemon = manager.start(&place, &["--vm", "7,direct"]);
+    ready(&place);
+    wait_gone(&orphan);
+    assert!(is_alive(&known), "a worker of a session was ended");
+    assert_eq!(front.ask("close 1"), "closed 1");
+    front.open(2);
+    end(daemon, &place);
+}
+
+// Promise: F44
+#[test]
+fn a_worker_of_no_session_is_ended_while_others_live() {
+    let place = Place::new();
+    let manager = Manager::new(&place);
+    let daemon = manager.start(&place, &["--vm", "7,direct"]);
+    ready(&place);
+    let mut front = place.front(7);
+    let known = watch(pid_of(&front.open(1))).expect("a process");
+    let launcher = kept(&manager, "launcher");
+    // Asked past the daemon, and the answer taken before the daemon could have it: the launcher has told nobody.
+    ask_for_worker(&launcher);
+    let mut bytes = [0; control::BYTES];
+    let receive =
+        || socket::receive(&launcher, &mut bytes).ok().flatten().map(|(_, descriptors)| descriptors);
+    let mut descriptors = until(receive, Option::is_some).expect("an answer");
+    let orphan = descriptors.pop().expect("its pidfd");
+    let started = Instant::now();
+    assert!(is_alive(&orphan));
+    wait_gone(&orphan);
+    println!("a worker of no session is ended after {:?}", started.elapsed());
+    assert!((10..20).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
+    let host = place.api("GET", "/v1/host", None).body;
+    assert!(host["events"].to_string().contains("worker-without-session"), "{host}");
+    assert!(is_alive(&known), "a worker of a session was ended");
+    front.open(2);
+    drop(descriptors);
     end(daemon, &place);
 }
 

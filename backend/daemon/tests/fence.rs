@@ -270,18 +270,20 @@ fn a_daemon_killed_at_any_moment_after_its_answer_has_not_forgotten() {
         let place = Place::new();
         let mut daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
         let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
-        let _asking = begin(&place, &json!({}));
+        let reason = format!("answered {delay} ms before the kill");
+        let fence = post(&place, "fence", &json!({ "reason": reason }));
+        assert_eq!(fence["step"], "quarantined", "{fence}");
         std::thread::sleep(std::time::Duration::from_millis(delay));
-        let noted = place.run().join("checkpoint.json").exists()
-            && std::fs::read_to_string(place.run().join("checkpoint.json"))
-                .expect("text")
-                .contains("operator");
         daemon.kill();
+        wait_gone(&worker);
+
+        // What the next one finds is there as soon as it serves, and not only in the end.
         let daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
-        if noted {
-            wait_gone(&worker);
-            reaches(&place, "quarantined");
-        }
+        let fence = stands(&place);
+        assert_eq!((&fence["reason"], &fence["epoch"]), (&json!(reason), &json!(1)), "{fence}");
+        assert_ne!(fence["step"], "active", "{fence}");
+        assert_eq!(place.front(1).ask("open 2"), "refused 2 46");
+        reaches(&place, "quarantined");
         daemon.end();
     }
 }
