@@ -446,3 +446,89 @@ impl Chunks {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VM: VmKey = VmKey { vm: 1, epoch: 1 };
+    const OTHER: VmKey = VmKey { vm: 2, epoch: 1 };
+    const WORKER: WorkerId = WorkerId(1);
+
+    /// One chunk in each state: clean and dirty of nobody, clean, dirty and suspect left behind by a VM, lent, and scrubbed.
+    fn table() -> (Chunks, [ChunkId; 7]) {
+        let mut chunks = Chunks::default();
+        let ids = [(); 7].map(|()| chunks.insert(Class::ALL[2]).unwrap());
+        let [clean, _dirty, clean_left, dirty_left, suspect, lent, scrubbed] = ids;
+        let scrub = |chunks: &mut Chunks, id, clean| {
+            chunks.begin_scrub(id).unwrap();
+            chunks.end_scrub(id, clean).unwrap();
+        };
+        for id in [clean, clean_left, dirty_left, suspect, lent] {
+            scrub(&mut chunks, id, true);
+        }
+        for id in [clean_left, dirty_left, suspect, lent] {
+            chunks.lend(id, VM, WORKER).unwrap();
+        }
+        for id in [clean_left, dirty_left, suspect] {
+            chunks.end_lease(id).unwrap();
+            chunks.forget_importer(id, WORKER).unwrap();
+        }
+        scrub(&mut chunks, clean_left, true);
+        (0..TRIES).for_each(|_| scrub(&mut chunks, suspect, false));
+        chunks.begin_scrub(scrubbed).unwrap();
+        (chunks, ids)
+    }
+
+    fn at(chunks: &mut Chunks, id: ChunkId) -> &mut Chunk {
+        chunks.slots[id.0 as usize].as_mut().unwrap()
+    }
+
+    // Promise: Q21
+    #[test]
+    fn a_chunk_whose_parts_contradict_each_other_is_found() {
+        type Plant = fn(&mut Chunks, [ChunkId; 7]);
+        let planted: [(&str, Plant); 14] = [
+            ("a chunk is not on its shelf", |chunks, [clean, ..]| at(chunks, clean).state = State::Dirty),
+            ("a chunk is not on its shelf", |chunks, [_, dirty, ..]| at(chunks, dirty).state = State::Clean),
+            ("a chunk is not on its shelf", |chunks, [_, _, left, ..]| at(chunks, left).vm = Some(OTHER)),
+            ("a chunk is not on its shelf", |chunks, [clean, ..]| {
+                chunks.clean.iter_mut().for_each(|shelf| _ = shelf.remove(&clean))
+            }),
+            ("a chunk is not on its shelf", |chunks, _| chunks.dirty_of.clear()),
+            ("a chunk that was left behind is not known as such", |chunks, _| chunks.clean_left.clear()),
+            ("a chunk that was left behind is not known as such", |chunks, _| chunks.dirty_left.clear()),
+            ("a chunk that was left behind is not known as such", |chunks, _| chunks.suspect_left.clear()),
+            ("a chunk has importers of no VM", |chunks, [clean, ..]| {
+                at(chunks, clean).importers.push(WORKER)
+            }),
+            (
+                "a chunk is lent without a lease, or leased and not lent",
+                |chunks, [_, _, _, _, _, lent, _]| {
+                    at(chunks, lent).leases = 0;
+                },
+            ),
+            (
+                "a chunk is lent without a lease, or leased and not lent",
+                |chunks, [_, _, _, _, _, _, scrubbed]| {
+                    at(chunks, scrubbed).leases = 1;
+                },
+            ),
+            ("a chunk is taken for left behind", |chunks, [_, _, _, _, _, lent, _]| {
+                chunks.dirty_left.insert((VM, lent));
+            }),
+            ("a shelf has a chunk that is not there", |chunks, [_, _, _, _, _, lent, _]| {
+                chunks.clean[2].insert(lent);
+            }),
+            ("a shelf has a chunk that is not there", |chunks, _| {
+                chunks.clean_of.entry(OTHER).or_default()[0].insert(ChunkId(4711));
+            }),
+        ];
+        for (expected, plant) in planted {
+            let (mut chunks, ids) = table();
+            assert_eq!(chunks.check(), Ok(()), "before it is planted");
+            plant(&mut chunks, ids);
+            assert_eq!(chunks.check(), Err(Broken(expected)));
+        }
+    }
+}

@@ -420,6 +420,42 @@ mod tests {
 
     const VM: VmKey = VmKey { vm: 1, epoch: 1 };
 
+    // Promise: Q21
+    #[test]
+    fn sums_that_contradict_each_other_are_found() {
+        type Plant = fn(&mut Ledger, &mut HashMap<VmKey, u64>);
+        const OTHER: VmKey = VmKey { vm: 2, epoch: 1 };
+        let planted: [(&str, Plant); 8] = [
+            ("the unit's sum is not that of its VMs", |ledger, _| ledger.lent += UNIT),
+            ("the unit's sum is not that of its VMs", |ledger, _| {
+                ledger.accounts.get_mut(&VM).unwrap().lent = u64::MAX;
+                ledger.accounts.insert(OTHER, Account { lent: u64::MAX, ..Account::default() });
+            }),
+            ("the unit's sum is not that of its chunks", |ledger, _| ledger.capacity -= UNIT),
+            ("a VM's sum is not that of its chunks", |_, lent| *lent.get_mut(&VM).unwrap() += UNIT),
+            ("a VM's sum is not that of its chunks", |_, lent| lent.clear()),
+            ("chunks are lent to an unknown VM", |_, lent| _ = lent.insert(OTHER, UNIT)),
+            ("an ancestor's sum is not that of its VMs", |ledger, _| {
+                ledger.ancestors.get_mut(&7).unwrap().used -= UNIT;
+            }),
+            ("an ancestor's sum is not that of its VMs", |ledger, _| {
+                ledger.accounts.get_mut(&VM).unwrap().terms.ancestors = [0, 0];
+            }),
+        ];
+        for (expected, plant) in planted {
+            let mut ledger = Ledger::default();
+            ledger.grow(4 * UNIT).unwrap();
+            ledger.set_escrow(7, u64::MAX);
+            let terms = Terms { limit: 4 * UNIT, ancestors: [7, 0], ..Terms::default() };
+            ledger.set_terms(VM, terms).unwrap();
+            ledger.charge(VM, 2 * UNIT).unwrap();
+            let mut lent = HashMap::from([(VM, 2 * UNIT)]);
+            assert_eq!(ledger.check(&lent, 4 * UNIT), Ok(()), "before it is planted");
+            plant(&mut ledger, &mut lent);
+            assert_eq!(ledger.check(&lent, 4 * UNIT), Err(Broken(expected)));
+        }
+    }
+
     // Promise: Q20
     #[test]
     fn sizes_near_the_end_of_the_numbers_are_refused_not_wrapped() {

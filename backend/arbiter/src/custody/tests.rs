@@ -1,6 +1,8 @@
 //! Any order of messages, deaths and driver results, against a model that knows who can reach which memory and what is in
 //! it. In the model every process that can reach a chunk writes to it at all times, and every driver that may grow does.
 
+mod planted;
+
 use super::*;
 use proptest::prelude::*;
 
@@ -721,9 +723,38 @@ fn a_decision_takes_microseconds() {
         assert!(matches!(effect, Some(Effect::Lend { .. })), "{effect:?}");
     }
     times.sort_unstable();
-    let (median, p99) = (times[count / 2], times[count * 99 / 100]);
-    println!("decision: p50 {median:?}, p99 {p99:?}, of {count}");
-    assert!(p99.as_micros() < 10, "p99 {p99:?}");
+    let (median, lent) = (times[count / 2], times[count * 99 / 100]);
+    println!("decision: p50 {median:?}, p99 {lent:?}, of {count}");
+
+    // Refusals: of a VM that has its limit, and has as many workers as it may.
+    let (vm, epoch, limit) = (65, 1, UNIT);
+    let (guaranteed, headroom, pinned, ancestors) = (0, 0, 0, 0);
+    custody.command(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors }, 0);
+    for number in 0..limits::SESSIONS as u64 {
+        custody.add_worker(WorkerId(100 + number), VmKey { vm, epoch }, 100);
+    }
+    while custody.effect().is_some() {}
+    let refusals = 5_000;
+    let mut times = Vec::with_capacity(refusals);
+    for number in 0..refusals as u64 {
+        let id = WorkerId(100 + number % limits::SESSIONS as u64);
+        let started = std::time::Instant::now();
+        custody.request(id, Request::Take { serial: number, bytes: Class::ALL[0].bytes() }, 0);
+        custody.serve_waiters(0);
+        let effect = custody.effect();
+        times.push(started.elapsed());
+        assert!(matches!(effect, Some(Effect::Answer { answer: Answer::Refused { .. }, .. })), "{effect:?}");
+    }
+    times.sort_unstable();
+    let (median, refused) = (times[refusals / 2], times[refusals * 99 / 100]);
+    println!("refusal: p50 {median:?}, p99 {refused:?}, of {refusals}");
+    if cfg!(debug_assertions) {
+        sluice_skip::skip("code that is not optimised says nothing");
+        return;
+    }
+    assert!(lent.as_micros() < 10, "p99 {lent:?}");
+    // All workers of the VM are looked through for what they might give back.
+    assert!(refused.as_micros() < 500, "p99 {refused:?}");
 }
 
 /// What a worker was answered last.

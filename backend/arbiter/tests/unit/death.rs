@@ -249,8 +249,9 @@ fn a_killed_worker_is_charged_for_nothing_within_a_second() {
         killed.elapsed()
     });
     took.sort_unstable();
-    // A busy machine may hold up one or the other.
-    assert!(took[5].as_millis() < 1000, "{took:?}");
+    println!("charged after a kill for: {took:?}");
+    // A busy machine may hold up one of them.
+    assert!(took[8].as_millis() < 1000 && took[9].as_millis() < 5000, "{took:?}");
     host.assert_sound();
 }
 
