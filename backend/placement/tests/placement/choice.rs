@@ -203,6 +203,14 @@ fn shared_units_hold_what_they_promise_and_no_more() {
     assert_eq!(fleet.decide(&time_slice(3, 20)), Ok(Decision::Join(unit)));
     assert_eq!(fleet.decide(&time_slice(3, 101)), Err(Refusal::TooLarge { largest_bytes: 100 * GIB }));
 
+    // And no less: as many as fit into memory, and as many as fit into time, are taken.
+    for (gib, permille, fit) in [(7, 10, 14), (20, 10, 5), (1, 125, 8), (100, 1000, 1)] {
+        let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 100)]);
+        let taken = (1..).take_while(|vm| fleet.place(&guaranteed(*vm, gib, permille)).is_ok()).count();
+        assert_eq!(taken, fit, "{gib} GiB and {permille} of a thousand each");
+        assert!(fleet.consistent());
+    }
+
     // Overcommitted by a half: burstable VMs beyond the memory, guaranteed ones not.
     let rules = Rules { overcommit_permille: 1500, weight_limit: 3 };
     let mut fleet = Fleet::new(rules, vec![whole(0, 0, 100)]);
