@@ -17,6 +17,11 @@ use sluice_tests::tenants::{Options, Tenants};
 const DEVICE_MIB: u64 = 256;
 /// The most mappings that one and the same memory can come in: chunks are split and joined all the time.
 const CHUNKS: usize = 256;
+/// For how long a VM stays charged after half of the kills, and after any, on a machine that does other work as well.
+const MEDIAN: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(10);
+/// The same where an arbiter or a daemon has to be started again first.
+const LONGEST_REPLACED: Duration = Duration::from_secs(30);
 /// Devices that end again and again are given up, so theirs are few.
 const BETWEEN_DEVICES: Duration = Duration::from_secs(15);
 
@@ -51,8 +56,10 @@ struct Chaos {
     /// Of a unit with nothing on it.
     total: u64,
     device_killed: Instant,
-    /// How long each VM stayed charged after a kill.
+    /// How long a VM stayed charged after a kill of what is its own.
     settled: Vec<Duration>,
+    /// The same after a kill of the arbiter or the daemon.
+    replaced: Vec<Duration>,
     kills: std::collections::BTreeMap<Victim, u32>,
 }
 
@@ -72,6 +79,7 @@ impl Chaos {
             total: unit.total,
             device_killed: Instant::now(),
             settled: Vec::new(),
+            replaced: Vec::new(),
             kills: std::collections::BTreeMap::new(),
         })
     }
@@ -173,7 +181,12 @@ impl Chaos {
             self.tenants.start_again(&self.options)?;
         }
         self.tenants.wait_for_charge(1, |charge| charge.lent == 0 && charge.holders == 0)?;
-        self.settled.push(start.elapsed());
+        if matches!(victim, Victim::Guest | Victim::Worker | Victim::Device) {
+            self.settled.push(start.elapsed());
+        } else {
+            // Another arbiter or daemon has to be started first.
+            self.replaced.push(start.elapsed());
+        }
         let (unit, _) = self.tenants.wait_for_unit(|unit| unit.is_some_and(|unit| unit.dirty == 0))?;
         let unit = unit.context("a unit")?;
         ensure!(unit.is_whole(self.total), "of {} bytes of custody there are {unit:?}", self.total);
@@ -192,6 +205,21 @@ impl Chaos {
             at(99),
             self.settled.last()
         );
+        println!("after one of the arbiter or the daemon: most {:?}", self.replaced.iter().max());
+    }
+
+    /// How long a VM may stay charged, as the promise says.
+    fn judge(&self) -> Result<()> {
+        let median = self.settled.get(self.settled.len() / 2).context("nothing of a VM's own was killed")?;
+        ensure!(*median < MEDIAN, "half of the kills left a charge for {median:?}");
+        for (what, times, bound) in [
+            ("a VM's own", &self.settled, LONGEST),
+            ("the unit's or the host's", &self.replaced, LONGEST_REPLACED),
+        ] {
+            let longest = times.iter().max().copied().unwrap_or_default();
+            ensure!(longest < bound, "a VM stayed charged for {longest:?} after a kill of what is {what}");
+        }
+        Ok(())
     }
 }
 
@@ -217,8 +245,7 @@ fn chaos(seed: u64, count: u32) -> Result<()> {
     let state = chaos.tenants.device_files();
     chaos.kill_all(count)?;
     chaos.report();
-    let slowest = chaos.settled.last().copied().unwrap_or_default();
-    ensure!(slowest < PATIENCE / 2, "a VM stayed charged for {slowest:?}");
+    chaos.judge()?;
 
     // Some more of the common kind, and what the processes that stay have open is what they had before.
     let (daemon, arbiter) = (chaos.tenants.daemon(), chaos.tenants.processes("sluice-arbiter")?);
