@@ -2,8 +2,9 @@
 //!
 //! The only code of shim and backend that touches shared pages: word accesses with an ordering and raw copies, never a
 //! Rust reference to a byte of it ([`mapping`]), also where pages cannot be laid side by side ([`gathered`]); which parts of a
-//! memory file are free ([`ranges`]); and SEQPACKET sockets that carry descriptors ([`socket`]).
+//! memory file are free ([`ranges`]); what happens where a page is not there ([`bus`]); and SEQPACKET sockets that carry descriptors ([`socket`]).
 
+pub mod bus;
 pub mod gathered;
 pub mod mapping;
 pub mod ranges;

@@ -21,6 +21,10 @@ fn main() -> ExitCode {
         eprintln!("sluice-worker: {error}");
         return ExitCode::FAILURE;
     }
+    if let Err(error) = sluice_shared_memory::bus::catch("sluice-worker") {
+        tracing::error!(%error, "SIGBUS cannot be handled");
+        return ExitCode::FAILURE;
+    }
     // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.
     let control = unsafe { OwnedFd::from_raw_fd(arguments.control_fd) };
     match sluice_worker::run(control) {

@@ -1,0 +1,48 @@
+//! A net under shared pages: a process that touches one which is not there says so and ends, with a status of its own.
+//!
+//! Memory is checked before it is touched, so this happens only where a VMM is trusted with memory that it can cut, where the host
+//! has no huge page left, or where a page of the host's memory is broken.
+
+#![expect(unsafe_code, reason = "a signal handler")]
+
+use std::{io, sync::OnceLock};
+
+/// Status of a process that ends because a shared page was not there.
+pub const STATUS: i32 = 87;
+
+/// What is said then, made before it is needed: a handler may not allocate.
+static LINE: OnceLock<String> = OnceLock::new();
+
+/// Ends this process with [`STATUS`] and a line on standard error, rather than by the signal, when a shared page is not there.
+///
+/// # Errors
+/// The kernel's.
+pub fn catch(process: &str) -> io::Result<()> {
+    LINE.get_or_init(|| {
+        format!("{process}: a page of shared memory is not there any more (SIGBUS); this process ends\n")
+    });
+    let handler: extern "C" fn(libc::c_int) = ended;
+    // SAFETY: a structure of numbers, for which zero is a value.
+    let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_ONSTACK;
+    // SAFETY: the action is whole, and its handler only does what a handler may.
+    match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, core::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn ended(_signal: libc::c_int) {
+    let line = LINE.get().map_or(&[][..], |line| line.as_bytes());
+    let mut error = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: both structures outlive the call, which a handler may make. It does not wait.
+    let room = unsafe { libc::ppoll(&raw mut error, 1, &raw const now, core::ptr::null()) };
+    if room == 1 && error.revents & libc::POLLOUT != 0 {
+        // SAFETY: the line is never dropped, and a handler may write. A line that cannot be written is not.
+        let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+    }
+    // SAFETY: ends the process without anything of its own that would have to be whole; a handler may do that.
+    unsafe { libc::_exit(STATUS) }
+}
