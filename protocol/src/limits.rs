@@ -139,3 +139,21 @@ pub const STREAM_BYTES: u64 = 4 << 30;
 pub const STREAM_RESULTS: usize = 1 << 14;
 /// Milliseconds within which a new stream opens its session.
 pub const STREAM_OPEN_MILLISECONDS: u64 = 10_000;
+/// Connections of programs to one device at once.
+pub const DIRECT_CONNECTIONS: usize = 256;
+/// Connections of one user's programs to one device; NVIDIA's own service for programs that share a device has 60 places.
+pub const USER_CONNECTIONS: u64 = 64;
+/// Connections of one user that wait for others of the same user to be over.
+pub const USER_ARRIVALS: u64 = 16;
+/// Sessions of one user's programs on one device.
+pub const USER_SESSIONS: u64 = 64;
+/// virtio-gpu contexts of one user's programs on one device.
+pub const USER_GPU_CONTEXTS: u64 = GPU_CONTEXTS as u64;
+/// Resources of one user's programs on one device.
+pub const USER_RESOURCES: u64 = RESOURCES as u64;
+/// Page runs of all resources of one user's programs on one device; eight bytes are kept for each.
+pub const USER_RUNS: u64 = 1 << 20;
+/// Pages of all resources of one user's programs on one device: 4 TiB of them, which may be addresses only. A bit is kept for each.
+pub const USER_PAGES: u64 = 1 << 30;
+/// Commands of one user's programs that one device answers late.
+pub const USER_WITHHELD: u64 = WAITERS_PER_DEVICE as u64;

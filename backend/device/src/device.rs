@@ -14,6 +14,7 @@ use crate::{
     poller::{Event, Poller},
     resources::{Resource, ResourceError, Resources, User, Wanted, Withheld},
     sessions::{CONTROL, INVALID, MISMATCH, Order, Owner, Phase, Session, UNAVAILABLE},
+    users::{Account, Kind, Share},
     waiters::{Waiter, Waiters},
     workers::{self, Heard, Worker},
 };
@@ -32,7 +33,6 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use vm_memory::GuestAddressSpace;
 
 /// How long `sluiced` may take to give a session its worker.
 const WORKER_PATIENCE: Duration = Duration::from_secs(30);
@@ -119,6 +119,8 @@ enum Refused {
     Layout(u16),
     #[error("control resource {0} has no nonce, or that of another session")]
     Nonce(u32),
+    #[error("this user's programs have all {0:?} that one user may have: {limit}", limit = .0.limit())]
+    User(Kind),
     #[error("too many sessions, or no sluiced")]
     Unavailable,
     #[error("resource {0} is attached or has no memory")]
@@ -142,9 +144,9 @@ impl Refused {
             Refused::NoContext(_) | Refused::Context(crate::contexts::ContextError::Id(_)) => {
                 answer::ERR_INVALID_CONTEXT_ID
             }
-            Refused::Context(crate::contexts::ContextError::Many) | Refused::Unavailable => {
-                answer::ERR_OUT_OF_MEMORY
-            }
+            Refused::Context(crate::contexts::ContextError::Many)
+            | Refused::Unavailable
+            | Refused::User(_) => answer::ERR_OUT_OF_MEMORY,
             Refused::Unreadable => answer::ERR_UNSPEC,
             _ => answer::ERR_INVALID_PARAMETER,
         }
@@ -191,6 +193,8 @@ pub struct Device {
     /// Waiters the queue has slots for.
     waiter_limit: usize,
     answers: Vec<Answer>,
+    /// What it has of a user's share, where its guest is a program.
+    account: Option<Account>,
     /// Not given back before every worker is gone that may map the guest's memory.
     kept: Option<Kept>,
     /// What happened.
@@ -225,6 +229,7 @@ impl Device {
             probes: Vec::new(),
             waiter_limit: limits::WAITERS_PER_DEVICE,
             answers: Vec::new(),
+            account: None,
             kept: None,
             counters: Counters::default(),
             #[cfg(test)]
@@ -237,7 +242,7 @@ impl Device {
     /// # Errors
     /// [`MemoryError`] when it could crash this process or cannot be lent; the device then has no memory at all.
     pub fn set_memory(&mut self, memory: Memory) -> Result<(), MemoryError> {
-        let table = Table::new(&memory.memory(), self.policy);
+        let table = Table::new(&memory, self.policy);
         let refused = table.as_ref().err().copied();
         let mut new = table.unwrap_or_default();
         let old = core::mem::take(&mut self.table);
@@ -267,7 +272,7 @@ impl Device {
         self.flat = features & 1 << gpu::F_VIRGL == 0;
     }
 
-    /// The guest's memory, if it was accepted.
+    /// The guest's memory, if it was accepted: what everything here reads and writes, and nothing else does.
     #[must_use]
     pub const fn memory(&self) -> Option<&Memory> {
         self.memory.as_ref()
@@ -276,6 +281,33 @@ impl Device {
     /// Keeps something until the device and every worker is gone that may map the guest's memory.
     pub fn keep(&mut self, kept: Kept) {
         self.kept = Some(kept);
+    }
+
+    /// Counts what it has as a user's.
+    pub fn count_for(&mut self, user: Arc<Share>) {
+        self.account = Some(Account::new(user));
+    }
+
+    /// Whether the user may have more of all of these.
+    fn room(&self, kinds: &[Kind]) -> Result<(), Refused> {
+        let Some(account) = &self.account else { return Ok(()) };
+        let full = kinds.iter().find(|kind| account.share().is_full(**kind));
+        full.map_or(Ok(()), |kind| Err(Refused::User(*kind)))
+    }
+
+    /// Counts anew, after anything that may have changed what it has.
+    fn settle(&mut self) {
+        let Some(account) = &mut self.account else { return };
+        let counts = [
+            (Kind::Contexts, self.contexts.len()),
+            (Kind::Resources, self.resources.len()),
+            (Kind::Runs, self.table.runs()),
+            (Kind::Pages, usize::try_from(self.table.pages()).unwrap_or(usize::MAX)),
+            (Kind::Withheld, self.waiters.len()),
+        ];
+        for (kind, count) in counts {
+            account.settle(kind, u64::try_from(count).unwrap_or(u64::MAX));
+        }
     }
 
     /// Keeps half of a queue free of waiters.
@@ -348,6 +380,7 @@ impl Device {
                 self.answer(place, &header, refused.kind(), &Body::None);
             }
         }
+        self.settle();
     }
 
     /// Ends the session of a command whose handler panicked, and answers it.
@@ -408,7 +441,10 @@ impl Device {
                 }
                 return Ok(Outcome::Now(answer::OK_CAPSET, Body::Capset));
             }
-            Command::CtxCreate { capset } => self.contexts.create(context, capset)?,
+            Command::CtxCreate { capset } => {
+                self.room(&[Kind::Contexts])?;
+                self.contexts.create(context, capset)?;
+            }
             Command::CtxDestroy => {
                 let destroyed = self.contexts.destroy(context).ok_or(Refused::NoContext(context))?;
                 self.resources.forget_context(context);
@@ -432,9 +468,13 @@ impl Device {
                     }
                 }
             }
-            Command::Create { resource } => self.resources.create(resource)?,
+            Command::Create { resource } => {
+                self.room(&[Kind::Resources])?;
+                self.resources.create(resource)?;
+            }
             Command::Create2d { resource, purpose } => {
-                match (self.resources.create(resource), purpose) {
+                let room = self.room(&[Kind::Resources]).map_err(|_| ResourceError::Many);
+                match (room.and_then(|()| self.resources.create(resource)), purpose) {
                     // A token needs no place, only an answer that comes late: at once it would be no sleep.
                     (Err(ResourceError::Many), Purpose::Token { .. }) if self.flat => {}
                     (created, _) => created?,
@@ -449,9 +489,11 @@ impl Device {
                 }
             }
             Command::CreateBlob { resource, entries } => {
+                self.room(&[Kind::Resources, Kind::Runs, Kind::Pages])?;
                 self.resources.create_blob(resource, &mut self.table, entries.iter())?;
             }
             Command::AttachBacking { resource, entries } => {
+                self.room(&[Kind::Runs, Kind::Pages])?;
                 self.resources.attach_backing(resource, &mut self.table, entries.iter())?;
             }
             Command::DetachBacking { resource } => {
@@ -554,8 +596,8 @@ impl Device {
         }
         let bytes = found.bytes();
         let pages = ControlPages::new(found.runs()).ok_or(Refused::Control(resource))?;
-        let memory = self.memory.as_ref().ok_or(Refused::Control(resource))?.memory();
-        let words = pages.words(&memory);
+        let memory = self.memory.as_ref().ok_or(Refused::Control(resource))?;
+        let words = pages.words(memory);
         match session::version(words.load_u64(session::MAGIC_AT, Ordering::Acquire)) {
             Some(session::VERSION) if bytes >= session::BYTES as u64 => {}
             Some(session::VERSION) | None => return Err(Refused::Control(resource)),
@@ -568,8 +610,8 @@ impl Device {
         let nonce = match owner {
             Owner::Context(_) => None,
             Owner::Control(_) => {
-                let nonce = page::nonce(found.runs(), &memory);
-                page::clear_nonce(found.runs(), &memory);
+                let nonce = page::nonce(found.runs(), memory);
+                page::clear_nonce(found.runs(), memory);
                 let unknown = nonce.filter(|nonce| !self.controls.is_known(*nonce));
                 if unknown.is_none() {
                     session::set_lost(&words, INVALID);
@@ -578,14 +620,14 @@ impl Device {
                 unknown
             }
         };
-        let Some(number) = self.link.open() else {
+        let Some(number) = self.link.open(self.account.as_ref().map(Account::share)) else {
             session::set_lost(&words, UNAVAILABLE);
             return Err(Refused::Unavailable);
         };
         let until = Instant::now().checked_add(WORKER_PATIENCE).unwrap_or_else(Instant::now);
         let mut session = Session::new(owner, pages, until);
         if let Err(refusal) = session.attach(CONTROL, resource, 0, bytes) {
-            self.link.close();
+            self.link.close(number);
             return Err(Refused::Attachment(refusal.0));
         }
         if let Ok(found) = self.resources.get_mut(resource) {
@@ -616,11 +658,10 @@ impl Device {
             Owner::Control(control) => match (found.adopted, &self.memory) {
                 (Some(session), _) => session == number,
                 (None, Some(memory)) if found.purpose == Purpose::Memory => {
-                    let memory = memory.memory();
-                    let nonce = page::nonce(found.runs(), &memory);
+                    let nonce = page::nonce(found.runs(), memory);
                     let carries = nonce.is_some() && nonce == self.controls.nonce(control);
                     if carries {
-                        page::clear_nonce(found.runs(), &memory);
+                        page::clear_nonce(found.runs(), memory);
                         found.adopted = Some(number);
                     }
                     carries
@@ -678,16 +719,22 @@ impl Device {
         if let (Some(memory), Some(pages)) =
             (&self.memory, self.sessions.get(&number).and_then(|session| session.pages))
         {
-            session::set_attachment(&pages.words(&memory.memory()), slot, Attachment::Refused(error));
+            session::set_attachment(&pages.words(memory), slot, Attachment::Refused(error));
         }
         self.wake(number);
     }
 
     fn wait(&mut self, number: Option<u32>, header: &Header, place: Place) -> Outcome {
+        let full = self.room(&[Kind::Withheld]).is_err();
         let session = number.and_then(|number| self.sessions.get_mut(&number));
         let (Some(number), Some(session)) = (number, session) else { return DONE };
         let live = matches!(session.phase, Phase::Waiting(_) | Phase::Running(_));
         if !live || header.flags & gpu::FLAG_FENCE == 0 || core::mem::take(&mut session.wake_pending) {
+            return DONE;
+        }
+        if full {
+            // At once, as where a session has too many: the guest looks at its memory and asks again.
+            self.counters.expired = self.counters.expired.wrapping_add(1);
             return DONE;
         }
         let now = Instant::now();
@@ -730,7 +777,7 @@ impl Device {
         if session.detach(user.slot, patience) {
             let resource = session.release(user.slot);
             if let (Some(memory), Some(pages)) = (&self.memory, session.pages) {
-                session::set_attachment(&pages.words(&memory.memory()), user.slot, Attachment::Detached);
+                session::set_attachment(&pages.words(memory), user.slot, Attachment::Detached);
             }
             self.released(resource);
         } else {
@@ -813,7 +860,7 @@ impl Device {
     fn lose(&mut self, number: u32, error: u32) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
         if let (Some(memory), Some(pages)) = (&self.memory, session.pages.take()) {
-            session::set_lost(&pages.words(&memory.memory()), error);
+            session::set_lost(&pages.words(memory), error);
             self.counters.lost = self.counters.lost.wrapping_add(1);
         }
         self.end(number, None);
@@ -880,7 +927,7 @@ impl Device {
         });
         if over {
             self.sessions.remove(&number);
-            self.link.close();
+            self.link.close(number);
         }
     }
 
@@ -1003,7 +1050,7 @@ impl Device {
             }
             // What `sluiced` has not answered the link counts until it has.
             if !session.owed {
-                self.link.close();
+                self.link.close(number);
             }
         }
         for arrival in self.inbox.close() {
@@ -1014,6 +1061,7 @@ impl Device {
         self.controls.clear();
         self.resources.clear(&mut self.table);
         self.memory = None;
+        self.settle();
     }
 
     // ---- events ----
@@ -1032,6 +1080,7 @@ impl Device {
             Event::Socket(number) => self.hear(number),
             Event::Exited(number) => self.exited(number),
         }
+        self.settle();
     }
 
     fn hear(&mut self, number: u32) {

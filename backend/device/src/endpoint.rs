@@ -1,29 +1,32 @@
 //! The vhost-user end: features, configuration space, and the drain of the queues.
 
-use crate::{chain::Buffer, device::Device, limiter::Limiter, memory::Memory, poller::Event, vring::Vring};
-use rustix::fd::{AsRawFd, RawFd};
+use crate::{
+    chain::Buffer,
+    device::Device,
+    limiter::Limiter,
+    memory::{Memory, MemoryError},
+    poller::Event,
+    vring::Vring,
+};
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    io::Errno,
+};
 use sluice_protocol::gpu;
 use std::{
-    io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 use vhost::vhost_user::{
     Backend, GpuBackend,
     message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures},
 };
-use vhost_user_backend::{VhostUserBackend, VringT};
 use virtio_bindings::{
     virtio_config::VIRTIO_F_VERSION_1,
     virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
 };
-use virtio_queue::{QueueOwnedT, QueueT};
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
-use vmm_sys_util::{
-    epoll::EventSet,
-    event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier},
-};
+use vm_memory::GuestMemoryMmap;
 
 /// The control queue.
 const CONTROL: u16 = 0;
@@ -31,12 +34,12 @@ const CONTROL: u16 = 0;
 const CURSOR: u16 = 1;
 /// Queues of a virtio-gpu device.
 pub const QUEUES: u16 = 2;
-/// What the loop calls the poller's descriptor: the first number it has no meaning for itself.
-pub const POLLER: u16 = QUEUES + 1;
 /// Slots of a queue.
-const QUEUE_SLOTS: usize = 1024;
+pub const QUEUE_SLOTS: u16 = 1024;
 /// Commands handled before other events have their turn.
 const COMMANDS_PER_ROUND: usize = 256;
+/// How long commands are handled before other events have their turn: a chain may be long.
+const ROUND: Duration = Duration::from_millis(2);
 /// How long a stopping queue waits for workers to let go of guest pages.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -75,9 +78,10 @@ impl Mode {
 pub struct Endpoint {
     mode: Mode,
     scanouts: u32,
+    /// Held while the state is waited for, so that of two threads each has its turn: the queue's, which comes back at once, and
+    /// the one of the front-end's messages.
+    turn: Mutex<()>,
     state: Mutex<State>,
-    /// The end of the exit event that the loop keeps and forgets to close.
-    exit: Mutex<Option<RawFd>>,
 }
 
 struct State {
@@ -115,52 +119,65 @@ impl Endpoint {
             gpu: None,
             requests: None,
         };
-        Endpoint { mode, scanouts, state: Mutex::new(state), exit: Mutex::new(None) }
+        Endpoint { mode, scanouts, turn: Mutex::new(()), state: Mutex::new(state) }
     }
 
-    /// The connection is over: ends every session. Answers the descriptor that is to be closed when the loop has ended.
-    pub fn disconnect(&self) -> Option<RawFd> {
+    /// The connection is over: ends every session.
+    pub fn disconnect(&self) {
         let mut state = self.state();
         let counters = state.device.counters;
         tracing::debug!(?counters, "connection over");
         state.device.disconnect();
         state.vring = None;
-        self.exit.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The descriptor the loop is to watch as [`POLLER`]. It stays valid as long as the endpoint.
-    #[must_use]
-    pub fn poller(&self) -> RawFd {
-        self.state().device.poller.descriptor().as_raw_fd()
+    /// What the loop is to watch and tell of by [`Endpoint::events`].
+    ///
+    /// # Errors
+    /// The kernel's, out of descriptors for instance.
+    pub fn poller(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(self.state().device.poller.descriptor().as_fd(), 3)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // A panic is caught inside, before it could poison; were one to slip through, going on is still better than dying.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
+    /// Does something whose panic is counted, and ends no thread: a front-end would lose its device.
+    fn guarded<T>(&mut self, act: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let done = catch_unwind(AssertUnwindSafe(|| act(self)));
+        if done.is_err() {
+            self.device.counters.panics = self.device.counters.panics.wrapping_add(1);
+        }
+        done.ok()
+    }
+
     /// The control queue was kicked, or has commands left from the last round.
     fn control(&mut self, vring: &Vring) {
         // A kick that was on its way when the queue was stopped.
-        if !vring.get_ref().get_queue().ready() {
+        if !vring.is_ready() {
             return;
         }
         if self.vring.is_none() || self.stopped_at.is_some() {
             self.started(vring);
         }
+        // One snapshot for the whole round: the memory that was checked, which no front-end changes.
         let Some(memory) = self.device.memory().cloned() else { return };
+        let began = Instant::now();
         for _ in 0..COMMANDS_PER_ROUND {
             // Errors: the queue is being taken away, or its indices are impossible; either way there is nothing to take.
-            let _ = vring.disable_notification();
-            if self.drain(vring, &memory) {
+            let _ = vring.disable_notification(&memory);
+            if self.drain(vring, &memory, began) {
                 self.return_answers();
                 self.device.poller.again();
                 return;
             }
             self.return_answers();
-            if !vring.enable_notification().unwrap_or(false) {
+            if !vring.enable_notification(&memory).unwrap_or(false) {
                 return;
             }
         }
@@ -168,11 +185,10 @@ impl State {
     }
 
     /// Takes commands; `true` when there may be more.
-    fn drain(&mut self, vring: &Vring, memory: &Memory) -> bool {
+    fn drain(&mut self, vring: &Vring, memory: &Memory, began: Instant) -> bool {
         for _ in 0..COMMANDS_PER_ROUND {
-            let memory = memory.memory();
-            let chain = match vring.get_mut().get_queue_mut().iter(memory.clone()) {
-                Ok(mut chains) => chains.next(),
+            let chain = match vring.take(memory) {
+                Ok(chain) => chain,
                 Err(error) => {
                     static LINES: Limiter = Limiter::new();
                     LINES.run(
@@ -182,7 +198,10 @@ impl State {
                 }
             };
             let Some(chain) = chain else { return false };
-            self.one(&memory, chain);
+            self.one(memory, chain);
+            if began.elapsed() >= ROUND {
+                break;
+            }
         }
         true
     }
@@ -204,10 +223,7 @@ impl State {
 
     /// The control queue moves for the first time since it was set up or stopped.
     fn started(&mut self, vring: &Vring) {
-        let (base, slots) = {
-            let queue = vring.get_ref();
-            (queue.get_queue().next_avail(), queue.get_queue().size())
-        };
+        let (base, slots) = (vring.next_available(), vring.size());
         // From the beginning, though it was further: a new driver. Anything else is a resume.
         if self.stopped_at.take().is_some_and(|at| at != 0 && base == 0) {
             self.device.restart();
@@ -244,16 +260,15 @@ impl State {
         if answers.is_empty() {
             return;
         }
-        let memory = memory.memory();
         for answer in &answers {
-            let written = answer.place.write(&memory, answer.bytes());
-            if let Err(error) = vring.add_used(answer.place.head(), written) {
+            let written = answer.place.write(memory, answer.bytes());
+            if let Err(error) = vring.add_used(memory, answer.place.head(), written) {
                 static LINES: Limiter = Limiter::new();
                 LINES.run(|suppressed| tracing::info!(%error, suppressed, "an answer cannot be returned"));
             }
         }
-        if vring.needs_notification().unwrap_or(true)
-            && let Err(error) = vring.signal_used_queue()
+        if vring.needs_notification(memory).unwrap_or(true)
+            && let Err(error) = vring.signal()
         {
             static LINES: Limiter = Limiter::new();
             LINES.run(|suppressed| tracing::info!(%error, suppressed, "the guest cannot be interrupted"));
@@ -264,62 +279,52 @@ impl State {
     /// Cursor commands have no answer and no effect: every scanout is disabled.
     fn cursor(&self, vring: &Vring) {
         let Some(memory) = self.device.memory() else { return };
-        let memory = memory.memory();
         let mut used = false;
         for _ in 0..COMMANDS_PER_ROUND {
-            let head = match vring.get_mut().get_queue_mut().iter(memory.clone()) {
-                Ok(mut chains) => chains.next().map(|chain| chain.head_index()),
-                Err(_) => None,
-            };
-            let Some(head) = head else { break };
-            used |= vring.add_used(head, 0).is_ok();
+            let Ok(Some(chain)) = vring.take(memory) else { break };
+            used |= vring.add_used(memory, chain.head_index(), 0).is_ok();
         }
         if used {
             // A guest that is not interrupted here finds its descriptors the next time it looks.
-            let _ = vring.signal_used_queue();
+            let _ = vring.signal();
         }
-        let _ = vring.enable_notification();
+        let _ = vring.enable_notification(memory);
     }
 }
 
-impl VhostUserBackend for Endpoint {
-    type Bitmap = ();
-    type Vring = Vring;
-
-    fn num_queues(&self) -> usize {
-        usize::from(QUEUES)
-    }
-
-    fn max_queue_size(&self) -> usize {
-        QUEUE_SLOTS
-    }
-
-    fn features(&self) -> u64 {
+/// What the front-end's messages lead to.
+impl Endpoint {
+    /// The feature bits to offer.
+    #[must_use]
+    pub const fn features(&self) -> u64 {
         self.mode.features()
     }
 
-    fn acked_features(&self, features: u64) {
+    /// The front-end has chosen from what was offered.
+    pub fn acknowledge(&self, features: u64) {
         tracing::debug!(features = format_args!("{features:#x}"), "features acknowledged");
         self.state().device.set_driver_features(features);
     }
 
-    fn protocol_features(&self) -> VhostUserProtocolFeatures {
-        // Not INFLIGHT_SHMFD: the back-end crate has no support for it.
+    /// The protocol's features.
+    #[must_use]
+    pub fn protocol_features() -> VhostUserProtocolFeatures {
+        // Not INFLIGHT_SHMFD: nothing here keeps what it is for.
         VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::BACKEND_REQ
     }
 
-    fn reset_device(&self) {
-        self.state().device.restart();
+    /// Forgets everything of a driver.
+    pub fn reset(&self) {
+        let mut state = self.state();
+        state.guarded(|state| state.device.restart());
     }
 
-    fn set_event_idx(&self, _enabled: bool) {
-        // The queue itself knows.
-    }
-
-    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+    /// Reads the configuration space.
+    #[must_use]
+    pub fn configuration(&self, offset: u32, size: u32) -> Vec<u8> {
         // Never an error: a VMM ends the connection over one. What lies beyond the structure reads as zero.
         let size = usize::try_from(size).unwrap_or(0).min(4096);
         let mut bytes = vec![0; size];
@@ -331,65 +336,60 @@ impl VhostUserBackend for Endpoint {
         bytes
     }
 
-    fn update_memory(&self, memory: Memory) -> io::Result<()> {
+    /// Checks new guest memory and uses it from then on; the device has none when it is refused. Nothing reads or writes a
+    /// byte of it before.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub fn set_memory(&self, memory: &Memory) -> Result<(), MemoryError> {
         let mut state = self.state();
-        state.device.set_memory(memory.clone()).map_err(|error| {
+        // A panic in between leaves sessions without the memory that they need, so the memory is refused.
+        let set = state.guarded(|state| state.device.set_memory(Arc::clone(memory)));
+        set.unwrap_or(Err(MemoryError::Unchecked)).inspect_err(|error| {
             // A front-end that is a process may try as often as it likes.
             static LINES: Limiter = Limiter::new();
             LINES.run(|suppressed| tracing::error!(%error, suppressed, "guest memory refused"));
-            // The crate would go on using what it has mapped, and an access behind the end of a file kills the process.
-            memory.lock().unwrap_or_else(PoisonError::into_inner).replace(GuestMemoryMmap::new());
-            io::Error::other(error)
         })
     }
 
-    fn set_backend_req_fd(&self, backend: Backend) {
+    /// Keeps the back channel.
+    pub fn keep_requests(&self, backend: Backend) {
         self.state().requests = Some(backend);
     }
 
-    fn set_gpu_socket(&self, socket: GpuBackend) -> io::Result<()> {
+    /// Keeps the display's socket.
+    pub fn keep_display(&self, socket: GpuBackend) {
         self.state().gpu = Some(socket);
-        Ok(())
     }
 
-    fn exit_event(&self, _thread: usize) -> Option<(EventConsumer, EventNotifier)> {
-        let (consumer, notifier) = new_event_consumer_and_notifier(EventFlag::CLOEXEC).ok()?;
-        *self.exit.lock().unwrap_or_else(PoisonError::into_inner) = Some(consumer.as_raw_fd());
-        Some((consumer, notifier))
-    }
-
-    fn stop_vring(&self, index: u32) -> io::Result<()> {
-        if index != u32::from(CONTROL) {
-            return Ok(());
+    /// A queue stops.
+    pub fn stop(&self, index: u16) {
+        if index != CONTROL {
+            return;
         }
         let mut state = self.state();
-        let Some(vring) = state.vring.clone() else { return Ok(()) };
-        // This thread is the connection's: were it to unwind, the front-end would lose its device.
-        let stopped = catch_unwind(AssertUnwindSafe(|| {
+        let Some(vring) = state.vring.clone() else { return };
+        state.guarded(|state| {
             state.device.stop(STOP_PATIENCE);
             state.return_answers();
-        }));
-        if stopped.is_err() {
-            state.device.counters.panics = state.device.counters.panics.wrapping_add(1);
-        }
-        state.stopped_at = Some(vring.queue_next_avail());
+        });
+        state.stopped_at = Some(vring.next_available());
         // What becomes due from now on is dropped: the ring is not ours any more.
         state.vring = None;
-        Ok(())
     }
 
-    fn handle_event(&self, event: u16, _set: EventSet, vrings: &[Vring], _thread: usize) -> io::Result<()> {
-        let mut state = self.state();
-        // Whatever happens, the answer is Ok: an error would end the loop and with it the device.
-        let handled = catch_unwind(AssertUnwindSafe(|| match event {
-            CONTROL => vrings.first().map_or((), |vring| state.control(vring)),
-            CURSOR => vrings.get(1).map_or((), |vring| state.cursor(vring)),
-            _ => state.events(),
-        }));
-        if handled.is_err() {
-            state.device.counters.panics = state.device.counters.panics.wrapping_add(1);
-        }
-        Ok(())
+    /// A queue was kicked.
+    pub fn kicked(&self, index: u16, vring: &Vring) {
+        self.state().guarded(|state| match index {
+            CONTROL => state.control(vring),
+            CURSOR => state.cursor(vring),
+            _ => {}
+        });
+    }
+
+    /// The poller has something.
+    pub fn events(&self) {
+        self.state().guarded(State::events);
     }
 }
 
@@ -405,7 +405,7 @@ mod tests {
     use crate::{link::Link, memory::Policy};
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     use sluice_protocol::{doorbell::Doorbell, gpu::command, session};
-    use std::{fs::File, sync::Arc};
+    use std::fs::File;
     use virtio_queue::{
         desc::{RawDescriptor, split::Descriptor},
         mock::MockSplitQueue,
@@ -430,14 +430,14 @@ mod tests {
         let memory = Memory::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
         let device = Device::new(Policy::Sealed, Arc::new(Link::new(true).unwrap())).unwrap();
         let endpoint = Endpoint::new(device, Mode::Full, 1);
-        endpoint.update_memory(memory.clone()).unwrap();
+        endpoint.set_memory(&memory).unwrap();
         (endpoint, memory)
     }
 
     /// Has the endpoint handle these commands in one kick; the type words of the answers.
     fn kick(endpoint: &Endpoint, memory: &Memory, commands: &[Vec<u8>]) -> Vec<u32> {
-        let guest = memory.memory();
-        let mock = MockSplitQueue::new(&*guest, 64);
+        let guest = &**memory;
+        let mock = MockSplitQueue::new(guest, 64);
         for (index, command) in (0u16..).zip(commands) {
             let at = 256 * u64::from(index);
             let length = u32::try_from(command.len()).unwrap();
@@ -452,13 +452,19 @@ mod tests {
             mock.avail().ring().ref_at(usize::from(index)).unwrap().store(2 * index);
         }
         mock.avail().idx().store(u16::try_from(commands.len()).unwrap());
-        let vring = Vring::new(memory.clone(), 64).unwrap();
-        vring.set_queue_info(mock.desc_table_addr().0, mock.avail_addr().0, mock.used_addr().0).unwrap();
-        vring.set_queue_size(64);
-        vring.set_queue_ready(true);
+        mock.used().idx().store(0);
+        let vring = Vring::new(64).unwrap();
+        let (descriptors, available, used) = (mock.desc_table_addr(), mock.avail_addr(), mock.used_addr());
+        vring.set_addresses(guest, descriptors.0, available.0, used.0).unwrap();
+        vring.set_size(64);
+        vring.set_ready(true);
         vring.set_enabled(true);
         endpoint.state().vring = None;
-        endpoint.handle_event(CONTROL, EventSet::IN, &[vring], 0).unwrap();
+        endpoint.kicked(CONTROL, &vring);
+        // Commands that take long are handled in several rounds, as the panics that are printed here do.
+        for _ in commands {
+            endpoint.events();
+        }
         let answered = usize::from(mock.used().idx().load());
         (0..answered)
             .map(|index| {
@@ -474,7 +480,7 @@ mod tests {
         let control = |context: u32, resource: u32, at: u64| {
             let mut words = vec![resource, 1, 1, 1, 0, 0, 0, 0];
             words.extend([u32::try_from(at).unwrap(), 0, u32::try_from(session::BYTES).unwrap(), 0]);
-            memory.memory().write_obj(session::MAGIC, GuestAddress(at)).unwrap();
+            memory.write_obj(session::MAGIC, GuestAddress(at)).unwrap();
             let mut open = command(command::SUBMIT_3D, context, &[32, 0]);
             open.extend(Doorbell::Open { resource }.encode());
             [
@@ -496,7 +502,7 @@ mod tests {
             [command(command::CTX_CREATE, 2, &[0, 0]), ring(1), command(command::CTX_DESTROY, 2, &[])];
         assert_eq!(kick(&endpoint, &memory, &commands), [0x1100, 0x1200, 0x1100]);
         assert_eq!(endpoint.state().device.counters.panics, 1);
-        let state: u32 = memory.memory().read_obj(GuestAddress(PAGES + session::STATE as u64)).unwrap();
+        let state: u32 = memory.read_obj(GuestAddress(PAGES + session::STATE as u64)).unwrap();
         assert_eq!(state, session::LOST);
         endpoint.state().device.cursed = None;
         assert_eq!(
@@ -509,11 +515,11 @@ mod tests {
     #[test]
     fn configuration_space_is_never_refused() {
         let (endpoint, _) = endpoint();
-        assert_eq!(endpoint.get_config(0, 16), gpu::configuration(1));
-        assert_eq!(endpoint.get_config(8, 8), gpu::configuration(1)[8..]);
-        assert_eq!(endpoint.get_config(12, 20), [&[1, 0, 0, 0][..], &[0; 16]].concat());
-        assert_eq!(endpoint.get_config(u32::MAX, 4), [0; 4]);
-        assert!(endpoint.get_config(0, u32::MAX).len() <= 4096);
+        assert_eq!(endpoint.configuration(0, 16), gpu::configuration(1));
+        assert_eq!(endpoint.configuration(8, 8), gpu::configuration(1)[8..]);
+        assert_eq!(endpoint.configuration(12, 20), [&[1, 0, 0, 0][..], &[0; 16]].concat());
+        assert_eq!(endpoint.configuration(u32::MAX, 4), [0; 4]);
+        assert!(endpoint.configuration(0, u32::MAX).len() <= 4096);
     }
 
     #[test]
@@ -527,8 +533,7 @@ mod tests {
         }
         assert_eq!(full & !Mode::Legacy.features(), 1 << 3 | 1 << 4);
         assert_eq!(full & !Mode::Flat.features(), 1 | 1 << 3 | 1 << 4);
-        let (endpoint, _) = endpoint();
-        let protocol = endpoint.protocol_features();
+        let protocol = Endpoint::protocol_features();
         assert!(!protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));
         assert!(
             protocol.contains(VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::BACKEND_REQ)
@@ -542,8 +547,7 @@ mod tests {
         ftruncate(&file, 0x1000).unwrap();
         let part = (GuestAddress(0), 0x1000, Some(FileOffset::new(file, 0)));
         let memory = Memory::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
-        assert!(endpoint.update_memory(memory.clone()).is_err());
+        assert_eq!(endpoint.set_memory(&memory), Err(MemoryError::Shrinkable(0)));
         assert!(endpoint.state().device.memory().is_none());
-        assert_eq!(vm_memory::GuestMemoryBackend::num_regions(&*memory.memory()), 0);
     }
 }

@@ -8,7 +8,7 @@
 //! waits for a full queue cannot even be killed: nothing here waits for a worker or for `sluiced`, whatever a guest or
 //! a worker sends is a value and not a panic, and a panic that happens all the same ends one session.
 //!
-//! A command travels [`endpoint`] (vhost-user) → [`chain`] (one private copy) → [`device`] (what it means, with
+//! A command travels [`frontend`] (vhost-user) → [`endpoint`] (the queues) → [`chain`] (one private copy) → [`device`] (what it means, with
 //! [`resources`], [`contexts`] or [`controls`], and [`sessions`]) and its answer back, at once or through [`waiters`] when there is
 //! something to wait for. [`workers`] speaks to workers, [`link`] to `sluiced`, [`poller`] is the one place where
 //! anything is waited for.
@@ -26,6 +26,7 @@ pub mod contexts;
 pub mod controls;
 pub mod device;
 pub mod endpoint;
+pub mod frontend;
 pub mod limiter;
 pub mod link;
 pub mod memory;
@@ -36,6 +37,7 @@ pub mod resources;
 pub mod serve;
 pub mod sessions;
 pub mod stream;
+pub mod users;
 pub mod vring;
 pub mod waiters;
 pub mod workers;

@@ -11,7 +11,11 @@
 //! What a process had is free when it has exited, so a worker is asked for only when those of the sessions that were
 //! over by then are gone, and with them what they had been lent.
 
-use crate::{limiter::Limiter, vring, workers};
+use crate::{
+    limiter::Limiter,
+    users::{Kind, Share, Taken},
+    vring, workers,
+};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -141,6 +145,8 @@ pub struct Link {
     connected: AtomicBool,
     next: AtomicU32,
     sessions: AtomicUsize,
+    /// Sessions that count as their users', too.
+    taken: Mutex<HashMap<u32, Taken>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -165,24 +171,35 @@ impl Link {
             connected: AtomicBool::new(connected),
             next: AtomicU32::new(1),
             sessions: AtomicUsize::new(0),
+            taken: Mutex::default(),
         })
     }
 
-    /// A number for a new session, unless there are too many or nobody who could give it a worker.
-    pub fn open(&self) -> Option<u32> {
+    /// A number for a new session, unless there are too many or no `sluiced` could give it a worker. `user`, if there is one, has
+    /// room for it.
+    pub fn open(&self, user: Option<&Arc<Share>>) -> Option<u32> {
         if !self.connected.load(Ordering::Acquire) {
             return None;
         }
+        let taken = match user {
+            Some(user) => Some(user.take(Kind::Sessions)?),
+            None => None,
+        };
         if self.sessions.fetch_add(1, Ordering::Relaxed) >= limits::SESSIONS {
-            self.close();
+            self.sessions.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(self.next.fetch_add(1, Ordering::Relaxed))
+        let session = self.next.fetch_add(1, Ordering::Relaxed);
+        if let Some(taken) = taken {
+            lock(&self.taken).insert(session, taken);
+        }
+        Some(session)
     }
 
     /// A session is over.
-    pub fn close(&self) {
+    pub fn close(&self, session: u32) {
         self.sessions.fetch_sub(1, Ordering::Relaxed);
+        drop(lock(&self.taken).remove(&session));
     }
 
     /// Sessions of this process.
@@ -213,7 +230,8 @@ impl Link {
 
     /// What `sluiced` has answered about a session whose device is gone.
     pub fn turn_away(&self, arrival: Arrival) {
-        self.close();
+        let (Arrival::Worker { session, .. } | Arrival::None { session, .. }) = arrival;
+        self.close(session);
         workers::bury(self, arrival);
     }
 
@@ -349,7 +367,7 @@ impl<'l> Broker<'l> {
         for mut held in core::mem::take(&mut self.held) {
             // Its connection has gone: nobody wants that worker any more.
             if held.inbox.strong_count() == 0 {
-                self.link.close();
+                self.link.close(held.session);
                 continue;
             }
             let graves = || self.graves.iter().map(|grave| grave.session);
@@ -441,10 +459,10 @@ impl<'l> Broker<'l> {
             }
             ToDevice::Resume {} => {
                 // The one before may have heard it and been killed before it could answer.
-                self.wanted.retain(|_, inbox| {
+                self.wanted.retain(|session, inbox| {
                     let stays = inbox.strong_count() > 0;
                     if !stays {
-                        self.link.close();
+                        self.link.close(*session);
                     }
                     stays
                 });
@@ -537,7 +555,7 @@ mod tests {
         rustix::fs::fcntl_setfl(&daemon, OFlags::NONBLOCK).unwrap();
         // Asked for by those who are gone before there is an answer.
         let mut opened = Vec::new();
-        while let Some(session) = link.open() {
+        while let Some(session) = link.open(None) {
             let inbox = Arc::new(Inbox::new().unwrap());
             link.wanted(session, &inbox);
             broker.round();
@@ -546,7 +564,7 @@ mod tests {
         assert_eq!(opened.len(), limits::SESSIONS);
         let kept = opened.pop().unwrap();
         let sessions: Vec<u32> = opened.drain(..).map(|(session, _)| session).collect();
-        assert_eq!((link.sessions(), link.open()), (limits::SESSIONS, None), "asked, so owed");
+        assert_eq!((link.sessions(), link.open(None)), (limits::SESSIONS, None), "asked, so owed");
         // Refused, and with workers that nobody takes.
         let mut buffer = [0; control::BYTES];
         while let Ok(Some(_)) = socket::receive(&daemon, &mut buffer) {}

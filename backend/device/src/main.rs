@@ -15,7 +15,10 @@ use sluice_device::{
     relay,
     serve::{self, Options},
     stream,
+    users::Users,
 };
+use sluice_sandbox::Role;
+use sluice_shared_memory::bus;
 use std::{os::unix::net::UnixListener, path::PathBuf, sync::Arc};
 
 /// The vhost-user virtio-gpu device of one virtual machine.
@@ -62,6 +65,7 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     start_log()?;
+    bus::catch("sluice-device").context("a handler for SIGBUS")?;
     let mode = arguments.mode.map_or_else(mode_of_environment, Ok)?;
     let control = arguments.control_fd.map(inherited).transpose().context("--control-fd")?;
     let listener = match (&arguments.socket_path, arguments.fd) {
@@ -92,12 +96,16 @@ fn main() -> anyhow::Result<()> {
     // Before the filter, which holds for all threads: making its first thread the C library installs a signal handler.
     let broker = Arc::clone(&link);
     std::thread::Builder::new().name("link".into()).spawn(move || link::serve(&broker, control))?;
-    sluice_sandbox::enter(sluice_sandbox::Role::Device)?;
+    let role = if options.direct { Role::DirectDevice } else { Role::Device };
+    sluice_sandbox::enter(role)?;
+    let users = Arc::new(Users::default());
     if let Some(listener) = streams {
-        stream::start(listener.into(), Arc::clone(&link))?;
+        // Streams of a VM are all its VMM's.
+        let users = arguments.direct.then(|| Arc::clone(&users));
+        stream::start(listener.into(), Arc::clone(&link), users)?;
     }
     tracing::info!("ready");
-    serve::serve(listener, options, &link)?;
+    serve::serve(&listener, options, &link, &users)?;
     Ok(())
 }
 

@@ -8,8 +8,8 @@ use sluice_protocol::{control, gpu::PAGE, limits};
 use std::{fs::File, sync::Arc};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// Guest memory as `vhost-user-backend` keeps it.
-pub type Memory = vm_memory::GuestMemoryAtomic<GuestMemoryMmap<()>>;
+/// A snapshot of guest memory. A front-end that replaces its memory makes another one, and this one stays as it was checked.
+pub type Memory = Arc<GuestMemoryMmap<()>>;
 
 /// Changes from one memory file to another within one resource: each costs a message to the worker.
 pub const PIECES: usize = 64;
@@ -99,6 +99,9 @@ pub enum MemoryError {
     /// More guest memory than the front-end may bring.
     #[error("more than {0:#x} bytes of guest memory")]
     TooMuch(u64),
+    /// It could not be checked.
+    #[error("guest memory could not be checked")]
+    Unchecked,
     /// The pages change files too often.
     #[error("more than {PIECES} changes between memory files")]
     Scattered,
@@ -162,6 +165,8 @@ pub struct Table {
     files: Vec<GuestFile>,
     budget: Budget,
     runs: usize,
+    /// Pages that resources have.
+    pages: u64,
 }
 
 /// A part of a resource in one memory file.
@@ -223,6 +228,18 @@ impl Table {
         Ok(table)
     }
 
+    /// Page runs of all resources.
+    #[must_use]
+    pub const fn runs(&self) -> usize {
+        self.runs
+    }
+
+    /// Pages of all resources.
+    #[must_use]
+    pub const fn pages(&self) -> u64 {
+        self.pages
+    }
+
     fn region(&self, page: u64) -> Option<usize> {
         let after = self.regions.partition_point(|region| region.first <= page);
         let index = after.checked_sub(1)?;
@@ -271,6 +288,7 @@ impl Table {
                 let inside = page.wrapping_sub(region.first);
                 let count = left.min(region.count.wrapping_sub(inside));
                 let free = region.claim(inside, count);
+                self.pages = self.pages.saturating_add(free);
                 if free > 0 {
                     self.runs = self.runs.saturating_add(append(runs, page, free));
                 }
@@ -292,6 +310,7 @@ impl Table {
         self.runs = self.runs.saturating_sub(runs.len());
         for run in runs {
             let (mut page, mut left) = (run.page(), run.count());
+            self.pages = self.pages.saturating_sub(left);
             while left > 0 {
                 let Some(region) = self.region(page).and_then(|index| self.regions.get_mut(index)) else {
                     // The front-end took the region away meanwhile.
@@ -390,7 +409,7 @@ impl Table {
                 };
                 let inside = page.wrapping_sub(region.first);
                 let count = left.min(region.count.wrapping_sub(inside));
-                region.claim(inside, count);
+                self.pages = self.pages.saturating_add(region.claim(inside, count));
                 page = page.wrapping_add(count);
                 left = left.wrapping_sub(count);
             }
@@ -452,11 +471,12 @@ fn join(extents: &mut Vec<control::Run>) {
 
 /// Checks the file of a region and answers which file it is, and the size of its pages.
 fn check(file: &File, end: u64, policy: Policy, start: u64) -> Result<((u64, u64), u64), MemoryError> {
+    // Before the size: of a file that is sealed the size can only grow, of any other it may be another one by now.
+    let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     let status = fstat(file).map_err(|_| MemoryError::NoFile(start))?;
     if u64::try_from(status.st_size).unwrap_or(0) < end {
         return Err(MemoryError::Short(start));
     }
-    let sealed = || fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     let system = fstatfs(file).ok().filter(|system| u64::try_from(system.f_type) == Ok(HUGETLBFS_MAGIC));
     let huge = system.is_some();
     if policy == Policy::Sealed && huge {
@@ -467,8 +487,8 @@ fn check(file: &File, end: u64, policy: Policy, start: u64) -> Result<((u64, u64
         return Err(MemoryError::Granule(start, granule));
     }
     let acceptable = match policy {
-        Policy::Sealed => sealed(),
-        Policy::Vmm => sealed() || huge,
+        Policy::Sealed => sealed,
+        Policy::Vmm => sealed || huge,
         Policy::Any => true,
     };
     if acceptable {

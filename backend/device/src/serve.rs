@@ -1,28 +1,27 @@
 //! Connections: one for a VMM, any number one after the other and at once for processes.
 
-#![expect(unsafe_code, reason = "closing a descriptor that a crate has given up as a number")]
-
 use crate::{
     device::Device,
-    endpoint::{Endpoint, Mode, POLLER},
+    endpoint::{Endpoint, Mode},
+    frontend::{self, FrontendError},
     limiter::Limiter,
     link::Link,
-    memory::{Memory, Policy},
+    memory::Policy,
+    users::{Kind, Share, Taken, Users},
     vring,
 };
-use rustix::fd::{FromRawFd, OwnedFd};
+use rustix::net::sockopt::socket_peercred;
+use sluice_protocol::limits;
 use std::{
-    os::unix::net::UnixListener,
+    os::unix::net::{UnixListener, UnixStream},
     sync::{Arc, Condvar, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
-use vhost::vhost_user::Listener;
-use vhost_user_backend::VhostUserDaemon;
-use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::epoll::EventSet;
 
-/// Connections at once. Each costs three threads that sleep.
-const CONNECTIONS: usize = 256;
+/// How long a connection waits for another of the same user to be over: one that has just ended is being cleared up.
+const ARRIVAL_PATIENCE: Duration = Duration::from_secs(2);
+/// How often it looks.
+const ARRIVAL_LOOK: Duration = Duration::from_millis(5);
 
 /// How connections are served.
 #[derive(Clone, Copy, Debug)]
@@ -43,66 +42,111 @@ pub enum ServeError {
     /// Out of descriptors or threads.
     #[error("a device cannot be made: {0}")]
     Device(#[from] rustix::io::Errno),
-    /// The vhost-user library failed.
-    #[error("vhost-user: {0}")]
-    VhostUser(String),
+    /// The connection failed.
+    #[error(transparent)]
+    Frontend(#[from] FrontendError),
     /// A thread cannot be started.
     #[error("a thread cannot be started: {0}")]
     Thread(std::io::Error),
-    /// The poller cannot be watched.
-    #[error("the loop cannot watch the poller: {0}")]
-    Watch(std::io::Error),
 }
-
-type Daemon = VhostUserDaemon<Arc<Endpoint>>;
 
 /// Serves a listener: until its one connection is over, or for ever.
 ///
 /// # Errors
 /// [`ServeError`]; a process' connection that fails is logged, not returned.
-pub fn serve(listener: UnixListener, options: Options, link: &Arc<Link>) -> Result<(), ServeError> {
-    let mut listener = Listener::from(listener);
-    let open = Arc::new((Mutex::new(0usize), Condvar::new()));
-    if options.direct {
-        // A VMM is trusted with its own device; processes share one.
-        let calls = std::thread::Builder::new().name("calls".into());
-        calls.spawn(|| vring::release()).map_err(ServeError::Thread)?;
+pub fn serve(
+    listener: &UnixListener,
+    options: Options,
+    link: &Arc<Link>,
+    users: &Users,
+) -> Result<(), ServeError> {
+    if !options.direct {
+        let endpoint = endpoint(options, link, None)?;
+        return Ok(frontend::serve(accept(listener), &endpoint)?);
     }
+    let open = Arc::new((Mutex::new(0usize), Condvar::new()));
+    // A VMM is trusted with its own device; processes share one.
+    let calls = std::thread::Builder::new().name("calls".into());
+    calls.spawn(|| vring::release()).map_err(ServeError::Thread)?;
     loop {
-        let (mut daemon, endpoint) = match daemon(options, link) {
-            Ok(made) => made,
-            Err(error) if options.direct => {
-                tracing::error!(%error, "waiting");
-                std::thread::sleep(Duration::from_millis(100));
-                continue;
-            }
-            Err(error) => return Err(error),
+        let stream = accept(listener);
+        let user = user(&stream, users);
+        let Some(place) = Place::new(&user) else {
+            static LINES: Limiter = Limiter::new();
+            LINES.run(|suppressed| {
+                tracing::warn!(suppressed, "a user's programs have all connections that one user may have");
+            });
+            continue;
         };
-        while let Err(error) = daemon.start(&mut listener) {
-            tracing::error!(%error, "accept");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        if !options.direct {
-            return wait(daemon, &endpoint);
-        }
+        // Each connection has at most two threads, each with a stack, and those are bounded by what is counted here.
         let (count, changed) = &*open;
         let mut count = count.lock().unwrap_or_else(PoisonError::into_inner);
         *count = count.saturating_add(1);
-        while *count >= CONNECTIONS {
+        while *count >= limits::DIRECT_CONNECTIONS {
             count = changed.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
         drop(count);
         let finished = Finished(Arc::clone(&open));
+        let link = Arc::clone(link);
         let spawned = std::thread::Builder::new().name("connection".into()).spawn(move || {
             let _finished = finished;
-            if let Err(error) = wait(daemon, &endpoint) {
-                static LINES: Limiter = Limiter::new();
-                LINES.run(|suppressed| tracing::info!(%error, suppressed, "connection"));
+            let served = place.served(&user).map(|_served| {
+                let endpoint = endpoint(options, &link, Some(user))?;
+                Ok::<_, ServeError>(frontend::serve(stream, &endpoint)?)
+            });
+            static LINES: Limiter = Limiter::new();
+            match served {
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    LINES.run(|suppressed| tracing::info!(%error, suppressed, "connection"));
+                }
+                None => LINES.run(|suppressed| {
+                    tracing::warn!(
+                        suppressed,
+                        "a user's programs have all connections that one user may have"
+                    );
+                }),
             }
         });
         if let Err(error) = spawned {
             tracing::error!(%error, "a connection cannot be served");
         }
+    }
+}
+
+/// Whose program is at the other end. All that the kernel does not name are one user.
+pub(crate) fn user(stream: &UnixStream, users: &Users) -> Arc<Share> {
+    users.share(socket_peercred(stream).map_or(u32::MAX, |peer| peer.uid.as_raw()))
+}
+
+/// A connection's place among those of its user.
+enum Place {
+    /// It is served.
+    Served(Taken),
+    /// It waits for another to be over.
+    Waits(Taken),
+}
+
+impl Place {
+    fn new(user: &Arc<Share>) -> Option<Place> {
+        let served = user.take(Kind::Connections).map(Place::Served);
+        served.or_else(|| user.take(Kind::Arrivals).map(Place::Waits))
+    }
+
+    /// Waits until the connection may be served.
+    fn served(self, user: &Arc<Share>) -> Option<Taken> {
+        let _waits = match self {
+            Place::Served(taken) => return Some(taken),
+            Place::Waits(waits) => waits,
+        };
+        let began = Instant::now();
+        while began.elapsed() < ARRIVAL_PATIENCE {
+            if let Some(taken) = user.take(Kind::Connections) {
+                return Some(taken);
+            }
+            std::thread::sleep(ARRIVAL_LOOK);
+        }
+        None
     }
 }
 
@@ -118,38 +162,27 @@ impl Drop for Finished {
     }
 }
 
-fn daemon(options: Options, link: &Arc<Link>) -> Result<(Daemon, Arc<Endpoint>), ServeError> {
-    let device = Device::new(options.policy, Arc::clone(link))?;
-    let endpoint = Arc::new(Endpoint::new(device, options.mode, options.scanouts));
-    let memory = Memory::new(GuestMemoryMmap::new());
-    let daemon = VhostUserDaemon::new("vhost-user".into(), Arc::clone(&endpoint), memory)
-        .map_err(|error| ServeError::VhostUser(error.to_string()))?;
-    for handler in daemon.get_epoll_handlers() {
-        handler
-            .register_listener(endpoint.poller(), EventSet::IN, u64::from(POLLER))
-            .map_err(ServeError::Watch)?;
+fn endpoint(
+    options: Options,
+    link: &Arc<Link>,
+    user: Option<Arc<Share>>,
+) -> Result<Arc<Endpoint>, ServeError> {
+    let mut device = Device::new(options.policy, Arc::clone(link))?;
+    if let Some(user) = user {
+        device.count_for(user);
     }
-    Ok((daemon, endpoint))
+    Ok(Arc::new(Endpoint::new(device, options.mode, options.scanouts)))
 }
 
-/// Waits for the end of a connection and clears up after it.
-fn wait(mut daemon: Daemon, endpoint: &Endpoint) -> Result<(), ServeError> {
-    use vhost::vhost_user::Error;
-    let result = match daemon.wait() {
-        // How front-ends leave.
-        Ok(())
-        | Err(vhost_user_backend::Error::HandleRequest(Error::Disconnected | Error::PartialMessage)) => {
-            Ok(())
+/// Waits for a front-end.
+fn accept(listener: &UnixListener) -> UnixStream {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => return stream,
+            Err(error) => {
+                tracing::error!(%error, "accept");
+                std::thread::sleep(Duration::from_millis(100));
+            }
         }
-        Err(error) => Err(ServeError::VhostUser(error.to_string())),
-    };
-    let exit = endpoint.disconnect();
-    // Waits for the loop's thread.
-    drop(daemon);
-    if let Some(exit) = exit {
-        // SAFETY: the loop took the descriptor as a number, which nothing owns; its thread has ended and its epoll is
-        // closed, so nothing uses it either.
-        drop(unsafe { OwnedFd::from_raw_fd(exit) });
     }
-    result
 }

@@ -7,13 +7,11 @@
 //! A front-end that is a process hands over the reading end of a pipe for errors, of which it keeps the other: the kernel
 //! hangs it up while the process exits, so that [`left`] knows who has gone before anybody had the time to say so.
 
-#![expect(unsafe_code, reason = "a kick is lent as a number")]
-
 use crate::{limiter::Limiter, memory::Memory};
 use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fd::{AsFd, AsRawFd, BorrowedFd},
+    fd::AsFd,
     fs::fstat,
     io::{Errno, IoSliceMut, ReadWriteFlags, preadv2},
 };
@@ -23,8 +21,8 @@ use std::{
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
-use vhost_user_backend::{VringMutex, VringStateGuard, VringStateMutGuard, VringT};
-use virtio_queue::Error;
+use virtio_queue::{DescriptorChain, Error, Queue, QueueOwnedT as _, QueueT as _};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 /// How long the write of a call may wait.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -156,95 +154,178 @@ pub fn release() -> ! {
     }
 }
 
-/// A queue with its memory.
-#[derive(Clone)]
+/// What a queue is set to.
+#[derive(Debug)]
+struct State {
+    queue: Queue,
+    kick: Option<Arc<File>>,
+    enabled: bool,
+}
+
+/// A queue. It has no memory: each function that reads or writes the ring takes the snapshot of guest memory that was checked,
+/// so that there is no other.
+#[derive(Clone, Debug)]
 pub struct Vring {
-    inner: VringMutex<Memory>,
+    state: Arc<Mutex<State>>,
     call: Arc<Mutex<Option<Arc<Call>>>>,
     pipe: Arc<Mutex<Option<Arc<File>>>>,
 }
 
-impl<'a> VringStateGuard<'a, Memory> for Vring {
-    type G = <VringMutex<Memory> as VringStateGuard<'a, Memory>>::G;
-}
-
-impl<'a> VringStateMutGuard<'a, Memory> for Vring {
-    type G = <VringMutex<Memory> as VringStateMutGuard<'a, Memory>>::G;
-}
-
-impl VringT<Memory> for Vring {
-    fn new(memory: Memory, slots: u16) -> Result<Vring, Error> {
-        Ok(Vring { inner: VringMutex::new(memory, slots)?, call: Arc::default(), pipe: Arc::default() })
+impl Vring {
+    /// A queue of at most this many slots.
+    ///
+    /// # Errors
+    /// Not a size that a queue can have.
+    pub fn new(slots: u16) -> Result<Vring, Error> {
+        let state = State { queue: Queue::new(slots)?, kick: None, enabled: false };
+        Ok(Vring { state: Arc::new(Mutex::new(state)), call: Arc::default(), pipe: Arc::default() })
     }
 
-    fn set_call(&self, file: Option<File>) {
-        *lock(&self.call) = file.and_then(Call::new);
+    /// Takes the next chain, if there is one.
+    ///
+    /// # Errors
+    /// The ring is not in memory, or its indices are impossible.
+    pub fn take(&self, memory: &Memory) -> Result<Option<DescriptorChain<Memory>>, Error> {
+        lock(&self.state).queue.iter(Arc::clone(memory)).map(|mut chains| chains.next())
     }
 
-    fn signal_used_queue(&self) -> io::Result<()> {
+    /// Gives a chain back.
+    ///
+    /// # Errors
+    /// The ring is not in memory.
+    pub fn add_used(&self, memory: &GuestMemoryMmap<()>, head: u16, length: u32) -> Result<(), Error> {
+        lock(&self.state).queue.add_used(memory, head, length)
+    }
+
+    /// Asks for kicks; `true` when there are chains already.
+    ///
+    /// # Errors
+    /// The ring is not in memory.
+    pub fn enable_notification(&self, memory: &GuestMemoryMmap<()>) -> Result<bool, Error> {
+        lock(&self.state).queue.enable_notification(memory)
+    }
+
+    /// Asks for no kicks.
+    ///
+    /// # Errors
+    /// The ring is not in memory.
+    pub fn disable_notification(&self, memory: &GuestMemoryMmap<()>) -> Result<(), Error> {
+        lock(&self.state).queue.disable_notification(memory)
+    }
+
+    /// Whether the front-end is to be called.
+    ///
+    /// # Errors
+    /// The ring is not in memory.
+    pub fn needs_notification(&self, memory: &GuestMemoryMmap<()>) -> Result<bool, Error> {
+        lock(&self.state).queue.needs_notification(memory)
+    }
+
+    /// Calls the front-end.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn signal(&self) -> io::Result<()> {
         // Not under the lock, which a new call must be able to take.
         let call = lock(&self.call).clone();
         call.map_or(Ok(()), |call| call.signal())
     }
 
-    fn read_kick(&self) -> io::Result<bool> {
-        let state = self.inner.get_ref();
-        if let Some(kick) = state.get_kick() {
-            // SAFETY: open for as long as the state is locked.
-            empty(unsafe { BorrowedFd::borrow_raw(kick.as_raw_fd()) })?;
-        }
-        Ok(state.is_enabled())
+    /// Takes a kick, if there is one.
+    ///
+    /// # Errors
+    /// The kick is no eventfd.
+    pub fn read_kick(&self) -> io::Result<()> {
+        self.kick().map_or(Ok(()), empty)
     }
 
-    fn get_ref(&self) -> <Self as VringStateGuard<'_, Memory>>::G {
-        self.inner.get_ref()
+    /// Says where the ring is, and goes on behind what it says was given back: a queue whose driver is another one begins anew.
+    ///
+    /// # Errors
+    /// The ring is not in memory, or not aligned.
+    pub fn set_addresses(
+        &self,
+        memory: &GuestMemoryMmap<()>,
+        descriptors: u64,
+        available: u64,
+        used: u64,
+    ) -> Result<(), Error> {
+        let queue = &mut lock(&self.state).queue;
+        queue.try_set_desc_table_address(GuestAddress(descriptors))?;
+        queue.try_set_avail_ring_address(GuestAddress(available))?;
+        queue.try_set_used_ring_address(GuestAddress(used))?;
+        let index = queue.used_idx(memory, Ordering::Relaxed)?;
+        queue.set_next_used(index.0);
+        Ok(())
     }
-    fn get_mut(&self) -> <Self as VringStateMutGuard<'_, Memory>>::G {
-        self.inner.get_mut()
+
+    /// Index of the next chain to take.
+    #[must_use]
+    pub fn next_available(&self) -> u16 {
+        lock(&self.state).queue.next_avail()
     }
-    fn add_used(&self, head: u16, length: u32) -> Result<(), Error> {
-        self.inner.add_used(head, length)
+
+    /// Sets the index of the next chain to take.
+    pub fn set_next_available(&self, index: u16) {
+        lock(&self.state).queue.set_next_avail(index);
     }
-    fn enable_notification(&self) -> Result<bool, Error> {
-        self.inner.enable_notification()
+
+    /// Slots.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        lock(&self.state).queue.size()
     }
-    fn disable_notification(&self) -> Result<(), Error> {
-        self.inner.disable_notification()
+
+    /// Sets the number of slots.
+    pub fn set_size(&self, slots: u16) {
+        lock(&self.state).queue.set_size(slots);
     }
-    fn needs_notification(&self) -> Result<bool, Error> {
-        self.inner.needs_notification()
+
+    /// Sets whether kicks and calls are asked for by index.
+    pub fn set_event_index(&self, enabled: bool) {
+        lock(&self.state).queue.set_event_idx(enabled);
     }
-    fn set_enabled(&self, enabled: bool) {
-        self.inner.set_enabled(enabled);
+
+    /// Whether the queue is started.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        lock(&self.state).queue.ready()
     }
-    fn set_queue_info(&self, descriptors: u64, available: u64, used: u64) -> Result<(), Error> {
-        self.inner.set_queue_info(descriptors, available, used)
+
+    /// Starts or stops the queue.
+    pub fn set_ready(&self, ready: bool) {
+        lock(&self.state).queue.set_ready(ready);
     }
-    fn queue_next_avail(&self) -> u16 {
-        self.inner.queue_next_avail()
+
+    /// Whether the front-end lets the queue be served.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        lock(&self.state).enabled
     }
-    fn set_queue_next_avail(&self, base: u16) {
-        self.inner.set_queue_next_avail(base);
+
+    /// Lets the queue be served, or not.
+    pub fn set_enabled(&self, enabled: bool) {
+        lock(&self.state).enabled = enabled;
     }
-    fn set_queue_next_used(&self, index: u16) {
-        self.inner.set_queue_next_used(index);
+
+    /// By what the front-end kicks.
+    #[must_use]
+    pub fn kick(&self) -> Option<Arc<File>> {
+        lock(&self.state).kick.clone()
     }
-    fn queue_used_idx(&self) -> Result<u16, Error> {
-        self.inner.queue_used_idx()
+
+    /// Sets by what the front-end kicks.
+    pub fn set_kick(&self, file: Option<File>) {
+        lock(&self.state).kick = file.map(Arc::new);
     }
-    fn set_queue_size(&self, slots: u16) {
-        self.inner.set_queue_size(slots);
+
+    /// Sets by what the front-end is called.
+    pub fn set_call(&self, file: Option<File>) {
+        *lock(&self.call) = file.and_then(Call::new);
     }
-    fn set_queue_event_idx(&self, enabled: bool) {
-        self.inner.set_queue_event_idx(enabled);
-    }
-    fn set_queue_ready(&self, ready: bool) {
-        self.inner.set_queue_ready(ready);
-    }
-    fn set_kick(&self, file: Option<File>) {
-        self.inner.set_kick(file);
-    }
-    fn set_err(&self, file: Option<File>) {
+
+    /// Sets the pipe by which it is known that the front-end has gone.
+    pub fn set_pipe(&self, file: Option<File>) {
         *lock(&self.pipe) = file.and_then(pipe);
     }
 }
@@ -254,10 +335,9 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test")]
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
-    use vm_memory::GuestMemoryMmap;
 
     fn vring() -> Vring {
-        Vring::new(Memory::new(GuestMemoryMmap::new()), 64).unwrap()
+        Vring::new(64).unwrap()
     }
 
     fn blocking() -> File {
@@ -270,8 +350,8 @@ mod tests {
         let (theirs, ours) = (vring(), vring());
         let (read, write) = rustix::pipe::pipe().unwrap();
         let (other, _kept) = rustix::pipe::pipe().unwrap();
-        theirs.set_err(Some(read.into()));
-        ours.set_err(Some(other.into()));
+        theirs.set_pipe(Some(read.into()));
+        ours.set_pipe(Some(other.into()));
         let ends = |vring: &Vring| {
             let pipe = Arc::downgrade(lock(&vring.pipe).as_ref().unwrap());
             left().iter().any(|left| left.ptr_eq(&pipe))
@@ -283,7 +363,7 @@ mod tests {
         let gone = Arc::downgrade(lock(&theirs.pipe).as_ref().unwrap());
         drop(theirs);
         assert!(gone.upgrade().is_none(), "the connection is cleared up");
-        ours.set_err(Some(blocking()));
+        ours.set_pipe(Some(blocking()));
         assert!(lock(&ours.pipe).is_none(), "what never hangs up is not asked");
     }
 
@@ -293,7 +373,7 @@ mod tests {
         let vring = vring();
         let kick = blocking();
         vring.set_kick(Some(kick.try_clone().unwrap()));
-        assert!(!vring.read_kick().unwrap(), "nothing was there, and the queue is not enabled");
+        vring.read_kick().unwrap();
         rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
         vring.read_kick().unwrap();
         let nothing = preadv2(&kick, &mut [IoSliceMut::new(&mut [0; 8])], u64::MAX, ReadWriteFlags::NOWAIT);
@@ -307,7 +387,7 @@ mod tests {
         let call = blocking();
         rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         vring.set_call(Some(call));
-        vring.signal_used_queue().unwrap();
+        vring.signal().unwrap();
     }
 
     // Promise: F9

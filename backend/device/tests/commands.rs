@@ -10,6 +10,7 @@ use sluice_device::{
     device::Device,
     link::Link,
     memory::{Memory, MemoryError, Policy},
+    users::{Kind, Users},
 };
 use sluice_protocol::{
     doorbell::{Capset, Doorbell},
@@ -606,6 +607,33 @@ fn memory_that_changes_takes_only_what_lay_in_it() {
     assert_eq!(guest.blob(3, &[(0x30_6000, 0x1000)]), OK_NODATA);
     assert_eq!(guest.send(&command(RESOURCE_UNREF, 0, &[1, 0])), OK_NODATA);
     assert!(guest.blob(4, &[(0x30_6000, 0x1000)]) >= ERR_UNSPEC, "not given back by a resource that lost it");
+}
+
+// Promise: V32
+#[test]
+fn what_a_connection_has_is_counted_as_its_users() {
+    let users = Users::default();
+    let share = users.share(1000);
+    let mut guest = Guest::new();
+    guest.device.count_for(Arc::clone(&share));
+    let have = || [Kind::Contexts, Kind::Resources, Kind::Runs, Kind::Pages].map(|kind| share.have(kind));
+    guest.context(1);
+    assert_eq!(guest.blob(1, &[(PAGES, 4 * 4096), (PAGES + 0x1_0000, 4096)]), OK_NODATA);
+    assert_eq!(guest.send(&command(RESOURCE_CREATE_3D, 0, &[2, 0, 0, 0])), OK_NODATA);
+    assert_eq!(have(), [1, 2, 2, 5]);
+    assert!(guest.blob(3, &[(PAGES + 0x2_0000, 4096), (PAGES, 4096)]) >= ERR_UNSPEC, "a page is taken");
+    assert_eq!(have(), [1, 2, 2, 5], "nothing of what is refused counts");
+    // Memory that goes takes along what lay in it.
+    let file = Arc::new(sealed(LOW_BYTES, SealFlags::SHRINK));
+    let part = (GuestAddress(0), LOW_BYTES as usize, Some(FileOffset::from_arc(file, 0)));
+    guest.memory = Memory::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
+    guest.device.set_memory(guest.memory.clone()).unwrap();
+    assert_eq!(guest.send(&command(RESOURCE_UNREF, 0, &[2, 0])), OK_NODATA);
+    assert_eq!(have(), [1, 1, 0, 0]);
+    assert_eq!(guest.blob(4, &[(PAGES, 4 * 4096)]), OK_NODATA);
+    assert_eq!(have(), [1, 2, 1, 4]);
+    drop(guest);
+    assert_eq!(have(), [0; 4]);
 }
 
 proptest! {

@@ -128,6 +128,29 @@ fn it_serves_one_vmm_and_ends_with_it() {
     assert!(ends(&mut child).success());
 }
 
+// Promise: V31
+#[test]
+fn memory_that_a_trusted_vmm_cuts_ends_its_device_with_a_line_and_a_status() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let mut child = start(&["--trust-memory", "--socket-path", path.to_str().unwrap()], None);
+    let mut frontend = None;
+    eventually("listening", || {
+        frontend = vhost::vhost_user::Frontend::connect(&path, 2).ok();
+        frontend.is_some()
+    });
+    let file = common::raw::memory(SealFlags::empty());
+    let same = rustix::io::fcntl_dupfd_cloexec(&file, 0).unwrap();
+    let mut guest = Raw::with_frontend(frontend.unwrap(), file).unwrap();
+    rustix::fs::ftruncate(&same, 0).unwrap();
+    // The device looks at the ring, of which nothing is left; this process does not.
+    assert!(guest.start(1).is_err());
+    assert_eq!(ends(&mut child).code(), Some(sluice_shared_memory::bus::STATUS));
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+    assert!(said.contains("sluice-device: a page of shared memory is not there any more (SIGBUS)"), "{said}");
+}
+
 #[test]
 fn it_takes_a_listening_socket() {
     let directory = tempfile::tempdir().unwrap();

@@ -72,6 +72,19 @@ impl Rule {
         Rule { call, conditions: vec![values.iter().map(condition).collect()], why }
     }
 
+    /// The call if these arguments have these values; their lower 32 bits count. With several lists, any of them suffices.
+    #[must_use]
+    pub fn exactly(call: libc::c_long, lists: &[&[(u8, i32)]], why: &'static str) -> Rule {
+        let condition = |&(argument, value): &(u8, i32)| {
+            Condition::bits(argument, 0xffff_ffff, u64::from(value.cast_unsigned()))
+        };
+        Rule {
+            call,
+            conditions: lists.iter().map(|list| list.iter().map(condition).collect()).collect(),
+            why,
+        }
+    }
+
     /// The call if argument `argument` has none of these bits.
     #[must_use]
     pub fn without(call: libc::c_long, argument: u8, bits: i32, why: &'static str) -> Rule {
@@ -174,7 +187,7 @@ pub(crate) fn enter(role: Role) -> Result<(), SandboxError> {
         }
         Ok(other) => return Err(SandboxError::Setting(other.to_owned())),
     };
-    if role == Role::Device {
+    if matches!(role, Role::Device | Role::DirectDevice) {
         // One heap for all threads: they allocate little, and each heap keeps memory for itself.
         // SAFETY: sets a number in the allocator; no memory is involved.
         let set = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
@@ -194,8 +207,15 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    const ROLES: [Role; 6] =
-        [Role::Device, Role::Arbiter, Role::Worker, Role::WorkerSettled, Role::Inventory, Role::Launcher];
+    const ROLES: [Role; 7] = [
+        Role::Device,
+        Role::DirectDevice,
+        Role::Arbiter,
+        Role::Worker,
+        Role::WorkerSettled,
+        Role::Inventory,
+        Role::Launcher,
+    ];
 
     fn rules(role: Role) -> Vec<Rule> {
         match role.profile() {

@@ -24,6 +24,8 @@ pub use filter::{Profile, Rule, SandboxError};
 pub enum Role {
     /// `sluice-device`: no files, no programs, no sockets; connections come through a listener it has already.
     Device,
+    /// `sluice-device` to which programs connect themselves: it may ask which user's they are.
+    DirectDevice,
     /// `sluice-arbiter`: a driver for all its life, and the right to end workers.
     Arbiter,
     /// `sluice-worker` before its driver is initialised: may open files and load code, for a driver does.
@@ -42,6 +44,7 @@ impl Role {
     pub fn profile(self) -> Profile {
         match self {
             Role::Device => device::profile(),
+            Role::DirectDevice => device::direct(),
             Role::Arbiter => arbiter::profile(),
             Role::Worker => worker::profile(),
             Role::WorkerSettled => worker_settled::profile(),

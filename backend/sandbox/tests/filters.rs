@@ -86,6 +86,29 @@ const STACKS: [&[Role]; 6] = [
     &[Role::Arbiter],
 ];
 
+// Promise: V32
+#[test]
+fn device_of_programs_asks_for_their_user_and_for_nothing_else_of_them() {
+    const SO_PEERPIDFD: i32 = 77;
+    use std::os::fd::AsRawFd;
+    let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let asked = |option: i32| {
+        let (mut value, mut length) = ([0u8; 64], 64u32);
+        let (value, length) = (value.as_mut_ptr(), &raw mut length);
+        // SAFETY: the kernel writes at most 64 bytes to the array, and their number to the length.
+        let asked = unsafe {
+            libc::syscall(libc::SYS_getsockopt, ours.as_raw_fd(), libc::SOL_SOCKET, option, value, length)
+        };
+        asked == 0
+    };
+    for option in [libc::SO_PEERCRED, libc::SO_TYPE, libc::SO_DOMAIN] {
+        assert_eq!(under(&[Role::DirectDevice], || asked(option)), WORKED, "{option}");
+    }
+    for option in [SO_PEERPIDFD, libc::SO_PEERSEC, libc::SO_RCVBUF] {
+        assert_eq!(under(&[Role::DirectDevice], || asked(option)), KILLED, "{option}");
+    }
+}
+
 // Promise: F5
 #[test]
 fn nobody_reaches_into_other_processes_or_the_kernel() {

@@ -11,6 +11,7 @@ use crate::{
     link::Link,
     memory::{MemoryError as Refused, Policy},
     sessions::UNAVAILABLE,
+    users::Share,
     vring,
 };
 use rustix::{
@@ -147,10 +148,14 @@ impl Connection {
         link: &Arc<Link>,
         budget: &Arc<Budget>,
         neighbours: &Arc<Neighbours>,
+        user: Option<Arc<Share>>,
     ) -> Result<Connection, End> {
         rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;
         let memory = Memory::new(budget)?;
         let mut device = Device::new(Policy::Sealed, Arc::clone(link))?;
+        if let Some(user) = user {
+            device.count_for(user);
+        }
         device.set_memory(memory.as_guest()?)?;
         device.keep(memory.share());
         Ok(Connection {
@@ -509,7 +514,7 @@ mod tests {
     fn opened(link: &Arc<Link>, budget: &Arc<Budget>) -> (UnixStream, Connection) {
         let (mut guest, ours) = UnixStream::pair().unwrap();
         guest.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        let mut connection = Connection::new(ours.into(), link, budget, &Arc::default()).unwrap();
+        let mut connection = Connection::new(ours.into(), link, budget, &Arc::default(), None).unwrap();
         let bytes = session::BYTES as u64;
         for frame in [
             FromGuest::Hello { version: calls::VERSION },

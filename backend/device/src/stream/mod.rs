@@ -15,7 +15,11 @@ mod connection;
 mod memory;
 mod mirror;
 
-use crate::{limiter::Limiter, link::Link};
+use crate::{
+    limiter::Limiter,
+    link::Link,
+    users::{Kind, Users},
+};
 use connection::Connection;
 use memory::Budget;
 use rustix::{
@@ -32,15 +36,16 @@ use std::{
     time::Duration,
 };
 
-/// Serves a listener for ever, in a thread that this starts.
+/// Serves a listener for ever, in a thread that this starts. Where programs of several `users` connect, each has its share.
 ///
 /// # Errors
 /// The kernel's, if there can be no thread.
-pub fn start(listener: UnixListener, link: Arc<Link>) -> io::Result<()> {
-    std::thread::Builder::new().name("streams".into()).spawn(move || serve(&listener, &link)).map(drop)
+pub fn start(listener: UnixListener, link: Arc<Link>, users: Option<Arc<Users>>) -> io::Result<()> {
+    let serve = move || serve(&listener, &link, users.as_deref());
+    std::thread::Builder::new().name("streams".into()).spawn(serve).map(drop)
 }
 
-fn serve(listener: &UnixListener, link: &Arc<Link>) {
+fn serve(listener: &UnixListener, link: &Arc<Link>, users: Option<&Users>) {
     let budget = Budget::new(limits::STREAM_BYTES);
     let neighbours = Arc::new(Neighbours::default());
     let places = Arc::new(Places { taken: Mutex::new(0), freed: Condvar::new() });
@@ -56,11 +61,20 @@ fn serve(listener: &UnixListener, link: &Arc<Link>) {
                 continue;
             }
         };
+        let user = users.map(|users| crate::serve::user(&socket, users));
+        let taken = user.as_ref().map(|user| user.take(Kind::Connections));
+        if matches!(taken, Some(None)) {
+            static LINES: Limiter = Limiter::new();
+            LINES.run(|suppressed| {
+                tracing::warn!(suppressed, "a user's programs have all connections that one user may have");
+            });
+            continue;
+        }
         let (link, budget, neighbours) = (Arc::clone(link), Arc::clone(&budget), Arc::clone(&neighbours));
         let spawned = std::thread::Builder::new().name("stream".into()).spawn(move || {
-            let _place = place;
+            let (_place, _taken) = (place, taken);
             let served = catch_unwind(AssertUnwindSafe(|| {
-                Connection::new(socket.into(), &link, &budget, &neighbours).and_then(Connection::serve)
+                Connection::new(socket.into(), &link, &budget, &neighbours, user).and_then(Connection::serve)
             }));
             static LINES: Limiter = Limiter::new();
             match served {
@@ -137,7 +151,7 @@ impl Drop for Place {
 #[cfg(any(test, fuzzing))]
 pub fn serve_one(socket: OwnedFd, link: &Arc<Link>) -> Result<(), String> {
     let (budget, neighbours) = (Budget::new(limits::STREAM_BYTES), Arc::new(Neighbours::default()));
-    let connection = Connection::new(socket, link, &budget, &neighbours);
+    let connection = Connection::new(socket, link, &budget, &neighbours, None);
     connection.and_then(Connection::serve).map_err(|end| end.to_string())
 }
 

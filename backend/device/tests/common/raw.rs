@@ -41,6 +41,16 @@ pub fn memory(seals: SealFlags) -> OwnedFd {
     file
 }
 
+fn region(mapping: &Mapping, file: &OwnedFd) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: 0,
+        memory_size: MEMORY,
+        userspace_addr: mapping.base(),
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    }
+}
+
 pub struct Raw {
     pub words: Words,
     pub frontend: Frontend,
@@ -92,14 +102,7 @@ impl Raw {
         frontend.set_protocol_features(protocol & wanted)?;
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         frontend.set_features(1 << 32 | gpu | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits())?;
-        let region = VhostUserMemoryRegionInfo {
-            guest_phys_addr: 0,
-            memory_size: MEMORY,
-            userspace_addr: mapping.base(),
-            mmap_offset: 0,
-            mmap_handle: file.as_raw_fd(),
-        };
-        frontend.set_mem_table(&[region])?;
+        frontend.set_mem_table(&[region(&mapping, &file)])?;
         let (kick, call) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
         let mut raw = Raw {
             words: mapping.words(),
@@ -140,6 +143,11 @@ impl Raw {
         self.frontend.set_vring_call(0, &self._call)?;
         self.frontend.set_vring_kick(0, &self.kick)?;
         self.frontend.set_vring_enable(0, true)
+    }
+
+    /// Brings another memory file in place of the one the device has.
+    pub fn replace(&mut self, file: &OwnedFd) -> Result<(), vhost::Error> {
+        self.frontend.set_mem_table(&[region(&self._mapping, file)]).map(drop)
     }
 
     /// Stops the queue and answers where it stood.

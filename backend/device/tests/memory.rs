@@ -1,0 +1,184 @@
+//! Front-ends that cut or replace their memory while the device looks at it. Each ends its own connection, and a neighbour's session
+//! goes on.
+
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
+
+#[allow(unreachable_pub, reason = "shared by test files")]
+mod common;
+
+use common::{
+    Begun, Device, SOON, Worker,
+    raw::{FREE, QUEUE, Raw},
+    readable,
+};
+use rustix::{
+    fd::{AsRawFd, OwnedFd},
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+};
+use sluice_protocol::{doorbell::Doorbell, session};
+use std::{
+    sync::Barrier,
+    time::{Duration, Instant},
+};
+use vhost::{
+    VhostBackend, VhostUserMemoryRegionInfo, VringConfigData,
+    vhost_user::{
+        Frontend, VhostUserFrontend,
+        message::{VhostUserHeaderFlag, VhostUserProtocolFeatures, VhostUserVirtioFeatures},
+    },
+};
+use vmm_sys_util::eventfd::EventFd;
+
+const OK: u32 = 0x1100;
+const ROUNDS: u32 = 1000;
+
+fn unsealed(bytes: u64) -> OwnedFd {
+    let file = memfd_create(c"ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&file, bytes).unwrap();
+    file
+}
+
+/// A program with a session that has nothing to do with the others.
+struct Neighbour {
+    raw: Raw,
+    _worker: Worker,
+    begun: Begun,
+}
+
+impl Neighbour {
+    fn start(device: &Device) -> Neighbour {
+        let mut raw = Raw::connect(&device.path);
+        raw.open(1, 10, FREE);
+        let worker = device.give_worker();
+        let begun = worker.begin();
+        Neighbour { raw, _worker: worker, begun }
+    }
+
+    /// A call of it is served.
+    fn computes(&mut self) {
+        assert_eq!(self.raw.doorbell(1, Doorbell::Ring), OK);
+        assert!(readable(&self.begun.doorbell, SOON), "a doorbell did not arrive");
+        rustix::io::read(&self.begun.doorbell, &mut [0; 64]).unwrap();
+        assert_eq!(self.raw.state(FREE), session::READY);
+    }
+}
+
+/// Negotiates, and has the device look at memory that is cut and sealed meanwhile. Whether it was accepted.
+fn race(device: &Device, round: u32) -> bool {
+    const BYTES: u64 = 1 << 20;
+    /// Where this front-end says that it has its memory; it never touches it.
+    const BASE: u64 = 1 << 40;
+    let file = unsealed(BYTES);
+    let mut frontend = Frontend::connect(&device.path, 2).unwrap();
+    frontend.set_owner().unwrap();
+    frontend.get_features().unwrap();
+    let protocol = frontend.get_protocol_features().unwrap();
+    frontend.set_protocol_features(protocol & VhostUserProtocolFeatures::REPLY_ACK).unwrap();
+    frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    frontend.set_features(1 << 32 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()).unwrap();
+    let region = VhostUserMemoryRegionInfo {
+        guest_phys_addr: 0,
+        memory_size: BYTES,
+        userspace_addr: BASE,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    };
+    let start = Barrier::new(2);
+    let accepted = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            start.wait();
+            // The whole of the device's look is some ten microseconds, somewhere in the first few hundred.
+            let until = Instant::now() + Duration::from_micros(u64::from(round % 250) * 2);
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            ftruncate(&file, 0).unwrap();
+            fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        });
+        start.wait();
+        frontend.set_mem_table(&[region]).is_ok()
+    });
+    if accepted {
+        // The device reads the ring: what was cut is touched.
+        let rings = VringConfigData {
+            queue_max_size: QUEUE,
+            queue_size: QUEUE,
+            flags: 0,
+            desc_table_addr: BASE,
+            avail_ring_addr: BASE + 0x4000,
+            used_ring_addr: BASE + 0x6000,
+            log_addr: None,
+        };
+        let kick = EventFd::new(0).unwrap();
+        kick.write(1).unwrap();
+        let _ = frontend.set_vring_num(0, QUEUE);
+        let _ = frontend.set_vring_addr(0, &rings);
+        let _ = frontend.set_vring_kick(0, &kick);
+        let _ = frontend.set_vring_enable(0, true);
+    }
+    accepted
+}
+
+// Promise: V30
+#[test]
+fn memory_cut_between_two_looks_is_refused() {
+    let mut device = Device::start(&["--direct"]);
+    let mut neighbour = Neighbour::start(&device);
+    for round in 0..ROUNDS {
+        let accepted = race(&device, round);
+        assert!(device.is_alive(), "round {round}: the device died");
+        assert!(!accepted, "round {round}: memory of no byte is accepted");
+        neighbour.computes();
+    }
+}
+
+/// Keeps the queue's thread busy, replaces the memory by a copy that is not sealed, and cuts that. Whether the copy was accepted.
+fn replace(device: &Device) -> bool {
+    const TABLE: u64 = 0x40_0000;
+    const DESCRIPTORS: u32 = 8192;
+    const CHAINS: u16 = 64;
+    let mut raw = Raw::connect(&device.path);
+    // Chains of one long indirect table, in which each descriptor leads to the next.
+    let table: Vec<u8> = (1..=DESCRIPTORS)
+        .flat_map(|next| {
+            let next = u64::from(next % DESCRIPTORS);
+            let last = next == 0;
+            [FREE, if last { 0 } else { 1 << 32 | next << 48 }]
+        })
+        .flat_map(u64::to_le_bytes)
+        .collect();
+    sluice_protocol::shared::Shared::write(&raw.words, TABLE as usize, &table);
+    for head in 0..CHAINS {
+        raw.descriptor(head, TABLE, DESCRIPTORS * 16, 4, 0);
+    }
+    // Everything that the queue needs is in the copy, too.
+    let copy = unsealed(common::raw::MEMORY);
+    let mut rings = vec![0; 0x1_0000];
+    sluice_protocol::shared::Shared::read(&raw.words, 0, &mut rings);
+    rustix::io::pwrite(&copy, &rings, 0).unwrap();
+    rustix::io::pwrite(&copy, &table, TABLE).unwrap();
+    for head in 0..CHAINS {
+        raw.make_available(head);
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(2));
+            ftruncate(&copy, 0).unwrap();
+        });
+        raw.replace(&copy).is_ok()
+    })
+}
+
+// Promise: V30
+#[test]
+fn memory_replaced_by_what_can_be_cut_ends_its_own_connection() {
+    let mut device = Device::start(&["--direct"]);
+    let mut neighbour = Neighbour::start(&device);
+    for round in 0..ROUNDS {
+        let accepted = replace(&device);
+        assert!(device.is_alive(), "round {round}: the device died");
+        assert!(!accepted, "round {round}: memory that is not sealed is accepted");
+        neighbour.computes();
+    }
+}

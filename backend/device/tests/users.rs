@@ -1,0 +1,184 @@
+//! Programs of two users on one device: nothing that one user's do takes what the other's need.
+
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
+#![allow(unsafe_code, reason = "a thread that is another user")]
+
+#[allow(unreachable_pub, reason = "shared by test files")]
+mod common;
+
+use common::{
+    Begun, Device, SOON, Worker, eventually,
+    raw::{self, FREE, Raw, command},
+    readable,
+};
+use rustix::fs::SealFlags;
+use sluice_protocol::{doorbell::Doorbell, gpu::command::*, limits, session, shared::Shared};
+use std::{
+    io::Read,
+    os::unix::{fs::PermissionsExt, net::UnixStream},
+    sync::atomic::Ordering,
+};
+use vhost::vhost_user::Frontend;
+
+const OK: u32 = 0x1100;
+const GREEDY: u32 = 1000;
+const OTHER: u32 = 1001;
+
+/// A device that any user may connect to; `None` where no test can be two users.
+fn start() -> Option<Device> {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP: only root can be two users");
+        return None;
+    }
+    let device = Device::start(&["--direct"]);
+    let open = |path: &std::path::Path| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    };
+    open(device.path.parent().unwrap());
+    open(&device.path);
+    Some(device)
+}
+
+/// A connection that the kernel says is of this user.
+fn connect(device: &Device, user: u32) -> UnixStream {
+    std::thread::scope(|scope| {
+        let connected = scope.spawn(|| {
+            // SAFETY: the kernel's own call, which is for the calling thread only; it ends after the connection is made.
+            let set = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
+            assert_eq!(set, 0);
+            UnixStream::connect(&device.path).unwrap()
+        });
+        connected.join().unwrap()
+    })
+}
+
+fn program(device: &Device, user: u32) -> Raw {
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let frontend = Frontend::from_stream(connect(device, user), 2);
+    Raw::with_frontend(frontend, raw::memory(seals)).expect("a device")
+}
+
+/// A program of the other user that computes.
+struct Neighbour {
+    raw: Raw,
+    _worker: Worker,
+    begun: Begun,
+}
+
+impl Neighbour {
+    fn start(device: &Device) -> Neighbour {
+        let mut raw = program(device, OTHER);
+        assert_eq!(raw.context(1), OK);
+        raw.open(1, 10, FREE);
+        let worker = device.give_worker();
+        let begun = worker.begin();
+        Neighbour { raw, _worker: worker, begun }
+    }
+
+    fn computes(&mut self) {
+        assert_eq!(self.raw.doorbell(1, Doorbell::Ring), OK);
+        assert!(readable(&self.begun.doorbell, SOON), "a doorbell did not arrive");
+        rustix::io::read(&self.begun.doorbell, &mut [0; 64]).unwrap();
+        assert_eq!(self.raw.state(FREE), session::READY);
+    }
+}
+
+/// Opens as many sessions as the device allows, at most this many; answers how many.
+fn open_sessions(raw: &mut Raw, most: u32) -> u32 {
+    for number in 0..most {
+        let (context, at) = (number + 10, FREE + u64::from(number) * session::BYTES as u64);
+        assert_eq!(raw.context(context), OK);
+        assert_eq!(raw.resource(context, context, &[(at, session::BYTES as u32)]), OK);
+        raw.words.store_u64(at as usize + session::MAGIC_AT, session::MAGIC, Ordering::SeqCst);
+        if raw.doorbell(context, Doorbell::Open { resource: context }) != OK {
+            assert_eq!(raw.state(at), session::LOST, "a session that is refused is told");
+            return number;
+        }
+    }
+    most
+}
+
+/// Whether the device has closed a connection.
+fn is_closed(stream: &UnixStream) -> bool {
+    readable(stream, std::time::Duration::ZERO) && matches!({ stream }.read(&mut [0; 16]), Ok(0) | Err(_))
+}
+
+// Promise: V32
+#[test]
+fn a_user_with_all_connections_it_may_have_keeps_none_from_another() {
+    let Some(device) = start() else { return };
+    let most = (limits::USER_CONNECTIONS + limits::USER_ARRIVALS) as usize + 40;
+    let mut greedy: Vec<UnixStream> = (0..most).map(|_| connect(&device, GREEDY)).collect();
+    let mut neighbour = Neighbour::start(&device);
+    neighbour.computes();
+    eventually("only as many as a user may have stay", || {
+        greedy.retain(|stream| !is_closed(stream));
+        greedy.len() <= limits::USER_CONNECTIONS as usize
+    });
+    assert_eq!(greedy.len(), limits::USER_CONNECTIONS as usize);
+    // One that ends makes room for another.
+    greedy.pop();
+    assert_eq!(program(&device, GREEDY).context(1), OK);
+    neighbour.computes();
+}
+
+// Promise: V32
+#[test]
+fn a_user_with_all_sessions_and_waits_it_may_have_keeps_none_from_another() {
+    let Some(device) = start() else { return };
+    let mut greedy = [program(&device, GREEDY), program(&device, GREEDY)];
+    let opened: Vec<u32> = greedy.iter_mut().map(|raw| open_sessions(raw, 40)).collect();
+    assert_eq!(u64::from(opened.iter().sum::<u32>()), limits::USER_SESSIONS, "{opened:?}");
+    for _ in 0..limits::USER_SESSIONS {
+        device.wanted();
+    }
+    let mut neighbour = Neighbour::start(&device);
+    neighbour.computes();
+    // Sleeps: as many as a user may have are withheld, and the other user's is withheld, too.
+    let mut sleeps = 0;
+    for (raw, opened) in greedy.iter_mut().zip(opened) {
+        raw.forget();
+        for context in 10..10 + opened {
+            for _ in 0..limits::WAITERS_PER_SESSION {
+                raw.wait(context);
+                sleeps += 1;
+            }
+        }
+        // Whatever is answered at once is answered by now.
+        assert_eq!(raw.ask(&command(GET_DISPLAY_INFO, 0, &[])), 0x1101);
+    }
+    assert!(sleeps > 2 * limits::USER_WITHHELD as usize - 1, "{sleeps}");
+    let answered: usize = greedy.iter_mut().map(Raw::answers).sum();
+    assert!(answered >= sleeps - limits::USER_WITHHELD as usize, "{answered} of {sleeps}");
+    let first = neighbour.raw.wait(1);
+    neighbour.raw.soon(first); // the wake of `begin`
+    let second = neighbour.raw.wait(1);
+    neighbour.computes();
+    assert!(neighbour.raw.answer(second).is_none(), "another user's sleep is none");
+    neighbour.begun.wake();
+    neighbour.raw.soon(second);
+}
+
+// Promise: V32
+#[test]
+fn a_user_with_all_resources_it_may_have_keeps_none_from_another() {
+    let Some(device) = start() else { return };
+    let mut greedy = [program(&device, GREEDY), program(&device, GREEDY)];
+    let create = |id: u32| command(RESOURCE_CREATE_3D, 0, &[id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let mut made = 0u64;
+    for raw in &mut greedy {
+        let mut id = 1;
+        while id <= limits::USER_RESOURCES as u32 / 2 + 100 && raw.ask(&create(id)) == OK {
+            (id, made) = (id + 1, made + 1);
+        }
+    }
+    assert_eq!(made, limits::USER_RESOURCES);
+    let mut neighbour = Neighbour::start(&device);
+    assert_eq!(neighbour.raw.ask(&create(77)), OK);
+    neighbour.computes();
+    // What ends is given back.
+    let [first, mut second] = greedy;
+    drop(first);
+    eventually("room", || second.ask(&create(1_000_000)) == OK);
+}
