@@ -108,7 +108,11 @@ impl Device {
 
     /// Answers the next request for a worker with one.
     pub fn give_worker(&self) -> Worker {
-        let session = self.wanted();
+        self.give_worker_to(self.wanted())
+    }
+
+    /// Answers a request for a worker with one.
+    pub fn give_worker_to(&self, session: u32) -> Worker {
         let (worker, theirs) = Worker::new(session);
         let message = ToDevice::Worker { session }.encode();
         socket::send(&self.control, &message, &[theirs.as_fd(), worker.pidfd.as_fd()]).unwrap();
