@@ -99,23 +99,23 @@ impl Session {
             eprintln!("the session is over: posted work failed");
             return false;
         }
-        self.drain();
         self.harness.restore();
-        // What was asked for and not answered yet is answered before anything else is.
-        self.ask(wire::module_function_count::CALL, |w| wire::module_function_count::put(w, Id::new(0, 1)));
-        self.ask(wire::context_limit::CALL, |w| wire::context_limit::put(w, 0));
-        let (modules, contexts) = self.harness.live();
-        for module in modules {
-            self.ask(wire::module_unload::CALL, |w| wire::module_unload::put(w, module));
-        }
+        // Whatever the helpers still have to do: the driver finds out what uses a context that is gone.
+        let (_, contexts) = self.harness.live();
         for context in contexts {
-            // The feeder may still have what a closed permit held up.
+            // Work is under way, and the feeder may still have what a closed permit held up.
             let destroy = |w: &mut Writer<'_>| wire::context_destroy::put(w, context);
             let patience = Instant::now() + Duration::from_secs(20);
             while self.ask(wire::context_destroy::CALL, destroy) == NOT_READY {
                 assert!(Instant::now() < patience, "a context stays in use");
                 std::thread::yield_now();
             }
+        }
+        // What was asked for and not answered yet is answered before libraries are unloaded.
+        self.ask(wire::module_function_count::CALL, |w| wire::module_function_count::put(w, Id::new(0, 1)));
+        let (modules, _) = self.harness.live();
+        for module in modules {
+            self.ask(wire::module_unload::CALL, |w| wire::module_unload::put(w, module));
         }
         let image = ArenaAddress(self.harness.arena);
         let (context, module, function) =
@@ -135,19 +135,6 @@ impl Session {
             eprintln!("the session is spoiled: {steps:?}");
         }
         steps == [0; 3]
-    }
-
-    /// Waits until everything that was posted is complete: contexts with work under way are not destroyed.
-    fn drain(&mut self) {
-        let patience = Instant::now() + Duration::from_secs(20);
-        loop {
-            self.harness.ring_is_empty();
-            if self.harness.is_idle() {
-                return;
-            }
-            assert!(Instant::now() < patience, "work does not end");
-            std::thread::yield_now();
-        }
     }
 
     /// What a guest published: the tail is off by `skew`.

@@ -139,6 +139,7 @@ impl Contexts {
             process.streams.put_back(legacy);
             return Err(error);
         }
+        process.session.forget_late_errors(raw);
         slot.device.store(device.cast_unsigned(), Ordering::Relaxed);
         slot.flags.store(flags, Ordering::Relaxed);
         slot.legacy.store(legacy.slot, Ordering::Release);

@@ -92,7 +92,7 @@ impl Events {
         chunk.get(index % CHUNK).ok_or(Error::INVALID_HANDLE)
     }
 
-    /// Creates an event of a context; the id is ours, so this is a post.
+    /// Creates an event of a context. The id is ours; the answer says whether the driver had room for the event.
     pub(crate) fn create(&self, process: &Process, context: u64, flags: u32) -> Result<Id<Kind>> {
         let index = {
             let mut free = self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -113,7 +113,7 @@ impl Events {
         slot.recorded.store(0, Ordering::Relaxed);
         slot.context.store(context, Ordering::Release);
         let id = Id::new(index, generation);
-        let posted = process.session.post(context, wire::event_create::CALL, None, |writer| {
+        let posted = process.session.post_checked(context, wire::event_create::CALL, None, |writer| {
             wire::event_create::put(writer, Mint(id), flags)
         });
         match posted {

@@ -155,7 +155,7 @@ impl Pools {
 
 /// Tells the host what a pool may keep.
 pub(crate) fn set_threshold(process: &Process, pool: &Pool, bytes: u64) -> Result {
-    let posted = process.session.post(0, wire::pool_threshold::CALL, None, |writer| {
+    let posted = process.session.post_checked(0, wire::pool_threshold::CALL, None, |writer| {
         wire::pool_threshold::put(writer, pool.number, pool.ordinal, bytes)
     });
     posted.map(drop)

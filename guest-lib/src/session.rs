@@ -12,6 +12,7 @@ use sluice_protocol::{
     calls::{self, wire},
     doorbell::Doorbell,
     field::{FieldError, Writer},
+    handle::{Context, Id},
     limits,
     park::Parking,
     record::{Header, NO_REPLY, NO_STREAM},
@@ -63,6 +64,8 @@ pub(crate) struct Session {
     replies: [AtomicU64; limits::REPLY_SLOTS as usize / 64],
     tickets: Box<[AtomicU32]>,
     attachments: Mutex<Vec<bool>>,
+    /// Counts of late errors that were reported, by index.
+    reported: Box<[AtomicU32]>,
     /// Held while text of kernels is fetched and written.
     text: Mutex<()>,
     /// Turns every post into a sync, for debugging (`SLUICE_SYNC=1`).
@@ -131,6 +134,7 @@ impl Session {
             tickets: (0..limits::REPLY_SLOTS).map(|_| AtomicU32::new(0)).collect(),
             // Slot 0 is the control resource.
             attachments: Mutex::new((0..limits::ATTACHMENTS).map(|slot| slot == 0).collect()),
+            reported: (0..layout::LATE_ERRORS).map(|_| AtomicU32::new(0)).collect(),
             text: Mutex::default(),
             synchronous: std::env::var_os("SLUICE_SYNC").is_some_and(|value| value == "1"),
             driver_version: 0,
@@ -194,6 +198,29 @@ impl Session {
         match self.words().load_u32(layout::STICKY, Ordering::Acquire) {
             0 => self.alive(),
             code => Err(Error(code)),
+        }
+    }
+
+    /// Reports the failure of a post that broke nothing, once: of this context, or of no context. For calls that have waited for
+    /// work, as these are the calls from which a program expects errors of earlier ones.
+    pub(crate) fn report(&self, context: u64) -> Result {
+        for index in [late_index(context), limits::CONTEXTS] {
+            let late = layout::late_error(self.words(), index);
+            let Some(reported) = self.reported.get(index as usize) else { continue };
+            let before = reported.load(Ordering::Relaxed);
+            let swap = || reported.compare_exchange(before, late.count, Ordering::Relaxed, Ordering::Relaxed);
+            if late.count != before && swap().is_ok() {
+                return Err(Error(late.code));
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets the failures of a context that is new: an earlier one had its index.
+    pub(crate) fn forget_late_errors(&self, context: u64) {
+        let index = late_index(context);
+        if let Some(reported) = self.reported.get(index as usize) {
+            reported.store(layout::late_error(self.words(), index).count, Ordering::Relaxed);
         }
     }
 
@@ -454,6 +481,12 @@ impl Session {
             }
         }
     }
+}
+
+/// Where late errors of a context are.
+fn late_index(context: u64) -> u32 {
+    let index = Id::<Context>::from_raw(context).and_then(|id| u32::try_from(id.index()).ok());
+    index.unwrap_or(limits::CONTEXTS)
 }
 
 #[expect(unsafe_code, reason = "access to the control resource")]

@@ -191,7 +191,7 @@ impl Streams {
         Ok(stream)
     }
 
-    /// Creates a stream in a context. The id is ours, so this is a post.
+    /// Creates a stream in a context. The id is ours; the answer says whether the driver had room for the stream.
     pub(crate) fn create(
         &self,
         process: &Process,
@@ -200,7 +200,7 @@ impl Streams {
         priority: i32,
     ) -> Result<Stream<'_>> {
         let stream = self.take(process, context, flags, priority)?;
-        let posted = process.session.post(context, wire::stream_create::CALL, None, |writer| {
+        let posted = process.session.post_checked(context, wire::stream_create::CALL, None, |writer| {
             wire::stream_create::put(writer, Mint(stream.id()), stream.slot, flags, priority)
         });
         match posted {

@@ -7,6 +7,7 @@
 //! | `0x0000` | header words below, one cache line each | as noted |
 //! | `0x1000` | attach table, one [`Attachment`] per resource | worker |
 //! | `0x2000` | completed sequence of each stream, `u64` | worker |
+//! | `0x4000` | late errors, one [`LateError`] per context and one of no context | worker |
 //! | `0x10000` | reply slots | worker |
 //! | `0x50000` | ring | guest |
 //!
@@ -67,6 +68,10 @@ pub const NONCE_AT: usize = 0x200;
 pub const ATTACHMENTS_AT: usize = 0x1000;
 /// Offset of the table of completed sequences.
 pub const SEQUENCES_AT: usize = 0x2000;
+/// Offset of the table of late errors.
+pub const LATE_ERRORS_AT: usize = 0x4000;
+/// Entries of the table of late errors: one per context, by its index, then one for posts that name no context.
+pub const LATE_ERRORS: u32 = limits::CONTEXTS + 1;
 /// Offset of the reply slots.
 pub const REPLIES_AT: usize = 0x1_0000;
 /// Offset of the ring.
@@ -75,7 +80,8 @@ pub const RING_AT: usize = REPLIES_AT + limits::REPLY_SLOTS as usize * limits::R
 pub const BYTES: usize = RING_AT + ring_bytes();
 
 const _: () = assert!(ATTACHMENTS_AT + limits::ATTACHMENTS as usize * 16 <= SEQUENCES_AT);
-const _: () = assert!(SEQUENCES_AT + limits::STREAMS as usize * 8 <= REPLIES_AT);
+const _: () = assert!(SEQUENCES_AT + limits::STREAMS as usize * 8 <= LATE_ERRORS_AT);
+const _: () = assert!(LATE_ERRORS_AT + LATE_ERRORS as usize * 8 <= REPLIES_AT);
 const _: () = assert!(BYTES.is_multiple_of(4096));
 
 #[expect(clippy::cast_possible_truncation, reason = "one mebibyte")]
@@ -194,6 +200,34 @@ pub fn completed(memory: &impl Shared, slot: u32) -> u64 {
 /// Publishes that everything posted to stream slot `slot` up to `sequence` is complete.
 pub fn set_completed(memory: &impl Shared, slot: u32, sequence: u64) {
     memory.store_u64(sequence_at(slot), sequence, Ordering::Release);
+}
+
+/// The last post of a context that failed without breaking the context. The guest reports each count once; it never writes
+/// here, so that the table also serves guests that have a mirror of the page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LateError {
+    /// Posts of the context that failed so far, which wraps.
+    pub count: u32,
+    /// CUresult of the last one.
+    pub code: u32,
+}
+
+/// Offset of an entry of the table of late errors.
+#[must_use]
+pub const fn late_error_at(index: u32) -> usize {
+    entry(LATE_ERRORS_AT, index % LATE_ERRORS, 8)
+}
+
+/// The late error at `index`: the index of a context, or `limits::CONTEXTS` for no context.
+pub fn late_error(memory: &impl Shared, index: u32) -> LateError {
+    let [a, b, c, d, e, f, g, h] = memory.load_u64(late_error_at(index), Ordering::Acquire).to_le_bytes();
+    LateError { code: u32::from_le_bytes([a, b, c, d]), count: u32::from_le_bytes([e, f, g, h]) }
+}
+
+/// Publishes a late error, before the work that failed appears complete.
+pub fn set_late_error(memory: &impl Shared, index: u32, error: LateError) {
+    let word = u64::from(error.code) | u64::from(error.count) << 32;
+    memory.store_u64(late_error_at(index), word, Ordering::Release);
 }
 
 /// Ends a session: first why, then that.

@@ -19,7 +19,7 @@
 use crate::{
     field::{FieldError, Reader},
     limits,
-    session::Attachment,
+    session::{Attachment, LATE_ERRORS, LateError},
 };
 
 /// Bytes of a head.
@@ -146,6 +146,13 @@ pub enum ToGuest {
         address: u64,
         /// How much.
         bytes: u32,
+    },
+    /// An entry of the table of late errors.
+    LateError {
+        /// Its index.
+        index: u32,
+        /// What it holds.
+        error: LateError,
     },
 }
 
@@ -295,6 +302,9 @@ impl ToGuest {
                 head(8, bytes, [join(slot, ticket), result.into()])
             }
             ToGuest::Bulk { address, bytes } => head(9, bytes, [address, 0]),
+            ToGuest::LateError { index, error: LateError { count, code } } => {
+                head(10, 0, [join(index, count), code.into()])
+            }
         }
     }
 
@@ -345,6 +355,14 @@ impl ToGuest {
             9 => {
                 plain(0, &[second])?;
                 ToGuest::Bulk { address: first, bytes: payload(length, 1, limits::STREAM_BULK_BYTES)? }
+            }
+            10 => {
+                plain(length, &[])?;
+                let (index, count) = split(first);
+                if index >= LATE_ERRORS {
+                    return Err(FieldError::Range);
+                }
+                ToGuest::LateError { index, error: LateError { count, code: narrow(second)? } }
             }
             _ => return Err(FieldError::Range),
         })

@@ -365,6 +365,7 @@ fn the_parts_of_the_control_resource_do_not_overlap() {
         (0, session::RING_HEAD + 8),
         (session::ATTACHMENTS_AT, limits::ATTACHMENTS as usize * 16),
         (session::SEQUENCES_AT, limits::STREAMS as usize * 8),
+        (session::LATE_ERRORS_AT, session::LATE_ERRORS as usize * 8),
         (session::REPLIES_AT, limits::REPLY_SLOTS as usize * limits::REPLY_SLOT_BYTES),
         (session::RING_AT, RING),
     ];

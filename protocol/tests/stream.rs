@@ -7,7 +7,7 @@ use sluice_protocol::{
     handle::Id,
     limits,
     record::{self, Header, NO_REPLY},
-    session::Attachment,
+    session::{Attachment, LATE_ERRORS, LateError},
     staged::{Range, Staged, staged},
     stream::{FromGuest, HEAD_BYTES, ToGuest},
 };
@@ -52,6 +52,10 @@ fn to_guest() -> impl Strategy<Value = ToGuest> {
         any::<(u32, u32)>().prop_map(|(state, error)| ToGuest::State { state, error }),
         any::<u32>().prop_map(|error| ToGuest::Sticky { error }),
         any::<u64>().prop_map(|head| ToGuest::Room { head }),
+        (0..LATE_ERRORS, any::<(u32, u32)>()).prop_map(|(index, (count, code))| ToGuest::LateError {
+            index,
+            error: LateError { count, code },
+        }),
         any::<u32>().prop_map(|waiting| ToGuest::Console { waiting }),
         (any::<u32>(), attachment()).prop_map(|(slot, attachment)| ToGuest::Attachment { slot, attachment }),
         any::<(u32, u64)>().prop_map(|(slot, sequence)| ToGuest::Sequence { slot, sequence }),

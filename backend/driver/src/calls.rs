@@ -43,6 +43,21 @@ pub struct Launch {
     pub shared: u32,
 }
 
+/// What the driver knows of an address; zeros where it knows nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pointer {
+    /// The context of the memory.
+    pub context: Handle,
+    /// Whether it is memory of a device.
+    pub on_device: bool,
+    /// Whether it moves between host and device.
+    pub managed: bool,
+    /// Where its range begins.
+    pub start: u64,
+    /// Bytes of the range.
+    pub bytes: u64,
+}
+
 type Result<T> = core::result::Result<T, Code>;
 
 fn size(bytes: u64) -> Result<usize> {
@@ -484,6 +499,29 @@ impl Driver {
         let (mut address, mut bytes) = (0, 0_usize);
         call!(self.cuLibraryGetGlobal(&raw mut address, &raw mut bytes, library, name.as_ptr()))?;
         Ok((address, bytes as u64))
+    }
+
+    /// `cuPointerGetAttributes`: what the driver knows of an address.
+    pub fn pointer(&self, address: u64) -> Result<Pointer> {
+        const CONTEXT: c_uint = 1;
+        const MEMORY_TYPE: c_uint = 2;
+        const IS_MANAGED: c_uint = 8;
+        const RANGE_START: c_uint = 11;
+        const RANGE_BYTES: c_uint = 12;
+        const DEVICE: c_uint = 2;
+        let mut attributes = [CONTEXT, MEMORY_TYPE, IS_MANAGED, RANGE_START, RANGE_BYTES];
+        let (mut context, mut start, mut bytes): (Handle, u64, usize) = (0, 0, 0);
+        let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
+        let mut places = [
+            (&raw mut context).cast::<c_void>(),
+            (&raw mut kind).cast(),
+            (&raw mut managed).cast(),
+            (&raw mut start).cast(),
+            (&raw mut bytes).cast(),
+        ];
+        call!(self.cuPointerGetAttributes(5, attributes.as_mut_ptr(), places.as_mut_ptr(), address))?;
+        let bytes = bytes as u64;
+        Ok(Pointer { context, on_device: kind == DEVICE, managed: managed != 0, start, bytes })
     }
 
     /// `cuModuleGetFunctionCount`.

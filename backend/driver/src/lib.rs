@@ -10,7 +10,7 @@ mod calls;
 mod range;
 
 pub use abi::{LaunchAttribute, Rows};
-pub use calls::Launch;
+pub use calls::{Launch, Pointer};
 pub use range::{Device, Host};
 
 use core::ffi::{c_char, c_int, c_uint, c_void};

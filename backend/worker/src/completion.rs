@@ -39,6 +39,15 @@ impl Current {
         }
         Ok(())
     }
+
+    /// Leaves a context that is about to be destroyed: no later call of this thread may find it current.
+    pub(crate) fn leave(&mut self, driver: &Driver, context: ContextRef) -> Result<(), u32> {
+        if self.context == Some(context) {
+            self.context = None;
+            driver.set_current(0)?;
+        }
+        Ok(())
+    }
 }
 
 /// What the passes share.

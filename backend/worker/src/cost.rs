@@ -17,7 +17,7 @@ use rustix::{
     fs::{MemfdFlags, ftruncate, memfd_create},
 };
 use sluice_driver::{Driver, Launch};
-use sluice_protocol::{control::Run, record::NO_REPLY, session};
+use sluice_protocol::{control::Run, session};
 use sluice_shared_memory::Mapping;
 use std::{env, process::Command, sync::Arc};
 
@@ -67,7 +67,7 @@ fn launches(count: u64, permit: bool) {
     let function = driver.module_function(module, c"work_p1").expect("a function");
     let target = Target::new(0, 0, &Context { context, device: 0, primary: false }, Order::Default);
     let launch = Launch { function, grid: [1; 3], block: [32, 1, 1], shared: 0 };
-    let reply = ReplyTo { slot: NO_REPLY, ticket: 0 };
+    let reply = ReplyTo::nowhere(0);
     for sequence in 1..=count {
         let work = Work { target, sequence, reply, operation: Operation::Launch(launch) };
         assert!(submitter.admits(&work), "nobody is ahead of {sequence}");

@@ -269,8 +269,19 @@ impl Dispatcher {
                     self.contexts.release(id);
                     self.bind(slot, Binding::Free);
                 }
-                Notice::Allocated { address, bytes, context } => self.map.allocated(address, bytes, context),
+                Notice::Allocated { address, bytes, context } if self.has(context) => {
+                    self.map.allocated(address, bytes, context);
+                }
+                Notice::Allocated { address, .. } => {
+                    self.shared.helper.memory(MemoryJob::FreeAll(vec![address]));
+                }
                 Notice::Reach { address, bytes, may } => self.map.reach(address, bytes, may),
+                // The driver has unloaded a module whose context is gone.
+                Notice::Module { id, module: Some(module) }
+                    if module.context.is_some_and(|context| !self.has(context)) =>
+                {
+                    self.modules.release(id);
+                }
                 Notice::Module { id, module: Some(module) } => self.modules.fill(id, module),
                 Notice::Module { id, module: None } => self.modules.release(id),
                 Notice::Function { id, module, function } => self.function_made(id, module, function),
@@ -284,7 +295,7 @@ impl Dispatcher {
                     if let Some(arena) = self.map.detached(slot) {
                         // Behind everything that was posted, then behind every image that is being copied.
                         let question = Question::Detach { arena };
-                        let to = ReplyTo { slot: NO_REPLY, ticket: 0 };
+                        let to = ReplyTo::nowhere(limits::CONTEXTS);
                         self.ordered(Item::Module(ModuleJob { to, context: None, question }));
                     } else {
                         limited!(warn, slot, "nothing is attached there");
@@ -292,6 +303,11 @@ impl Dispatcher {
                 }
             }
         }
+    }
+
+    /// Whether a context has not been destroyed since.
+    fn has(&self, context: ContextRef) -> bool {
+        self.contexts.any(|known| known.context == context)
     }
 
     fn function_made(&mut self, id: Id<Function>, module: Id<Module>, function: Option<objects::Function>) {
@@ -353,7 +369,11 @@ impl Dispatcher {
         let target = self.count(header)?;
         let refused = operation.err();
         let operation = operation.unwrap_or(Operation::Nothing);
-        let reply = if refused.is_some() { ReplyTo { slot: NO_REPLY, ticket: 0 } } else { reply_to(header) };
+        let to = reply_to(header);
+        if let Some(failed) = refused {
+            self.shared.session.work_failed(to, failed);
+        }
+        let reply = if refused.is_some() { ReplyTo::nowhere(to.context) } else { to };
         let work = Work { target, sequence: header.sequence, reply, operation };
         let submitted = match (&mut self.submitter, local) {
             (_, Some(local)) => {
@@ -363,12 +383,13 @@ impl Dispatcher {
                 Ok(Submitted::Later)
             }
             (Some(submitter), None) if submitter.admits(&work) => {
-                submitter.submit(&mut self.current, &work, payload).map(|()| Submitted::Done)
+                concluded(&work, submitter.submit(&mut self.current, &work, payload))
             }
             _ => self.queue(work, payload),
         };
         match refused {
-            Some(failed) => Err(failed),
+            Some(failed) if to.is_due() => Err(failed),
+            Some(_) => Ok(Submitted::Later),
             None => submitted,
         }
     }
@@ -404,7 +425,7 @@ impl Dispatcher {
         if let Some(submitter) = &mut self.submitter
             && submitter.admits(&work)
         {
-            return submitter.submit(&mut self.current, &work, payload).map(|()| Submitted::Done);
+            return concluded(&work, submitter.submit(&mut self.current, &work, payload));
         }
         let item = Item::Work(work, payload.attributes.into(), payload.parameters.into());
         self.shared.gate.queue(&mut self.submitter, item);
@@ -505,9 +526,19 @@ impl Dispatcher {
     }
 }
 
+/// What became of work that was submitted at once. The failure of a post is kept already, and nothing is left to be said.
+fn concluded(work: &Work, result: Result<(), Code>) -> Result<Submitted, Code> {
+    match result {
+        Ok(()) => Ok(Submitted::Done),
+        Err(failed) if work.reply.is_due() => Err(failed),
+        Err(_) => Ok(Submitted::Later),
+    }
+}
+
 /// Where a record's answer goes.
-const fn reply_to(header: &Header) -> ReplyTo {
-    ReplyTo { slot: header.reply, ticket: header.ticket }
+fn reply_to(header: &Header) -> ReplyTo {
+    let context = Id::<Context>::from_raw(header.context).and_then(|id| u32::try_from(id.index()).ok());
+    ReplyTo { slot: header.reply, ticket: header.ticket, context: context.unwrap_or(limits::CONTEXTS) }
 }
 
 /// What [`sluice_protocol::calls::Handler`] methods of stream work return.

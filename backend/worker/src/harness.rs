@@ -211,12 +211,6 @@ impl Harness {
         self.dispatcher.live()
     }
 
-    /// Whether everything that was posted is complete, as far as the guest can tell.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        (0..limits::STREAMS).all(|slot| self.dispatcher.last_sequence(slot) == self.session.completed(slot))
-    }
-
     /// Opens or closes the permit's gate.
     pub fn permit(&self, open: bool) {
         self.gate.time().set(if open { OPEN } else { 0 });

@@ -10,7 +10,7 @@ use crate::{
     helper::{Helper, MemoryJob, ModuleJob},
     local::{Local, LocalMemory},
     provision::Provision,
-    session::Session,
+    session::{ReplyTo, Session},
     submit::{Operation, Payload, Submitter, Work},
     time::{Patience, Time},
 };
@@ -30,9 +30,9 @@ pub(crate) enum Item {
     /// The same, when it may make the driver take memory for itself. Only the feeder does it, for it may wait.
     Growing(Work, Box<[LaunchAttribute]>, Box<[u8]>, Local),
     /// Destroys a stream.
-    StreamDestroy(Handle),
+    StreamDestroy(ReplyTo, Handle),
     /// Destroys an event.
-    EventDestroy(Handle),
+    EventDestroy(ReplyTo, Handle),
     /// A job for the memory helper, announced to it.
     Memory(MemoryJob),
     /// A job for the module helper.
@@ -184,10 +184,10 @@ impl Gate {
             match item {
                 Item::Growing(work, attributes, parameters, local) => {
                     let payload = Payload { attributes: &attributes, parameters: &parameters };
-                    let result = self.grow(provision, &work, local, |operation| {
+                    let result = self.grow(session, provision, &work, local, |operation| {
                         submitter.submit(&mut current, &Work { operation, ..work }, payload)
                     });
-                    session.conclude(work.reply, result);
+                    session.conclude_work(work.reply, result);
                 }
                 item => perform(item, &mut submitter, &mut current, driver, session, helper),
             }
@@ -207,6 +207,7 @@ impl Gate {
     /// Does work with leave for the driver to take local memory. Work that is refused still takes its place in its stream.
     fn grow(
         &self,
+        session: &Session,
         provision: &Provision,
         work: &Work,
         local: Local,
@@ -218,7 +219,10 @@ impl Gate {
         }
         let _grant = match provision.grow(local.device, Growth::Launch, local.bytes) {
             Ok(grant) => grant,
-            Err(refused) => return submit(Operation::Nothing).and(Err(refused)),
+            Err(refused) => {
+                session.work_failed(work.reply, refused);
+                return submit(Operation::Nothing).and(Err(refused));
+            }
         };
         match submit(work.operation) {
             // The margin's memory may have been taken for a sweep.
@@ -249,21 +253,15 @@ pub(crate) fn perform(
         Item::Work(work, attributes, parameters) | Item::Growing(work, attributes, parameters, _) => {
             let payload = Payload { attributes: &attributes, parameters: &parameters };
             let result = submitter.submit(current, &work, payload);
-            session.conclude(work.reply, result);
+            session.conclude_work(work.reply, result);
         }
-        Item::StreamDestroy(stream) => {
+        Item::StreamDestroy(to, stream) => {
             submitter.mark(current);
-            settle(session, driver.stream_destroy(stream));
+            session.conclude(to, driver.stream_destroy(stream));
         }
-        Item::EventDestroy(event) => settle(session, driver.event_destroy(event)),
+        Item::EventDestroy(to, event) => session.conclude(to, driver.event_destroy(event)),
         Item::Memory(job) => helper.announced_memory(job),
         Item::Module(job) => helper.module(job),
-    }
-}
-
-fn settle(session: &Session, result: Result<(), Code>) {
-    if let Err(failed) = result {
-        session.set_sticky(failed);
     }
 }
 

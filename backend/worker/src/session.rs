@@ -2,22 +2,24 @@
 //!
 //! Everything the guest must see is published through here, so that no publication forgets to wake a sleeping guest.
 
-use crate::{arenas::Pages, console::Console, exit::exit};
+use crate::{arenas::Pages, console::Console, exit::exit, limit_log::limited};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     fd::OwnedFd,
     io::Errno,
 };
+use sluice_cuda_abi::status;
 use sluice_driver::{Code, code};
 use sluice_protocol::{
     limits,
     park::Parking,
     record::NO_REPLY,
     reply,
-    session::{self, Attachment},
+    session::{self, Attachment, LateError},
     shared::Shared,
 };
+use std::sync::{Mutex, PoisonError};
 
 /// Exit status after the guest broke the protocol.
 pub(crate) const EXIT_MALFORMED: i32 = 2;
@@ -27,9 +29,16 @@ pub(crate) const EXIT_MALFORMED: i32 = 2;
 pub(crate) struct ReplyTo {
     pub(crate) slot: u32,
     pub(crate) ticket: u32,
+    /// Index of the caller's context, `limits::CONTEXTS` for none: it gets the error of a post.
+    pub(crate) context: u32,
 }
 
 impl ReplyTo {
+    /// No answer; an error goes to the context with this index.
+    pub(crate) const fn nowhere(context: u32) -> ReplyTo {
+        ReplyTo { slot: NO_REPLY, ticket: 0, context }
+    }
+
     /// Whether somebody waits for the answer.
     pub(crate) const fn is_due(self) -> bool {
         self.slot != NO_REPLY
@@ -47,6 +56,8 @@ pub(crate) struct Session {
     inner: OwnedFd,
     wake: OwnedFd,
     sticky: AtomicU32,
+    /// Late errors as published; the guest's page is not read back.
+    late_errors: Mutex<Box<[LateError]>>,
     console: Console,
     /// What was published as complete, per stream slot; the guest's page is not read back.
     completed: Box<[AtomicU64]>,
@@ -62,6 +73,7 @@ impl Session {
             inner,
             wake,
             sticky: AtomicU32::new(0),
+            late_errors: Mutex::new(vec![LateError::default(); session::LATE_ERRORS as usize].into()),
             console: Console::default(),
             completed,
         })
@@ -121,13 +133,44 @@ impl Session {
         }
     }
 
-    /// Ends a call that has no result beyond its status: answers it, or, when nobody waits, makes a failure sticky.
+    /// Ends a call that has no result beyond its status: answers it, or keeps the failure of a post for its context.
     pub(crate) fn conclude(&self, to: ReplyTo, result: Result<(), Code>) {
         match result {
             _ if to.is_due() => self.answer(to, result.err().unwrap_or(0), &[]),
             Ok(()) => {}
-            Err(failed) => self.set_sticky(failed),
+            Err(failed) => self.post_failed(to.context, failed),
         }
+    }
+
+    /// Ends work, whose failure [`Session::work_failed`] has kept for its context already if it was posted.
+    pub(crate) fn conclude_work(&self, to: ReplyTo, result: Result<(), Code>) {
+        if to.is_due() {
+            self.answer(to, result.err().unwrap_or(0), &[]);
+        }
+    }
+
+    /// Keeps the failure of posted work for its context. Before the work is marked: a guest that waits for it finds the error.
+    pub(crate) fn work_failed(&self, to: ReplyTo, failed: Code) {
+        if !to.is_due() {
+            self.post_failed(to.context, failed);
+        }
+    }
+
+    /// A post has failed. What breaks a context ends all work of the session; anything else is reported once by the guest.
+    #[cold]
+    fn post_failed(&self, context: u32, failed: Code) {
+        if status::is_sticky(failed) {
+            return self.set_sticky(failed);
+        }
+        limited!(warn, context, code = failed, "a post failed; its context reports it once");
+        let index = context.min(limits::CONTEXTS);
+        let mut errors = self.late_errors.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = errors.get_mut(index as usize) {
+            *error = LateError { count: error.count.wrapping_add(1), code: failed };
+            session::set_late_error(&self.words, index, *error);
+        }
+        drop(errors);
+        self.wake_guest();
     }
 
     /// The code every call answers from now on, if work has failed.
@@ -138,7 +181,7 @@ impl Session {
         }
     }
 
-    /// Latches a failure of work that was posted. The first one stays.
+    /// Latches a failure that breaks the context of work that was posted. The first one stays.
     pub(crate) fn set_sticky(&self, failed: Code) {
         if self.sticky.compare_exchange(0, failed, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             tracing::warn!(code = failed, "posted work failed; the session's calls answer this from now on");

@@ -272,7 +272,8 @@ impl Submitter {
         }
     }
 
-    /// Submits one piece of work. Its sequence counts whether or not the driver takes it.
+    /// Submits one piece of work. Its sequence counts whether or not the driver takes it. The failure of a post is kept for its
+    /// context here, before the sequence can complete.
     pub(crate) fn submit(
         &mut self,
         current: &mut Current,
@@ -293,6 +294,9 @@ impl Submitter {
         let result = current
             .set(&self.driver, target.context)
             .and_then(|()| self.run(target.stream, &work.operation, payload));
+        if let Err(failed) = result {
+            self.session.work_failed(work.reply, failed);
+        }
         self.count(target.device, &work.operation);
         if let Some((to, rows)) = work.operation.writes_host()
             && result.is_ok()

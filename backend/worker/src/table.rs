@@ -108,6 +108,11 @@ impl<K: Kind, T> Table<K, T> {
         })
     }
 
+    /// Whether an object is there that `is` picks.
+    pub(crate) fn any(&self, mut is: impl FnMut(&T) -> bool) -> bool {
+        self.entries.iter().any(|entry| matches!(entry, Entry::Live(_, object) if is(object)))
+    }
+
     /// Forgets the objects that `gone` picks.
     pub(crate) fn forget(&mut self, mut gone: impl FnMut(&T) -> bool) {
         self.forget_with(|_, object| gone(object));

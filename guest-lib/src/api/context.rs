@@ -231,7 +231,8 @@ pub(crate) fn cuCtxSynchronize_v2(_: Call, context: u64) -> Result {
     for (slot, sequence) in posted {
         process.session.wait_complete(slot, sequence)?;
     }
-    process.session.healthy()
+    process.session.healthy()?;
+    process.session.report(context.raw)
 }
 
 pub(crate) fn cuCtxGetLimit(_: Call, value: Out<usize>, limit: c_uint) -> Result {

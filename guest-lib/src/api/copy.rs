@@ -61,7 +61,10 @@ impl Mode {
     /// Ends a call whose work was posted: a synchronous one when that work is complete.
     fn finish(self, process: &Process, stream: Stream<'_>, sequence: u64) -> Result {
         match self {
-            Mode::Sync => process.session.wait_complete(stream.slot, sequence),
+            Mode::Sync => {
+                process.session.wait_complete(stream.slot, sequence)?;
+                process.session.report(stream.context)
+            }
             Mode::Async => Ok(()),
         }
     }
@@ -140,7 +143,7 @@ fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes:
     for portion in under_way {
         result = result.and(arrive(portion));
     }
-    result
+    result.and_then(|()| process.session.report(stream.context))
 }
 
 fn on_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
@@ -424,7 +427,7 @@ fn rectangle(
                 copy_rows(skip(to, first), staged, width, rows)?;
                 process.arena.free(room);
             }
-            Ok(())
+            process.session.report(stream.context)
         }
         _ => {
             process.streams.wait_turn(process, stream)?;

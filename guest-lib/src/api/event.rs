@@ -63,16 +63,19 @@ fn is_complete(process: &Process, event: u64) -> Result<bool> {
 pub(crate) fn cuEventQuery(_: Call, event: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    if is_complete(process, event)? { Ok(()) } else { Err(Error::NOT_READY) }
+    let context = process.events.resolve(event)?.context;
+    if is_complete(process, event)? { process.session.report(context) } else { Err(Error::NOT_READY) }
 }
 
 pub(crate) fn cuEventSynchronize(_: Call, event: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    if let Some((slot, sequence)) = process.events.resolve(event)?.recorded() {
+    let event = process.events.resolve(event)?;
+    if let Some((slot, sequence)) = event.recorded() {
         process.session.wait_complete(slot, sequence)?;
     }
-    process.session.healthy()
+    process.session.healthy()?;
+    process.session.report(event.context)
 }
 
 pub(crate) fn cuEventElapsedTime(_: Call, milliseconds: Out<f32>, start: u64, end: u64) -> Result {

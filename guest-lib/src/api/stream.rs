@@ -49,7 +49,8 @@ pub(crate) fn cuStreamSynchronize(call: Call, stream: u64) -> Result {
     for (slot, sequence) in process.streams.extent(process, stream)? {
         process.session.wait_complete(slot, sequence)?;
     }
-    process.session.healthy()
+    process.session.healthy()?;
+    process.session.report(stream.context)
 }
 
 pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
@@ -58,7 +59,7 @@ pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
     let stream = process.streams.resolve(process, call, stream)?;
     let extent = process.streams.extent(process, stream)?;
     let complete = extent.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence));
-    if complete { Ok(()) } else { Err(Error::NOT_READY) }
+    if complete { process.session.report(stream.context) } else { Err(Error::NOT_READY) }
 }
 
 pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_uint) -> Result {

@@ -296,6 +296,7 @@ impl Connection {
             ToGuest::Reply { slot, ticket, result, .. } => {
                 reply::publish(words, slot, ticket, result, payload);
             }
+            ToGuest::LateError { index, error } => layout::set_late_error(words, index, error),
             ToGuest::Bulk { address, .. } => self.bulk(address, payload)?,
         }
         Some(())

@@ -7,10 +7,19 @@
 //! - a name that ends in `_pN` has N parameters of 8 bytes, any other has none;
 //! - `hold_p1` holds its stream back until the 32-bit word that its parameter points to is not 0;
 //! - `fault` makes its stream fail with `CUDA_ERROR_ILLEGAL_ADDRESS`;
+//! - the launch of `refuse_N` is answered with the code N;
+//! - a name that begins with `slow` takes a while to be found;
 //! - a name that begins with `missing` does not exist.
+//!
+//! Variables exist under any name, too: `stack` is said to be a word of the host, `beyond` the last byte of all addresses.
+//! A stream of priority -4 is more than there is memory for.
+//!
+//! It keeps count of lifetimes and ends the process where the interface forbids a call: on a context, or on a stream, event,
+//! module or function of a context, that was destroyed before the call or while it ran.
 
 #![expect(unsafe_code, reason = "a C library: exported functions that write through their callers' pointers")]
 
+mod life;
 mod memory;
 
 use core::{
@@ -18,6 +27,7 @@ use core::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
+use life::{Life, current, make_current};
 use memory::{GRANULARITY, memory, memory_bytes};
 
 type Handle = u64;
@@ -26,6 +36,7 @@ type Status = c_uint;
 const SUCCESS: Status = 0;
 const INVALID_VALUE: Status = 1;
 const OUT_OF_MEMORY: Status = 2;
+const INVALID_CONTEXT: Status = 201;
 const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
 const ILLEGAL_ADDRESS: Status = 700;
@@ -34,8 +45,7 @@ const ILLEGAL_ADDRESS: Status = 700;
 const FAULT: u64 = 1;
 
 /// Something whose end may be held back: 0, the address of a word that must not be 0, or [`FAULT`].
-#[derive(Default)]
-struct Held(AtomicU64);
+struct Held(AtomicU64, Life);
 
 impl Held {
     fn state(&self) -> Status {
@@ -56,18 +66,21 @@ impl Held {
     }
 }
 
-static LEGACY: Held = Held(AtomicU64::new(0));
+static LEGACY: Held = Held(AtomicU64::new(0), Life::without_context());
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 struct Function {
     parameters: usize,
     kind: Kind,
+    /// Its module or library.
+    owner: &'static Life,
 }
 
 enum Kind {
     Nothing,
     Hold,
     Fault,
+    Refuse(Status),
 }
 
 fn next() -> u64 {
@@ -100,8 +113,14 @@ fn held(stream: Handle) -> &'static Held {
     if stream <= 2 {
         return &LEGACY;
     }
-    // SAFETY: a handle that `give` made of a `Held`, and that the caller has not destroyed.
+    // SAFETY: a handle that `give` made of a `Held`; none is ever freed.
     unsafe { &*pointer::<Held>(stream) }
+}
+
+/// A module or library.
+fn module(handle: Handle) -> &'static Life {
+    // SAFETY: a handle that `give` made of a `Life`; none is ever freed.
+    unsafe { &*pointer::<Life>(handle) }
 }
 
 fn function(handle: Handle) -> &'static Function {
@@ -163,15 +182,27 @@ export! {
     }
 }
 
-// Contexts. There is no current one: nothing here depends on it.
+// Contexts.
 export! {
-    cuDevicePrimaryCtxRetain(context: *mut Handle, _device: c_int) { put(context, 0x1000) }
-    cuDevicePrimaryCtxRelease_v2(_device: c_int) { SUCCESS }
+    cuDevicePrimaryCtxRetain(context: *mut Handle, _device: c_int) { put(context, life::retain_primary()) }
+    cuDevicePrimaryCtxRelease_v2(_device: c_int) { if life::release_primary() { SUCCESS } else { INVALID_CONTEXT } }
     cuDevicePrimaryCtxSetFlags_v2(_device: c_int, _flags: c_uint) { SUCCESS }
-    cuCtxCreate_v2(context: *mut Handle, _flags: c_uint, _device: c_int) { put(context, 0x2000 + next()) }
-    cuCtxDestroy_v2(_context: Handle) { SUCCESS }
-    cuCtxSetCurrent(_context: Handle) { SUCCESS }
+    cuCtxCreate_v2(context: *mut Handle, _flags: c_uint, _device: c_int) {
+        let made = life::new_context();
+        make_current(made);
+        put(context, made)
+    }
+    cuCtxDestroy_v2(context: Handle) {
+        life::end_context(context);
+        SUCCESS
+    }
+    cuCtxSetCurrent(context: Handle) {
+        make_current(context);
+        let _call = current().call("cuCtxSetCurrent");
+        SUCCESS
+    }
     cuCtxGetLimit(value: *mut usize, limit: c_uint) {
+        let _call = current().call("cuCtxGetLimit");
         match limit {
             0 => put(value, 1024),             // stack
             1 => put(value, 1 << 20),          // printf buffer
@@ -179,8 +210,12 @@ export! {
             _ => 215,
         }
     }
-    cuCtxSetLimit(limit: c_uint, _value: usize) { if limit <= 2 { SUCCESS } else { 215 } }
+    cuCtxSetLimit(limit: c_uint, _value: usize) {
+        let _call = current().call("cuCtxSetLimit");
+        if limit <= 2 { SUCCESS } else { 215 }
+    }
     cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
+        let _call = current().call("cuCtxGetStreamPriorityRange");
         put(least, 0);
         put(greatest, -5)
     }
@@ -250,8 +285,38 @@ export! {
         // SAFETY: a range that was mapped by `cuMemMap`.
         if unsafe { libc::mprotect(pointer(at), bytes, ACCESSIBLE) } == 0 { SUCCESS } else { INVALID_VALUE }
     }
-    cuMemHostRegister_v2(_pointer: *mut c_void, _bytes: usize, _flags: c_uint) { SUCCESS }
-    cuMemHostUnregister(_pointer: *mut c_void) { SUCCESS }
+    cuMemHostRegister_v2(_pointer: *mut c_void, _bytes: usize, _flags: c_uint) {
+        let _call = current().call("cuMemHostRegister");
+        SUCCESS
+    }
+    cuMemHostUnregister(_pointer: *mut c_void) {
+        let _call = current().call("cuMemHostUnregister");
+        SUCCESS
+    }
+    cuPointerGetAttributes(count: c_uint, attributes: *const c_uint, data: *mut *mut c_void, at: u64) {
+        // SAFETY: the caller's lists are as long as it says.
+        let attributes = unsafe { core::slice::from_raw_parts(attributes, count as usize) };
+        // SAFETY: as above.
+        let places = unsafe { core::slice::from_raw_parts(data, count as usize) };
+        for (attribute, place) in attributes.iter().zip(places) {
+            let (start, bytes) = (variables(), size_of_val(&VARIABLE));
+            let known = at.wrapping_sub(start) < bytes as u64;
+            match attribute {
+                // SAFETY: memory type, ordinal and such are words, addresses and sizes are long ones, as the interface says.
+                2 => unsafe { place.cast::<c_uint>().write(if known { 2 } else { 0 }) },
+                // SAFETY: as above.
+                8 => unsafe { place.cast::<c_uint>().write(0) },
+                // SAFETY: as above.
+                1 => unsafe { place.cast::<u64>().write(if known { life::current_handle() } else { 0 }) },
+                // SAFETY: as above.
+                11 => unsafe { place.cast::<u64>().write(if known { start } else { 0 }) },
+                // SAFETY: as above.
+                12 => unsafe { place.cast::<usize>().write(if known { bytes } else { 0 }) },
+                _ => return INVALID_VALUE,
+            }
+        }
+        SUCCESS
+    }
 }
 
 fn copy(to: u64, from: u64, bytes: usize) -> Status {
@@ -302,10 +367,20 @@ struct Copy2D {
 
 // Copies and fills.
 export! {
-    cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, _stream: Handle) { copy(to, from, bytes) }
-    cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, _stream: Handle) { copy(to, from, bytes) }
-    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, _stream: Handle) { copy(to, from, bytes) }
-    cuMemcpy2DAsync_v2(what: *const Copy2D, _stream: Handle) {
+    cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) {
+        let _call = held(stream).1.call("a copy");
+        copy(to, from, bytes)
+    }
+    cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) {
+        let _call = held(stream).1.call("a copy");
+        copy(to, from, bytes)
+    }
+    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) {
+        let _call = held(stream).1.call("a copy");
+        copy(to, from, bytes)
+    }
+    cuMemcpy2DAsync_v2(what: *const Copy2D, stream: Handle) {
+        let _call = held(stream).1.call("cuMemcpy2DAsync");
         // SAFETY: the caller passes a `CUDA_MEMCPY2D`.
         let what = unsafe { &*what };
         if what.from.array != 0 || what.to.array != 0 {
@@ -316,21 +391,35 @@ export! {
         }
         SUCCESS
     }
-    cuMemsetD8Async(at: u64, value: u8, count: usize, _stream: Handle) { fill(at, 0, value, count, 1) }
-    cuMemsetD16Async(at: u64, value: u16, count: usize, _stream: Handle) { fill(at, 0, value, count, 1) }
-    cuMemsetD32Async(at: u64, value: c_uint, count: usize, _stream: Handle) { fill(at, 0, value, count, 1) }
-    cuMemsetD2D8Async(at: u64, pitch: usize, value: u8, width: usize, height: usize, _stream: Handle) {
+    cuMemsetD8Async(at: u64, value: u8, count: usize, stream: Handle) {
+        let _call = held(stream).1.call("a fill");
+        fill(at, 0, value, count, 1)
+    }
+    cuMemsetD16Async(at: u64, value: u16, count: usize, stream: Handle) {
+        let _call = held(stream).1.call("a fill");
+        fill(at, 0, value, count, 1)
+    }
+    cuMemsetD32Async(at: u64, value: c_uint, count: usize, stream: Handle) {
+        let _call = held(stream).1.call("a fill");
+        fill(at, 0, value, count, 1)
+    }
+    cuMemsetD2D8Async(at: u64, pitch: usize, value: u8, width: usize, height: usize, stream: Handle) {
+        let _call = held(stream).1.call("a fill");
         fill(at, pitch, value, width, height)
     }
-    cuMemsetD2D16Async(at: u64, pitch: usize, value: u16, width: usize, height: usize, _stream: Handle) {
+    cuMemsetD2D16Async(at: u64, pitch: usize, value: u16, width: usize, height: usize, stream: Handle) {
+        let _call = held(stream).1.call("a fill");
         fill(at, pitch, value, width, height)
     }
-    cuMemsetD2D32Async(at: u64, pitch: usize, value: c_uint, width: usize, height: usize, _stream: Handle) {
+    cuMemsetD2D32Async(at: u64, pitch: usize, value: c_uint, width: usize, height: usize, stream: Handle) {
+        let _call = held(stream).1.call("a fill");
         fill(at, pitch, value, width, height)
     }
 }
 
-fn find(into: *mut Handle, name: *const c_char) -> Status {
+fn find(into: *mut Handle, owner: &'static Life, name: *const c_char) -> Status {
+    let _call = owner.call("a function is looked for");
+    let _current = current().call("a function is looked for");
     if name.is_null() {
         return INVALID_VALUE;
     }
@@ -339,25 +428,52 @@ fn find(into: *mut Handle, name: *const c_char) -> Status {
     if name.starts_with(b"missing") {
         return NOT_FOUND;
     }
+    if name.starts_with(b"slow") {
+        std::thread::sleep(SLOW);
+    }
     let suffix = name.iter().rposition(|byte| *byte == b'_').and_then(|at| name.get(at + 1..));
     let number =
         suffix.and_then(|suffix| core::str::from_utf8(suffix.strip_prefix(b"p")?).ok()?.parse().ok());
     let kind = match name {
         b"hold_p1" => Kind::Hold,
         b"fault" => Kind::Fault,
-        _ => Kind::Nothing,
+        _ => {
+            let code =
+                name.strip_prefix(b"refuse_").and_then(|code| core::str::from_utf8(code).ok()?.parse().ok());
+            code.map_or(Kind::Nothing, Kind::Refuse)
+        }
     };
-    put(into, give(Function { parameters: number.unwrap_or(0), kind }))
+    put(into, give(Function { parameters: number.unwrap_or(0), kind, owner }))
 }
+
+/// How long it takes to find a function whose name begins with `slow`.
+const SLOW: core::time::Duration = core::time::Duration::from_millis(300);
 
 static VARIABLE: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
-fn variable(at: *mut u64, bytes: *mut usize) -> Status {
-    put(at, VARIABLE.as_ptr().expose_provenance() as u64);
+fn variables() -> u64 {
+    VARIABLE.as_ptr().expose_provenance() as u64
+}
+
+fn variable(at: *mut u64, bytes: *mut usize, owner: &Life, name: *const c_char) -> Status {
+    let _call = owner.call("a variable is looked for");
+    let _current = current().call("a variable is looked for");
+    if name.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller passes a C string.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let found = match name {
+        b"stack" => (&raw const name).expose_provenance() as u64,
+        b"beyond" => u64::MAX,
+        _ => variables(),
+    };
+    put(at, found);
     put(bytes, size_of_val(&VARIABLE))
 }
 
-fn attribute(value: *mut c_int, attribute: c_uint) -> Status {
+fn attribute(value: *mut c_int, attribute: c_uint, handle: Handle) -> Status {
+    let _call = function(handle).owner.call("an attribute of a function is asked for");
     match attribute {
         0 => put(value, 1024),
         4 => put(value, 32),
@@ -379,7 +495,9 @@ fn parameter(handle: Handle, index: usize, offset: *mut usize, bytes: *mut usize
 fn run(handle: Handle, stream: Handle, extra: *mut *mut c_void) -> Status {
     let function = function(handle);
     let stream = held(stream);
+    let _call = (function.owner.call("a launch"), stream.1.call("a launch"), current().call("a launch"));
     match function.kind {
+        Kind::Refuse(code) => return code,
         Kind::Nothing => {}
         Kind::Fault => stream.0.store(FAULT, Ordering::Release),
         Kind::Hold => {
@@ -407,37 +525,60 @@ struct Config {
 export! {
     cuModuleLoadDataEx(module: *mut Handle, image: *const c_void, _options: c_uint, _ids: *mut c_uint,
         _values: *mut *mut c_void) {
-        if image.is_null() { INVALID_VALUE } else { put(module, next()) }
+        let _call = current().call("cuModuleLoadDataEx");
+        if image.is_null() { INVALID_VALUE } else { put(module, give(Life::of_current())) }
     }
-    cuModuleUnload(_module: Handle) { SUCCESS }
-    cuModuleGetFunction(into: *mut Handle, _module: Handle, name: *const c_char) { find(into, name) }
-    cuModuleGetGlobal_v2(at: *mut u64, bytes: *mut usize, _module: Handle, _name: *const c_char) {
-        variable(at, bytes)
+    cuModuleUnload(handle: Handle) {
+        module(handle).end("cuModuleUnload");
+        SUCCESS
     }
-    cuModuleGetFunctionCount(count: *mut c_uint, _module: Handle) { put(count, 0) }
+    cuModuleGetFunction(into: *mut Handle, handle: Handle, name: *const c_char) { find(into, module(handle), name) }
+    cuModuleGetGlobal_v2(at: *mut u64, bytes: *mut usize, handle: Handle, name: *const c_char) {
+        variable(at, bytes, module(handle), name)
+    }
+    cuModuleGetFunctionCount(count: *mut c_uint, handle: Handle) {
+        let _call = module(handle).call("cuModuleGetFunctionCount");
+        put(count, 0)
+    }
     cuLibraryLoadData(library: *mut Handle, image: *const c_void, _jit: *mut c_uint, _jit_values: *mut *mut c_void,
         _jit_count: c_uint, _options: *mut c_uint, _values: *mut *mut c_void, _count: c_uint) {
-        if image.is_null() { INVALID_VALUE } else { put(library, next()) }
+        if image.is_null() { INVALID_VALUE } else { put(library, give(Life::without_context())) }
     }
-    cuLibraryUnload(_library: Handle) { SUCCESS }
-    cuLibraryGetKernel(into: *mut Handle, _library: Handle, name: *const c_char) { find(into, name) }
-    cuLibraryGetGlobal(at: *mut u64, bytes: *mut usize, _library: Handle, _name: *const c_char) {
-        variable(at, bytes)
+    cuLibraryUnload(library: Handle) {
+        module(library).end("cuLibraryUnload");
+        SUCCESS
     }
-    cuLibraryGetModule(module: *mut Handle, _library: Handle) { put(module, next()) }
-    cuLibraryGetKernelCount(count: *mut c_uint, _library: Handle) { put(count, 0) }
-    cuFuncGetAttribute(value: *mut c_int, id: c_uint, _function: Handle) { attribute(value, id) }
-    cuKernelGetAttribute(value: *mut c_int, id: c_uint, _kernel: Handle, _device: c_int) { attribute(value, id) }
-    cuFuncSetAttribute(_function: Handle, _id: c_uint, _value: c_int) { SUCCESS }
-    cuKernelSetAttribute(_id: c_uint, _value: c_int, _kernel: Handle, _device: c_int) { SUCCESS }
+    cuLibraryGetKernel(into: *mut Handle, library: Handle, name: *const c_char) { find(into, module(library), name) }
+    cuLibraryGetGlobal(at: *mut u64, bytes: *mut usize, library: Handle, name: *const c_char) {
+        variable(at, bytes, module(library), name)
+    }
+    cuLibraryGetModule(place: *mut Handle, library: Handle) {
+        let _call = (module(library).call("cuLibraryGetModule"), current().call("cuLibraryGetModule"));
+        put(place, give(Life::of_current()))
+    }
+    cuLibraryGetKernelCount(count: *mut c_uint, library: Handle) {
+        let _call = module(library).call("cuLibraryGetKernelCount");
+        put(count, 0)
+    }
+    cuFuncGetAttribute(value: *mut c_int, id: c_uint, handle: Handle) { attribute(value, id, handle) }
+    cuKernelGetAttribute(value: *mut c_int, id: c_uint, handle: Handle, _device: c_int) { attribute(value, id, handle) }
+    cuFuncSetAttribute(handle: Handle, _id: c_uint, _value: c_int) {
+        let _call = function(handle).owner.call("cuFuncSetAttribute");
+        SUCCESS
+    }
+    cuKernelSetAttribute(_id: c_uint, _value: c_int, kernel: Handle, _device: c_int) {
+        let _call = function(kernel).owner.call("cuKernelSetAttribute");
+        SUCCESS
+    }
     cuFuncGetParamInfo(handle: Handle, index: usize, offset: *mut usize, bytes: *mut usize) {
         parameter(handle, index, offset, bytes)
     }
     cuKernelGetParamInfo(handle: Handle, index: usize, offset: *mut usize, bytes: *mut usize) {
         parameter(handle, index, offset, bytes)
     }
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: *mut c_int, _function: Handle, _block: c_int,
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: *mut c_int, handle: Handle, _block: c_int,
         _shared: usize, _flags: c_uint) {
+        let _call = function(handle).owner.call("an occupancy is asked for");
         put(blocks, 2)
     }
     cuLaunchKernel(handle: Handle, _gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint, _by: c_uint, _bz: c_uint,
@@ -454,16 +595,24 @@ export! {
     }
 }
 
-// Streams and events.
+// Streams and events. They are never freed, so that a call on one that was destroyed is found out.
 export! {
-    cuStreamCreateWithPriority(stream: *mut Handle, _flags: c_uint, _priority: c_int) {
-        put(stream, give(Held::default()))
+    cuStreamCreateWithPriority(stream: *mut Handle, _flags: c_uint, priority: c_int) {
+        let _call = current().call("cuStreamCreateWithPriority");
+        if priority == -4 {
+            return OUT_OF_MEMORY;
+        }
+        put(stream, give(Held(AtomicU64::new(0), Life::of_current())))
     }
-    // Streams and events are not freed: a marker of a destroyed stream may still be looked at.
-    cuStreamDestroy_v2(_stream: Handle) { SUCCESS }
+    cuStreamDestroy_v2(stream: Handle) {
+        held(stream).1.end("cuStreamDestroy");
+        SUCCESS
+    }
     cuStreamSynchronize(stream: Handle) {
+        let stream = held(stream);
+        let _call = stream.1.call("cuStreamSynchronize");
         loop {
-            match held(stream).state() {
+            match stream.state() {
                 NOT_READY => std::thread::yield_now(),
                 other => return other,
             }
@@ -471,23 +620,36 @@ export! {
     }
     cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) {
         let (stream, event) = (held(stream), held(event));
+        let _call = (stream.1.call("cuStreamWaitEvent"), event.1.call("cuStreamWaitEvent"));
         if event.state() != SUCCESS {
             stream.copy(event);
         }
         SUCCESS
     }
-    cuEventCreate(event: *mut Handle, _flags: c_uint) { put(event, give(Held::default())) }
-    cuEventDestroy_v2(_event: Handle) { SUCCESS }
+    cuEventCreate(event: *mut Handle, _flags: c_uint) {
+        let _call = current().call("cuEventCreate");
+        put(event, give(Held(AtomicU64::new(0), Life::of_current())))
+    }
+    cuEventDestroy_v2(event: Handle) {
+        held(event).1.end("cuEventDestroy");
+        SUCCESS
+    }
     cuEventRecord(event: Handle, stream: Handle) {
-        let stream = held(stream);
-        let held_by = held(event);
-        held_by.copy(stream);
+        let (stream, event) = (held(stream), held(event));
+        let _call = (stream.1.call("cuEventRecord"), event.1.call("cuEventRecord"));
+        event.copy(stream);
         SUCCESS
     }
     cuEventRecordWithFlags(event: Handle, stream: Handle, _flags: c_uint) { cuEventRecord(event, stream) }
-    cuEventQuery(event: Handle) { held(event).state() }
+    cuEventQuery(event: Handle) {
+        let event = held(event);
+        let _call = event.1.call("cuEventQuery");
+        event.state()
+    }
     cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) {
-        match (held(start).state(), held(end).state()) {
+        let (start, end) = (held(start), held(end));
+        let _call = (start.1.call("cuEventElapsedTime"), end.1.call("cuEventElapsedTime"));
+        match (start.state(), end.state()) {
             (SUCCESS, SUCCESS) => put(milliseconds, 0.001),
             (SUCCESS, failed) | (failed, _) => failed,
         }

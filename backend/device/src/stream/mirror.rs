@@ -12,7 +12,7 @@ use sluice_protocol::{
     record::{Header, NO_REPLY, NO_STREAM},
     reply,
     ring::{Full, Producer},
-    session::{self, Attachment},
+    session::{self, Attachment, LateError},
     shared::Shared as _,
     staged::{Range, staged},
     stream::ToGuest,
@@ -72,6 +72,8 @@ pub(super) struct Mirror {
     state: u32,
     sticky: u32,
     console: u32,
+    /// As sent, by index.
+    late_errors: Box<[LateError]>,
     head: u64,
     /// Entries of the attach table that were asked for.
     attachments: BTreeMap<u32, Attachment>,
@@ -94,6 +96,7 @@ impl Mirror {
             state: session::NEW,
             sticky: 0,
             console: 0,
+            late_errors: vec![LateError::default(); session::LATE_ERRORS as usize].into(),
             head: 0,
             attachments: BTreeMap::from([(0, Attachment::Pending)]),
             streams: BTreeMap::new(),
@@ -224,6 +227,14 @@ impl Mirror {
         if sticky != self.sticky {
             self.sticky = sticky;
             out.push_back(Out::Frame(ToGuest::Sticky { error: sticky }));
+        }
+        // Before the sequences and answers whose calls report them.
+        for (index, sent) in (0..).zip(&mut self.late_errors) {
+            let error = session::late_error(&words, index);
+            if error != *sent {
+                *sent = error;
+                out.push_back(Out::Frame(ToGuest::LateError { index, error }));
+            }
         }
         if console != self.console {
             self.console = console;

@@ -7,6 +7,7 @@ use crate::{
     lanes::ContextRef,
     memory, objects,
     queue::Item,
+    session::ReplyTo,
     submit::{Operation, Order, Payload, Target},
 };
 use sluice_cuda_abi::{attributes::guest_mask, symbols};
@@ -142,8 +143,13 @@ impl Handler for Dispatcher {
         }
         let allocations = self.forget(context.context);
         self.contexts.remove(args.context);
-        let job = MemoryJob::ContextDestroy { to: reply_to(header), context, allocations };
-        self.shared.helper.memory(job);
+        if let Err(failed) = self.current.leave(&self.shared.driver, context.context) {
+            limited!(warn, code = failed, "the dispatcher cannot leave a context that ends");
+        }
+        // The module helper may hold jobs of the context, and comes first.
+        let question = Question::ContextDestroy { context, allocations };
+        self.shared.helper.memory_announced();
+        self.shared.helper.module(ModuleJob { to: reply_to(header), context: None, question });
         Outcome::Later
     }
 
@@ -613,13 +619,13 @@ impl Handler for Dispatcher {
 
     fn stream_destroy(
         &mut self,
-        _header: &Header,
+        header: &Header,
         args: wire::stream_destroy::Args<'_>,
     ) -> Outcome<wire::stream_destroy::Reply> {
         let removed = self.streams.remove(args.stream).ok_or(code::INVALID_HANDLE);
         answer(removed, |stream| {
             self.bind(stream.slot, Binding::Free);
-            self.ordered(Item::StreamDestroy(stream.handle));
+            self.ordered(Item::StreamDestroy(ReplyTo::nowhere(reply_to(header).context), stream.handle));
             wire::stream_destroy::Reply {}
         })
     }
@@ -653,12 +659,12 @@ impl Handler for Dispatcher {
 
     fn event_destroy(
         &mut self,
-        _header: &Header,
+        header: &Header,
         args: wire::event_destroy::Args<'_>,
     ) -> Outcome<wire::event_destroy::Reply> {
         let removed = self.events.remove(args.event).ok_or(code::INVALID_HANDLE);
         answer(removed, |event| {
-            self.ordered(Item::EventDestroy(event.handle));
+            self.ordered(Item::EventDestroy(ReplyTo::nowhere(reply_to(header).context), event.handle));
             wire::event_destroy::Reply {}
         })
     }

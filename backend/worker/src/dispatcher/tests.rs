@@ -226,11 +226,14 @@ fn work_of_a_session_that_has_failed_is_under_way_until_it_ends() {
     let (mut guest, word) = holding();
     let time = |guest: &Guest| guest.harness.gate().time().shown();
     eventually(|| time(&guest).0 == 1);
-    // Posted, and of another length than the function's parameters have: nobody is told but the session.
-    let (header, function) = (guest.on(2, wire::launch::CALL), guest.function);
-    let put = |w: &mut Writer<'_>| {
-        wire::launch::put(w, function, [1; 3], [1; 3], 0, false, Bytes(&[]), Bytes(&[0; 4]))
-    };
+    // Nobody is told but the session.
+    let (module, function) = (Id::<Module>::new(0, 1), Id::<Function>::new(9, 1));
+    let find =
+        |w: &mut Writer<'_>| wire::module_function::put(w, module, Mint(function), Name(b"refuse_719"));
+    assert_eq!(guest.ask(wire::module_function::CALL, find), 0);
+    let header = guest.on(2, wire::launch::CALL);
+    let put =
+        |w: &mut Writer<'_>| wire::launch::put(w, function, [1; 3], [1; 3], 0, false, Bytes(&[]), Bytes(&[]));
     guest.send(header, put);
     guest.harness.ring_is_empty();
     assert!(!guest.harness.is_healthy());

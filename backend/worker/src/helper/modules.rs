@@ -93,6 +93,11 @@ pub(crate) enum Question {
         launch: Launch,
         attributes: Vec<LaunchAttribute>,
     },
+    /// Passes on that a context ends, behind all that was asked about its modules.
+    ContextDestroy {
+        context: objects::Context,
+        allocations: Vec<u64>,
+    },
     /// Not a guest's: passes on a wish to detach once every image that lies in the arena is copied.
     Detach {
         arena: Arc<Arena>,
@@ -210,6 +215,10 @@ impl ModuleHelper {
                     Image::Module(module) => driver.module_global(module, &name),
                     Image::Library(library) => driver.library_global(library, &name),
                 };
+                let found = found.and_then(|variable| {
+                    let context = job.context.map(|(context, _)| context).ok_or(code::INVALID_CONTEXT)?;
+                    check_variable(driver, context, variable).map(|()| variable)
+                });
                 if let Ok((address, bytes)) = found {
                     self.notices.push(Notice::Global { module, address, bytes });
                 }
@@ -273,6 +282,13 @@ impl ModuleHelper {
                 respond(session, to, value, |value, writer| {
                     wire::occupancy_clusters::Reply { value: *value }.put(writer)
                 });
+            }
+            Question::ContextDestroy { context, allocations } => {
+                let left = self.current.leave(driver, context.context);
+                if let Err(failed) = left {
+                    limited!(warn, code = failed, "the module helper cannot leave a context that ends");
+                }
+                self.helper.announced_memory(MemoryJob::ContextDestroy { to, context, allocations });
             }
             Question::Detach { arena } => self.helper.memory(MemoryJob::Detach { arena }),
         }
@@ -460,6 +476,28 @@ impl ModuleHelper {
             Image::Library(_) => self.driver.kernel_name(handle),
         }
     }
+}
+
+/// Whether the driver says that a variable is device memory of a context. Its address and size come out of the image, so a guest
+/// chooses them, and with unified addressing they could name memory of this process.
+fn check_variable(driver: &Driver, context: ContextRef, (address, bytes): (u64, u64)) -> Result<(), Code> {
+    let pointer = driver.pointer(address)?;
+    if pointer.managed {
+        return Err(code::NOT_SUPPORTED);
+    }
+    let end = address.checked_add(bytes);
+    let last = pointer.start.checked_add(pointer.bytes);
+    let around = pointer.start <= address && end.zip(last).is_some_and(|(end, last)| end <= last);
+    if pointer.on_device && pointer.context == context.handle && around {
+        return Ok(());
+    }
+    limited!(
+        warn,
+        address,
+        bytes,
+        "the driver says that a variable of an image is no device memory of its context"
+    );
+    Err(code::INVALID_IMAGE)
 }
 
 /// How often leave is asked for until an image fits, each time for twice as much.

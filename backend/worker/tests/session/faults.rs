@@ -8,7 +8,7 @@ use crate::{
 use sluice_protocol::{
     calls::{self, wire},
     control::{self, FromWorker},
-    field::Mint,
+    field::{DeviceAddress, Mint, Writer},
     handle::{Context, Event, Id, Stream},
     limits,
     record::{HEADER_BYTES, Header, NO_REPLY},
@@ -46,13 +46,63 @@ fn a_fault_is_sticky_and_nothing_behind_it_appears_done() {
 
 // Promise: C7
 #[test]
-fn a_post_that_fails_is_never_lost() {
-    let mut guest = Guest::start();
-    guest.begin();
+fn refused_posts_are_kept_for_their_context_and_spoil_nothing() {
+    let (mut guest, _arena) = ready();
     let nothing = Id::<Event>::new(3, 1);
     guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::put(w, nothing));
-    eventually("the sticky error", || guest.sticky() != 0);
-    assert_eq!(guest.sticky(), 400);
+    eventually("the late error", || guest.late_error(0) == (1, 400));
+    let kernel = function(&mut guest, 0, "work");
+    for (index, code) in (1..).zip([1, 2, 400, 701, 801, 999]) {
+        let refused = function(&mut guest, index, &format!("refuse_{code}"));
+        let failed = launch(&mut guest, 0, refused, &[]);
+        guest.wait(0, failed);
+        assert_eq!(guest.late_error(0), (index + 1, code), "it is there when the work appears done");
+        let next = launch(&mut guest, 0, kernel, &[]);
+        guest.wait(0, next);
+        let header = guest.on(wire::launch::CALL, 0);
+        assert_eq!(guest.ask(header, |w| put_launch(w, refused, &[])).0, code, "who asks is told");
+        assert_eq!(guest.late_error(0), (index + 1, code), "and nobody else");
+    }
+    // Out of every range, so refused before the driver sees it.
+    let fill = |w: &mut Writer<'_>| wire::fill::put(w, DeviceAddress(0x1000), 0, 1, 7, 16, 1);
+    let failed = guest.work(wire::fill::CALL, 0, fill);
+    guest.wait(0, failed);
+    assert_eq!(guest.late_error(0), (8, 1));
+    assert_eq!(guest.sticky(), 0);
+    assert!(guest.allocate(4096).is_ok());
+    assert_eq!(guest.late_error(limits::CONTEXTS), (0, 0), "it was no other's");
+
+    let other = guest.create_context(1, 1);
+    guest.context = other.raw();
+    guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::put(w, nothing));
+    eventually("the late error of the other", || guest.late_error(1) == (1, 400));
+    assert_eq!(guest.late_error(0), (8, 1));
+}
+
+// Promise: C7
+#[test]
+fn only_what_breaks_a_context_is_sticky() {
+    for code in [214, 700, 702, 710, 714, 715, 716, 717, 718, 719] {
+        let (mut guest, _arena) = ready();
+        let refused = function(&mut guest, 0, &format!("refuse_{code}"));
+        launch(&mut guest, 0, refused, &[]);
+        eventually("the sticky error", || guest.sticky() == code);
+        assert_eq!(guest.allocate(4096), Err(code));
+    }
+}
+
+// Promise: C7
+#[test]
+fn a_stream_for_which_there_is_no_room_is_refused_and_its_id_is_free() {
+    let mut guest = Guest::start();
+    guest.begin();
+    let create = |guest: &mut Guest, priority| {
+        let id = Mint(Id::<Stream>::new(0, 1));
+        guest.call(wire::stream_create::CALL, |w| wire::stream_create::put(w, id, 1, 0, priority)).0
+    };
+    assert_eq!(create(&mut guest, -4), 2);
+    assert_eq!((guest.sticky(), guest.late_error(0)), (0, (0, 0)));
+    assert_eq!(create(&mut guest, 0), 0);
 }
 
 #[test]

@@ -242,6 +242,12 @@ impl Guest {
         self.words().load_u32(session::STICKY, Ordering::Acquire)
     }
 
+    /// Posts of a context that failed without breaking it, and the code of the last one.
+    pub(crate) fn late_error(&self, index: u32) -> (u32, u32) {
+        let error = session::late_error(&self.words(), index);
+        (error.count, error.code)
+    }
+
     pub(crate) fn completed(&self, slot: u32) -> u64 {
         session::completed(&self.words(), slot)
     }

@@ -6,8 +6,8 @@ use crate::{
 };
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaAddress, DeviceAddress, Mint, Name, Size},
-    handle::{Function, Id, Module},
+    field::{ArenaAddress, DeviceAddress, Mint, Name, Size, Writer},
+    handle::{Context, Function, Id, Module},
 };
 
 fn load(guest: &mut Guest, id: Id<Module>, library: bool, bytes: u64) -> u32 {
@@ -120,4 +120,74 @@ fn questions_about_functions_are_answered() {
     let (result, fields) =
         guest.call(wire::context_set_limit::CALL, |w| wire::context_set_limit::put(w, 1, 1 << 21));
     assert_eq!((result, wire::context_set_limit::Reply::get(&fields).unwrap().value), (0, 1 << 20));
+}
+
+/// Asks for a function that takes long to be found, and does not wait for it.
+fn ask_slowly(guest: &mut Guest, module: Id<Module>, index: u32) {
+    let id = Mint(Id::<Function>::new(index, 1));
+    guest.post(wire::module_function::CALL, |w| wire::module_function::put(w, module, id, Name(b"slow")));
+}
+
+fn destroy_context(guest: &mut Guest) -> u32 {
+    let context = Id::<Context>::from_raw(guest.context).unwrap();
+    guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::put(w, context)).0
+}
+
+// Promise: C51
+#[test]
+fn a_context_ends_behind_what_was_asked_about_its_modules() {
+    let (mut guest, _arena) = ready();
+    let (module, late) = (Id::<Module>::new(0, 1), Id::<Module>::new(1, 1));
+    assert_eq!(load(&mut guest, module, false, 64), 0);
+    let variable = |w: &mut Writer<'_>| wire::module_global::put(w, module, Name(b"variable"));
+    ask_slowly(&mut guest, module, 0);
+    ask_slowly(&mut guest, module, 1);
+    guest.post(wire::module_global::CALL, variable);
+    // The driver unloads it with the context before its id can be used.
+    guest.post(wire::module_load::CALL, |w| {
+        let none = ArenaAddress(0);
+        wire::module_load::put(w, Mint(late), false, ArenaAddress(ARENA), Size(64), none, Size(0))
+    });
+    assert_eq!(destroy_context(&mut guest), 0);
+    guest.context = guest.create_context(0, 0).raw();
+    for gone in [module, late] {
+        assert_eq!(find(&mut guest, gone, Id::new(2, 1), "work").0, 400);
+    }
+    assert_eq!(load(&mut guest, late, false, 64), 0, "its id is free");
+    assert_eq!(find(&mut guest, late, Id::new(2, 1), "work").0, 0);
+    assert_eq!(guest.worker.try_wait().unwrap(), None, "the driver saw no call on what was gone");
+}
+
+// Promise: C51
+#[test]
+fn memory_that_comes_too_late_for_its_context_is_freed() {
+    let (mut guest, _arena) = ready();
+    let before = guest.info();
+    for round in 0..20 {
+        guest.post(wire::memory_allocate::CALL, |w| wire::memory_allocate::put(w, Size(64 << 20)));
+        assert_eq!(destroy_context(&mut guest), 0);
+        guest.context = guest.create_context(0, 0).raw();
+        assert_eq!(guest.info(), before, "round {round}");
+    }
+}
+
+// Promise: C52
+#[test]
+fn variables_that_are_no_device_memory_are_refused() {
+    let (mut guest, _arena) = ready();
+    for (index, library) in [(0, false), (1, true)] {
+        let module = Id::<Module>::new(index, 1);
+        assert_eq!(load(&mut guest, module, library, 64), 0);
+        let mut ask = |name: &[u8]| {
+            let put = |w: &mut Writer<'_>| wire::module_global::put(w, module, Name(name));
+            guest.call(wire::module_global::CALL, put).0
+        };
+        assert_eq!((ask(b"stack"), ask(b"beyond"), ask(b"variable")), (200, 200, 0));
+    }
+    let header = guest.on(wire::fill::CALL, 0);
+    let (result, _) = guest.ask(header, |w| wire::fill::put(w, DeviceAddress(u64::MAX), 0, 1, 7, 0, 1));
+    assert_eq!(result, 0, "of nothing");
+    let header = guest.on(wire::fill::CALL, 0);
+    let (result, _) = guest.ask(header, |w| wire::fill::put(w, DeviceAddress(u64::MAX), 0, 1, 7, 1, 1));
+    assert_eq!(result, 1);
 }

@@ -1,0 +1,127 @@
+//! Lifetimes: which contexts and objects exist, and whether a call may use them.
+//!
+//! A call looks at both its ends: what is destroyed meanwhile was destroyed under its feet. That costs two loads, so the driver
+//! stays the floor of benchmarks.
+
+use super::{Handle, give, pointer};
+use core::{
+    cell::Cell,
+    sync::atomic::{AtomicBool, Ordering},
+};
+use std::sync::{Mutex, PoisonError};
+
+/// The life of a context, or of an object of one. Neither is ever freed.
+pub(super) struct Life {
+    ended: AtomicBool,
+    /// The life of its context, if it has one.
+    context: Option<&'static Life>,
+}
+
+thread_local! {
+    static CURRENT: Cell<Handle> = const { Cell::new(0) };
+}
+
+static NOWHERE: Life = Life::without_context();
+/// The primary context and how often it is retained.
+static PRIMARY: Mutex<(Handle, usize)> = Mutex::new((0, 0));
+
+/// A call that is under way.
+pub(super) struct Call<'a>(&'a Life, &'static str);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.check(self.1, "was destroyed during the call");
+    }
+}
+
+impl Life {
+    /// Of what is of no context.
+    pub(super) const fn without_context() -> Life {
+        Life { ended: AtomicBool::new(false), context: None }
+    }
+
+    /// Of an object of the current context.
+    pub(super) fn of_current() -> Life {
+        Life { ended: AtomicBool::new(false), context: Some(current()) }
+    }
+
+    fn check(&self, call: &str, what: &str) {
+        let ended = |life: &Life| life.ended.load(Ordering::Acquire);
+        if ended(self) || self.context.is_some_and(ended) {
+            wrong(call, what);
+        }
+    }
+
+    /// A call on it, which ends when the result is dropped.
+    pub(super) fn call(&self, call: &'static str) -> Call<'_> {
+        self.check(call, "was destroyed before the call");
+        Call(self, call)
+    }
+
+    /// Destroys it.
+    pub(super) fn end(&self, call: &'static str) {
+        self.check(call, "was destroyed before the call");
+        self.ended.store(true, Ordering::Release);
+    }
+}
+
+/// The caller breaks the rules of the interface: with hardware, memory would be corrupted.
+#[cold]
+fn wrong(call: &str, what: &str) -> ! {
+    eprintln!("null driver: {call}: the object or its context {what}");
+    std::process::abort();
+}
+
+fn context(handle: Handle) -> &'static Life {
+    if handle == 0 {
+        return &NOWHERE;
+    }
+    // SAFETY: a handle that `new_context` made; none is ever freed.
+    unsafe { &*pointer::<Life>(handle) }
+}
+
+/// The calling thread's context.
+pub(super) fn current() -> &'static Life {
+    context(current_handle())
+}
+
+pub(super) fn current_handle() -> Handle {
+    CURRENT.get()
+}
+
+pub(super) fn make_current(handle: Handle) {
+    CURRENT.set(handle);
+}
+
+pub(super) fn new_context() -> Handle {
+    give(Life::without_context())
+}
+
+pub(super) fn end_context(handle: Handle) {
+    context(handle).end("cuCtxDestroy");
+    if current_handle() == handle {
+        make_current(0);
+    }
+}
+
+pub(super) fn retain_primary() -> Handle {
+    let mut primary = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
+    if primary.1 == 0 {
+        primary.0 = new_context();
+    }
+    primary.1 += 1;
+    primary.0
+}
+
+/// `false` when the primary context is not retained.
+pub(super) fn release_primary() -> bool {
+    let mut primary = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
+    if primary.1 == 0 {
+        return false;
+    }
+    primary.1 -= 1;
+    if primary.1 == 0 {
+        context(primary.0).end("cuDevicePrimaryCtxRelease");
+    }
+    true
+}
