@@ -99,8 +99,12 @@ fn check(callable: &Callable, request: &Request) -> Result {
         return Err(Error::INVALID_VALUE);
     }
     let threads: u32 = request.block.iter().product();
-    if threads > MAX_THREADS || threads > entry.max_threads {
+    if threads > MAX_THREADS {
         return Err(Error::INVALID_VALUE);
+    }
+    // The device could, this function cannot.
+    if threads > entry.max_threads {
+        return Err(Error::LAUNCH_OUT_OF_RESOURCES);
     }
     if entry.required_block.is_some_and(|required| required != request.block) {
         return Err(Error::INVALID_VALUE);

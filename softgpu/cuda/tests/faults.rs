@@ -32,7 +32,9 @@ fn a_launch_that_cannot_be_is_refused_at_once_and_harms_nothing() {
         assert_eq!(with(grid, block, shared), INVALID_VALUE, "{grid:?} {block:?} {shared}");
     }
     assert_eq!(with([1, 1, 1], [1024, 1, 1], 48 << 10), 0);
-    assert_eq!(launch(bounded, 1, 65, 0, &mut []), INVALID_VALUE);
+    // The device could run so many threads, the function cannot.
+    assert_eq!(launch(bounded, 1, 65, 0, &mut []), OUT_OF_RESOURCES);
+    assert_eq!(launch(bounded, 1, 1025, 0, &mut []), INVALID_VALUE);
     assert_eq!(launch(bounded, 1, 64, 0, &mut []), 0);
     // No parameters at all for a kernel that has some.
     assert_eq!(cu!(cuLaunchKernel(store, 1, 1, 1, 1, 1, 1, 0, 0, none(), none())), INVALID_VALUE);
