@@ -29,7 +29,7 @@ fn passed(finished: &Finished) -> Result<()> {
     Ok(())
 }
 
-// Promise: C1, C13, G10
+// Promise: C1, C13, C50, G10
 #[test]
 fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     let binaries = Binaries::locate()?;
