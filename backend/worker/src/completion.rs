@@ -167,7 +167,9 @@ impl Completion {
                 Ok(false) => break,
                 Err(failed) => {
                     // Whatever is queued behind the failure must not appear done, on any stream.
-                    self.publish_text(None);
+                    // The driver hands out what was printed before the failure, and what an assertion says, when it is
+                    // waited for; what has failed is not waited for long.
+                    self.publish_text(marker.event);
                     self.session.set_sticky(failed);
                     // Its context runs nothing any more, and says nothing of what it ran.
                     self.time.abandon(marker.ticket);
@@ -183,7 +185,7 @@ impl Completion {
             let passed = self.retire(lane, done, current, clock);
             if publishes {
                 lane.settle(last.sequence, |to, rows| self.attached.deliver(to, rows));
-                self.publish_text(Some(last.event));
+                self.publish_text(last.event);
                 self.free_due(slot, last.sequence);
                 self.session.set_completed(slot, last.sequence);
             }
@@ -254,13 +256,13 @@ impl Completion {
         })
     }
 
-    /// Offers what kernels have printed, before their work is published as complete.
-    fn publish_text(&self, event: Option<Handle>) {
+    /// Offers what kernels have printed, before their work is published as complete or failed.
+    fn publish_text(&self, event: Handle) {
         if !self.session.console().is_open() {
             return;
         }
-        // A driver prints when it is waited for, and not when it is only asked. The event is reached, so nothing is waited for.
-        if let Some(Err(failed)) = event.map(|event| self.driver.event_synchronize(event)) {
+        // A driver prints when it is waited for, and not when it is only asked. The event is reached, or never will be.
+        if let Err(failed) = self.driver.event_synchronize(event) {
             tracing::debug!(code = failed, "an event that was reached cannot be waited for");
         }
         self.session.offer_text(self.session.console().settle());

@@ -302,3 +302,76 @@ fn memory_and_contexts_come_and_go() {
     assert_eq!(result, 0);
     guest.wait(0, header.sequence);
 }
+
+/// Prints a line, then fails an assertion.
+const ASSERTS: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+
+.extern .func (.param .b32 result) vprintf(.param .b64 format, .param .b64 values);
+.extern .func __assertfail(.param .b64 message, .param .b64 file, .param .b32 line, .param .b64 function, .param .b64 size);
+
+.global .align 1 .b8 before[8] = {98, 101, 102, 111, 114, 101, 10, 0};
+.global .align 1 .b8 message[6] = {120, 32, 62, 32, 48, 0};
+.global .align 1 .b8 file[5] = {97, 46, 99, 117, 0};
+.global .align 1 .b8 name[2] = {107, 0};
+
+.visible .entry asserts()
+{
+    .reg .b64 %rd<6>;
+    .reg .b32 %r<2>;
+    mov.u64 %rd1, before;
+    cvta.global.u64 %rd1, %rd1;
+    mov.u64 %rd5, 0;
+    {
+    .param .b64 format;
+    st.param.b64 [format+0], %rd1;
+    .param .b64 values;
+    st.param.b64 [values+0], %rd5;
+    .param .b32 result;
+    call.uni (result), vprintf, (format, values);
+    ld.param.b32 %r1, [result+0];
+    }
+    mov.u64 %rd2, message;
+    cvta.global.u64 %rd2, %rd2;
+    mov.u64 %rd3, file;
+    cvta.global.u64 %rd3, %rd3;
+    mov.u64 %rd4, name;
+    cvta.global.u64 %rd4, %rd4;
+    {
+    .param .b64 p0;
+    st.param.b64 [p0+0], %rd2;
+    .param .b64 p1;
+    st.param.b64 [p1+0], %rd3;
+    .param .b32 p2;
+    st.param.b32 [p2+0], 7;
+    .param .b64 p3;
+    st.param.b64 [p3+0], %rd4;
+    .param .b64 p4;
+    st.param.b64 [p4+0], 1;
+    call.uni __assertfail, (p0, p1, p2, p3, p4);
+    }
+    ret;
+}
+";
+
+// Promise: C13
+#[test]
+fn the_text_of_an_assertion_and_what_was_printed_before_it_reach_the_guest() {
+    let device = Device::new();
+    let mut guest = device.guest(limits::MAPPED_RUNS, false);
+    let arena = guest.attach(1, ARENA, 4 << 20);
+    let (result, module) = load(&mut guest, &arena, ASSERTS, true);
+    assert_eq!(result, 0);
+    let (asserts, _) = find(&mut guest, module, 0, "asserts");
+    launch(&mut guest, 0, asserts, &[]);
+    eventually("the sticky error", || guest.sticky() != 0);
+    assert_eq!(guest.sticky(), 710);
+    let (result, fields) = guest.call(wire::console_read::CALL, wire::console_read::put);
+    assert_eq!(result, 0, "text is fetched after a failure, too");
+    let read = wire::console_read::Reply::get(&fields).unwrap();
+    let text = String::from_utf8_lossy(&read.text[..usize::try_from(read.length).unwrap()]).into_owned();
+    // A line of each thread of the block; the first assertion ends the kernel.
+    assert_eq!(text, format!("{}a.cu:7: k: Assertion `x > 0` failed.\n", "before\n".repeat(32)));
+}
