@@ -18,7 +18,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if let Err(error) = sluice_logging::start() {
-        eprintln!("sluice-arbiter: {error}");
+        sluice_logging::say(format_args!("sluice-arbiter: {error}"));
         return ExitCode::FAILURE;
     }
     // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.

@@ -64,7 +64,7 @@ fn main() -> anyhow::Result<()> {
         println!("{{\n  \"type\": \"gpu\",\n  \"features\": []\n}}");
         return Ok(());
     }
-    start_log()?;
+    sluice_logging::start()?;
     bus::catch("sluice-device").context("a handler for SIGBUS")?;
     let mode = arguments.mode.map_or_else(mode_of_environment, Ok)?;
     let control = arguments.control_fd.map(inherited).transpose().context("--control-fd")?;
@@ -131,11 +131,4 @@ fn inherited(fd: RawFd) -> anyhow::Result<OwnedFd> {
         .with_context(|| format!("descriptor {fd}"))?;
     // SAFETY: it is open, and by the command line ours: nothing else in this process uses it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// A panic is a line without a backtrace, which could not be made under the filter: it reads files.
-fn start_log() -> anyhow::Result<()> {
-    sluice_logging::start()?;
-    std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "panic")));
-    Ok(())
 }

@@ -45,7 +45,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if let Err(error) = sluice_logging::start() {
-        eprintln!("sluice-inventory: {error}");
+        sluice_logging::say(format_args!("sluice-inventory: {error}"));
         return ExitCode::FAILURE;
     }
     match run(&arguments) {

@@ -1,6 +1,13 @@
 //! What the backend processes say: `tracing` to standard error, which is the journal's where a service manager started them.
+//!
+//! Logging never panics, never fails and never waits: see [`output`].
 
-use std::env::{self, VarError};
+pub mod output;
+
+use std::{
+    env::{self, VarError},
+    fmt::Display,
+};
 
 use tracing_subscriber::{EnvFilter, filter::ParseError};
 
@@ -22,7 +29,7 @@ pub enum LogError {
     Twice(#[from] tracing::subscriber::SetGlobalDefaultError),
 }
 
-/// Sends this process's events to standard error, from now on, one line each.
+/// Sends this process's events to standard error, from now on, one line each, and panics too.
 ///
 /// # Errors
 /// When `SLUICE_LOG` cannot be understood, or this is not the first time.
@@ -35,10 +42,22 @@ pub fn start() -> Result<(), LogError> {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(false)
-        .with_writer(std::io::stderr)
+        .with_writer(|| output::Event)
+        // Else an event that cannot be formatted is told of by a macro that panics where standard error is gone.
+        .log_internal_errors(false)
         .finish();
     // Not `init`, which would also collect what libraries log: some of that a guest can provoke at will.
-    Ok(tracing::subscriber::set_global_default(subscriber)?)
+    tracing::subscriber::set_global_default(subscriber)?;
+    // Without a backtrace, which reads files and so cannot be made under a filter.
+    std::panic::set_hook(Box::new(|panic| say(panic)));
+    Ok(())
+}
+
+/// Says something on standard error, whatever the levels are; for the last words of a program, and those before its log starts.
+pub fn say(text: impl Display) {
+    for line in text.to_string().lines() {
+        output::put(line.as_bytes());
+    }
 }
 
 fn filter(text: &str) -> Result<EnvFilter, LogError> {

@@ -18,7 +18,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if let Err(error) = sluice_logging::start() {
-        eprintln!("sluice-worker: {error}");
+        sluice_logging::say(format_args!("sluice-worker: {error}"));
         return ExitCode::FAILURE;
     }
     if let Err(error) = sluice_shared_memory::bus::catch("sluice-worker") {

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("sluiced: {error:#}");
+            sluice_logging::say(format_args!("sluiced: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -1,0 +1,140 @@
+//! Standard error, one line at a time. A line for which there is no room, or no reader, is dropped and counted: no process
+//! waits for its log, and none ends for want of one.
+
+use std::{
+    io::{self, Write as _},
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+
+/// Bytes of a line with its end. A pipe takes so many all at once or not at all.
+pub const LINE_BYTES: usize = 4096;
+
+static STANDARD_ERROR: Output = Output::new();
+
+/// Writes one line to standard error; false where it was dropped. What is longer than [`LINE_BYTES`] is cut.
+pub fn put(line: &[u8]) -> bool {
+    STANDARD_ERROR.put(io::stderr().as_fd(), line)
+}
+
+/// Where lines go, and how many were dropped since that was last said.
+#[derive(Debug)]
+struct Output {
+    dropped: AtomicU64,
+}
+
+impl Output {
+    const fn new() -> Self {
+        Self { dropped: AtomicU64::new(0) }
+    }
+
+    fn put(&self, to: BorrowedFd<'_>, line: &[u8]) -> bool {
+        let dropped = self.dropped.swap(0, Ordering::Relaxed);
+        if dropped > 0 && !say_dropped(to, dropped) {
+            // Another thread may have counted meanwhile.
+            self.dropped.fetch_add(dropped.saturating_add(1), Ordering::Relaxed);
+            return false;
+        }
+        let written = write_line(to, line);
+        if !written {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        written
+    }
+}
+
+fn say_dropped(to: BorrowedFd<'_>, dropped: u64) -> bool {
+    let mut text = [0; 64];
+    let mut rest = text.as_mut_slice();
+    if writeln!(rest, "{dropped} lines of this log were dropped").is_err() {
+        return false;
+    }
+    let left = rest.len();
+    write_line(to, &text[..text.len() - left])
+}
+
+fn write_line(to: BorrowedFd<'_>, line: &[u8]) -> bool {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let mut whole = [0; LINE_BYTES];
+    let length = line.len().min(LINE_BYTES - 1);
+    whole[..length].copy_from_slice(&line[..length]);
+    whole[length] = b'\n';
+    let mut rest = &whole[..=length];
+    while !rest.is_empty() {
+        // Where others share the open file, its flags are not ours to set: a write that would wait is not made.
+        if !is_writable(to) {
+            return false;
+        }
+        match rustix::io::write(to, rest) {
+            Ok(0) => return false,
+            Ok(written) => rest = &rest[written..],
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+fn is_writable(to: BorrowedFd<'_>) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut polled = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
+    // An error or a hang-up without room is what the write would only say again.
+    matches!(poll(&mut polled, Some(&now)), Ok(1..)) && polled[0].revents().contains(PollFlags::OUT)
+}
+
+/// What `tracing` writes an event to, all of it at once.
+#[derive(Debug)]
+pub(crate) struct Event;
+
+impl io::Write for Event {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // A dropped line is counted, and is no error: whoever logs could only log that.
+        put(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+
+    // Promise: F70
+    #[test]
+    fn dropped_lines_are_counted_and_said_when_there_is_room() {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
+        fcntl_setpipe_size(&writer, 16 << 10).expect("a small pipe");
+        let output = Output::new();
+        let line = [b'x'; 100];
+        let written = (0..1000).filter(|_| output.put(writer.as_fd(), &line)).count();
+        assert!((1..1000).contains(&written), "{written}");
+        let mut bytes = vec![0; 32 << 10];
+        let read = rustix::io::read(&reader, &mut bytes).expect("lines");
+        assert_eq!(read, written * 101, "whole lines only");
+        assert!(output.put(writer.as_fd(), b"after"));
+        let read = rustix::io::read(&reader, &mut bytes).expect("lines");
+        let said = format!("{} lines of this log were dropped\nafter\n", 1000 - written);
+        assert_eq!(String::from_utf8_lossy(&bytes[..read]), said);
+        assert!(output.put(writer.as_fd(), b"once"));
+        let read = rustix::io::read(&reader, &mut bytes).expect("a line");
+        assert_eq!(&bytes[..read], b"once\n");
+    }
+
+    #[test]
+    fn a_long_line_is_cut() {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
+        assert!(Output::new().put(writer.as_fd(), &[b'y'; 2 * LINE_BYTES]));
+        let mut bytes = vec![0; 3 * LINE_BYTES];
+        assert_eq!(rustix::io::read(&reader, &mut bytes), Ok(LINE_BYTES));
+        assert_eq!(bytes[LINE_BYTES - 2..LINE_BYTES], *b"y\n");
+    }
+}
