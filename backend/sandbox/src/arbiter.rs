@@ -11,7 +11,12 @@ pub(crate) fn profile() -> Profile {
     let Profile::Allow { mut allowed, absent } = worker::profile() else { return worker::profile() };
     allowed.extend([
         Rule::any(SYS_pidfd_send_signal, "ending a worker that breaks the custody protocol"),
-        Rule::any(libc::SYS_setsockopt, "a small buffer towards each worker"),
+        // Never credentials or a pidfd of the other end.
+        Rule::exactly(
+            libc::SYS_setsockopt,
+            &[&[(1, libc::SOL_SOCKET), (2, libc::SO_SNDBUF)]],
+            "a small buffer towards each worker",
+        ),
     ]);
     Profile::Allow { allowed, absent }
 }

@@ -68,13 +68,20 @@ pub(crate) fn identity() -> Vec<Rule> {
         .into()
 }
 
-/// Settings of descriptors and threads that change nothing about what the process may do.
+/// Settings of descriptors and threads that change nothing about what the process may do. Flags of the standard streams stay as
+/// they are: they belong to the open file, which whoever started this process may share.
 pub(crate) fn settings(more: &[i32]) -> Vec<Rule> {
-    let commands = [&[F_GETFD, F_SETFD, F_GETFL, F_SETFL], more].concat();
+    let commands = [&[F_GETFD, F_SETFD, F_GETFL], more].concat();
     vec![
-        Rule::one_of(libc::SYS_fcntl, 1, &commands, "close-on-exec, non-blocking, duplicates and seals"),
+        Rule::one_of(libc::SYS_fcntl, 1, &commands, "close-on-exec, non-blocking, duplicates and seals")
+            .or_beyond_standard_streams(1, F_SETFL),
         Rule::one_of(SYS_prctl, 0, &[libc::PR_SET_NAME], "the name of a thread"),
     ]
+}
+
+/// `shutdown`, but of no standard stream: that would close it for everyone who shares it.
+pub(crate) fn shutdown(why: &'static str) -> Rule {
+    Rule::none_of(libc::SYS_shutdown, 0, &[0, 1, 2], why)
 }
 
 /// Calls libraries try first and do without.

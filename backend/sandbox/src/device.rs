@@ -6,9 +6,9 @@ use crate::{
     filter::{Profile, Rule},
 };
 use libc::{
-    F_ADD_SEALS, F_DUPFD_CLOEXEC, F_GET_SEALS, SYS_accept4, SYS_fallocate, SYS_fstatfs, SYS_ftruncate,
-    SYS_getsockopt, SYS_memfd_create, SYS_pidfd_send_signal, SYS_pipe2, SYS_preadv2, SYS_shutdown,
-    SYS_timerfd_create, SYS_timerfd_settime,
+    F_ADD_SEALS, F_DUPFD_CLOEXEC, F_GET_SEALS, SO_DOMAIN, SO_TYPE, SOL_SOCKET, SYS_accept4, SYS_fallocate,
+    SYS_fstatfs, SYS_ftruncate, SYS_getsockopt, SYS_memfd_create, SYS_pidfd_send_signal, SYS_pipe2,
+    SYS_preadv2, SYS_timerfd_create, SYS_timerfd_settime,
 };
 
 pub(crate) fn profile() -> Profile {
@@ -17,9 +17,11 @@ pub(crate) fn profile() -> Profile {
     allowed.extend(common::settings(&[F_DUPFD_CLOEXEC, F_GET_SEALS, F_ADD_SEALS]));
     allowed.extend([
         Rule::any(SYS_accept4, "the VMM, or another process"),
-        Rule::any(SYS_shutdown, "asking a worker to exit; ending a connection"),
-        Rule::any(
+        common::shutdown("asking a worker to exit; ending a connection"),
+        // Not the process at the other end: its pidfd would be the right to end it.
+        Rule::exactly(
             SYS_getsockopt,
+            &[&[(1, SOL_SOCKET), (2, SO_DOMAIN)], &[(1, SOL_SOCKET), (2, SO_TYPE)]],
             "what the VMM hands over as its back channel and its display: whether it is a socket",
         ),
         Rule::any(SYS_fstatfs, "whether a memory region is made of huge pages"),

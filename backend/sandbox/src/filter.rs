@@ -85,6 +85,15 @@ impl Rule {
         }
     }
 
+    /// Lets the call pass in one more case: argument `argument` is `value`, and the first none of descriptors 0 to 2.
+    #[must_use]
+    pub fn or_beyond_standard_streams(mut self, argument: u8, value: i32) -> Rule {
+        let mut case = vec![Condition::bits(argument, 0xffff_ffff, u64::from(value.cast_unsigned()))];
+        case.extend((0..3).map(|stream| Condition { argument: 0, test: Test::Other(stream) }));
+        self.conditions.push(case);
+        self
+    }
+
     /// The call if argument `argument` has none of these bits.
     #[must_use]
     pub fn without(call: libc::c_long, argument: u8, bits: i32, why: &'static str) -> Rule {

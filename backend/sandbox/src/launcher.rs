@@ -40,5 +40,16 @@ pub(crate) fn profile() -> Profile {
         Rule::any(SYS_lookup_dcookie, "the kernel's caches tell paths"),
         Rule::any(SYS_vhangup, "terminals are not ours"),
         Rule::any(SYS_modify_ldt, "no segments are used"),
+        Rule::one_of(
+            SYS_shutdown,
+            0,
+            &[0, 1, 2],
+            "a standard stream is not shut down for those who share it",
+        ),
+        Rule::exactly(
+            SYS_fcntl,
+            &[&[(0, 0), (1, F_SETFL)], &[(0, 1), (1, F_SETFL)], &[(0, 2), (1, F_SETFL)]],
+            "flags of a standard stream are not set for those who share it",
+        ),
     ])
 }

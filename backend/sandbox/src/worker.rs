@@ -41,7 +41,7 @@ pub(crate) fn own() -> Vec<Rule> {
         Rule::any(SYS_pwrite64, "a driver's memory file"),
         Rule::any(SYS_recvfrom, "messages without descriptors"),
         Rule::any(SYS_sendto, "messages without descriptors"),
-        Rule::any(SYS_shutdown, "the end of the session"),
+        common::shutdown("the end of the session"),
         Rule::any(SYS_lseek, "the length of a page list"),
         Rule::any(SYS_ftruncate, "the length of memory files"),
         Rule::any(SYS_fallocate, "giving pages of memory files back"),

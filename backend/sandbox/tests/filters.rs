@@ -278,6 +278,89 @@ fn an_arbiter_ends_workers_and_starts_nothing() {
     assert_eq!(under(arbiter, network), KILLED);
 }
 
+/// A socket pair, made before the filter is entered.
+fn pair() -> (i64, std::os::unix::net::UnixStream, std::os::unix::net::UnixStream) {
+    use std::os::fd::AsRawFd as _;
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    (i64::from(ours.as_raw_fd()), ours, theirs)
+}
+
+/// A socket option of a peer, or of the socket.
+fn option(socket: i64, option: i32) -> bool {
+    let (mut value, mut length) = ([0u8; 64], 64u32);
+    let (value, length) = (value.as_mut_ptr() as i64, (&raw mut length) as i64);
+    let arguments = [socket, i64::from(libc::SOL_SOCKET), i64::from(option)];
+    // SAFETY: the kernel writes at most 64 bytes to the array, and their number to the length.
+    unsafe {
+        libc::syscall(libc::SYS_getsockopt, arguments[0], arguments[1], arguments[2], value, length) == 0
+    }
+}
+
+// Promise: F71
+#[test]
+fn process_that_asks_who_its_peer_is_ends() {
+    const SO_PEERPIDFD: i32 = 77;
+    for roles in STACKS.into_iter().filter(|roles| **roles != [Role::Launcher]) {
+        for asked in [SO_PEERPIDFD, libc::SO_PEERCRED, libc::SO_PEERSEC] {
+            let held = pair();
+            assert_eq!(under(roles, || option(held.0, asked)), KILLED, "{roles:?} {asked}");
+        }
+    }
+    let held = pair();
+    for asked in [libc::SO_TYPE, libc::SO_DOMAIN] {
+        assert_eq!(under(&[Role::Device], || option(held.0, asked)), WORKED, "{asked}");
+    }
+    // The same numbers at another level are other options.
+    let other =
+        || call(libc::SYS_getsockopt, [held.0, i64::from(libc::SOL_TCP), i64::from(libc::SO_TYPE)]) == 0;
+    assert_eq!(under(&[Role::Device], other), KILLED);
+}
+
+// Promise: F71
+#[test]
+fn arbiter_sets_no_socket_option_but_a_buffer() {
+    const SO_PASSPIDFD: i32 = 76;
+    let held = pair();
+    let set = |option: i32| {
+        let one = 1u32;
+        // SAFETY: four bytes are read from the number.
+        unsafe {
+            libc::syscall(libc::SYS_setsockopt, held.0, libc::SOL_SOCKET, option, &raw const one, 4u32) == 0
+        }
+    };
+    assert_eq!(under(&[Role::Arbiter], || set(libc::SO_SNDBUF)), WORKED);
+    for option in [SO_PASSPIDFD, libc::SO_PASSCRED, libc::SO_RCVBUF] {
+        assert_eq!(under(&[Role::Arbiter], || set(option)), KILLED, "{option}");
+    }
+}
+
+// Promise: F71
+#[test]
+fn standard_streams_are_neither_shut_down_nor_changed() {
+    for roles in STACKS {
+        for stream in 0..3 {
+            // Of what is no socket, with a direction that there is not: refused where it is allowed.
+            let shut = || call(libc::SYS_shutdown, [stream, 99, 0]) == 0;
+            assert_eq!(under(roles, shut), KILLED, "{roles:?} shutdown({stream})");
+            let now = || call(libc::SYS_fcntl, [stream, i64::from(libc::F_GETFL), 0]) >= 0;
+            assert_eq!(under(roles, now), WORKED, "{roles:?} F_GETFL of {stream}");
+            let set = || {
+                let flags = call(libc::SYS_fcntl, [stream, i64::from(libc::F_GETFL), 0]);
+                call(libc::SYS_fcntl, [stream, i64::from(libc::F_SETFL), flags]) == 0
+            };
+            assert_eq!(under(roles, set), KILLED, "{roles:?} F_SETFL of {stream}");
+        }
+        let held = pair();
+        let set =
+            || call(libc::SYS_fcntl, [held.0, i64::from(libc::F_SETFL), i64::from(libc::O_NONBLOCK)]) == 0;
+        assert_eq!(under(roles, set), WORKED, "{roles:?} F_SETFL of a socket");
+        // An inventory ends no connection by itself.
+        let ends = if *roles == [Role::Inventory] { KILLED } else { WORKED };
+        let shut = || call(libc::SYS_shutdown, [held.0, i64::from(libc::SHUT_RDWR), 0]) == 0;
+        assert_eq!(under(roles, shut), ends, "{roles:?} shutdown of a socket");
+    }
+}
+
 #[test]
 fn a_launcher_starts_programs() {
     let body = || std::process::Command::new("/bin/true").status().is_ok_and(|status| status.success());
