@@ -155,6 +155,13 @@ messages! {
         4 StartInventory {} fds 0,
         /// From a `sluiced` that follows another: answered by `Settled`, behind the answers to all that the other has asked.
         5 Settle {} fds 0,
+        /// A worker that an earlier launcher has started, and that goes on. To a new launcher, before `Sweep`; not answered.
+        6 KeepWorker {
+            /** The process. */ process: u32,
+            /** When it was started, in ticks since the machine was: numbers are used again. */ started: u64
+        } fds 0,
+        /// Every worker that goes on has been named: what else an earlier launcher has left in cgroups is to end. Not answered.
+        7 Sweep {} fds 0,
     }
     /// From `sluiced` to an arbiter, after its [`ArbiterSetup`].
     enum ToArbiter {

@@ -4,6 +4,7 @@
 //! `cgroup.kill` ends all of it. Without a delegated directory a worker is ended by its pidfd alone.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -26,27 +27,52 @@ pub(crate) struct Cgroups {
 }
 
 impl Cgroups {
-    /// Takes a directory, if groups can be made and killed in it.
-    pub(crate) fn open(directory: &Path) -> io::Result<Self> {
+    /// Takes a directory, if groups can be made and killed in it. What a launcher before has left is not touched; also returned
+    /// is a number beyond those of its groups.
+    pub(crate) fn open(directory: &Path) -> io::Result<(Self, u64)> {
         let probe = directory.join(format!("probe-{}", std::process::id()));
         fs::create_dir(&probe)?;
         let kill = fs::write(probe.join("cgroup.kill"), "1");
         fs::remove_dir(&probe)?;
         kill?;
-        let mut cgroups = Self { directory: directory.to_owned(), leftover: Vec::new() };
-        cgroups.sweep()?;
-        Ok(cgroups)
+        let cgroups = Self { directory: directory.to_owned(), leftover: Vec::new() };
+        let last = cgroups.left()?.iter().map(|(_, number)| *number).max();
+        Ok((cgroups, last.map_or(0, |last| last.saturating_add(1))))
     }
 
-    /// Ends what a launcher before this one has left: workers that nobody knows any more, and groups of those that are gone.
-    fn sweep(&mut self) -> io::Result<()> {
+    /// Groups of workers that are there, with their numbers.
+    fn left(&self) -> io::Result<Vec<(PathBuf, u64)>> {
+        let mut found = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;
-            if entry.file_type()?.is_dir() && is_ours(&entry.file_name().to_string_lossy()) {
-                self.end(entry.path());
+            let number = number_of(&entry.file_name().to_string_lossy());
+            if let (true, Some(number)) = (entry.file_type()?.is_dir(), number) {
+                found.push((entry.path(), number));
             }
         }
-        Ok(())
+        Ok(found)
+    }
+
+    /// Ends the groups that a launcher before has left, but for those with a process that lives on; these are returned with
+    /// it. `ours` are groups of this launcher.
+    pub(crate) fn sweep(
+        &mut self,
+        ours: &BTreeSet<&Path>,
+        living: &BTreeSet<u32>,
+    ) -> io::Result<Vec<(u32, PathBuf)>> {
+        let mut kept = Vec::new();
+        for (group, _) in self.left()? {
+            if ours.contains(group.as_path()) {
+                continue;
+            }
+            let members = fs::read_to_string(group.join("cgroup.procs"))?;
+            let member = members.split_whitespace().filter_map(|process| process.parse().ok());
+            match member.into_iter().find(|process| living.contains(process)) {
+                Some(process) => kept.push((process, group)),
+                None => self.end(group),
+            }
+        }
+        Ok(kept)
     }
 
     /// The group of a worker, by the number of its VM and one that no other worker has.
@@ -58,13 +84,8 @@ impl Cgroups {
     /// so before exec, and so is never outside, nor anything it forks.
     fn make(&mut self, name: &str) -> io::Result<(PathBuf, fs::File)> {
         let group = self.directory.join(name);
-        match fs::create_dir(&group) {
-            // Swept at the start, and still there: whatever is in there is nobody's any more.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                fs::write(group.join("cgroup.kill"), "1")?;
-            }
-            result => result?,
-        }
+        // A group that is there already may be that of a worker which lives on: it is never joined, and never ended here.
+        fs::create_dir(&group)?;
         match fs::OpenOptions::new().write(true).open(group.join("cgroup.procs")) {
             Ok(door) => Ok((group, door)),
             Err(error) => {
@@ -100,9 +121,11 @@ impl Cgroups {
     }
 }
 
-fn is_ours(name: &str) -> bool {
-    let numbers = name.strip_prefix(VM).and_then(|rest| rest.split_once(WORKER));
-    numbers.is_some_and(|(vm, worker)| vm.parse::<u32>().is_ok() && worker.parse::<u64>().is_ok())
+/// The number of a worker's group, if it is one.
+fn number_of(name: &str) -> Option<u64> {
+    let (vm, worker) = name.strip_prefix(VM)?.split_once(WORKER)?;
+    vm.parse::<u32>().ok()?;
+    worker.parse().ok()
 }
 
 fn remove_when_empty(group: &Path) -> io::Result<()> {

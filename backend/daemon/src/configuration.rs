@@ -103,6 +103,9 @@ pub struct Arguments {
     /// A cgroup v2 directory delegated to Sluice, in which each worker gets a group of its own
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
+    /// Say whether a sluiced with this configuration could go on with what runs now, and do nothing
+    #[arg(long)]
+    pub check_reload: bool,
     /// Standard input is a socket to a supervisor: say `ready` on it, and end everything when it closes
     #[arg(long)]
     pub supervised: bool,

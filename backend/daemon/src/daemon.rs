@@ -44,7 +44,10 @@ use crate::{
     registry::{self, Registry},
     roster::{House, Roster},
     sampling,
-    state::{adoption::Adoption, checkpoint::Checkpoint},
+    state::{
+        adoption::{self, Adoption},
+        checkpoint::Checkpoint,
+    },
     trail::Trail,
     unit::{self, UnitError},
     units::Units,
@@ -79,6 +82,14 @@ pub fn run(configuration: Configuration, supervisor: Option<OwnedFd>) -> Result<
         }
     }
     result
+}
+
+/// Says whether a daemon with this configuration could go on with what runs; nothing is changed.
+///
+/// # Errors
+/// Why it could not.
+pub fn check_reload(configuration: &Configuration) -> Result<()> {
+    adoption::check(configuration).context("a reload is refused")
 }
 
 async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper: Keeper) -> Result<()> {
@@ -126,8 +137,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     if let Some(why) = checkpoint.recovered() {
         journal.note("state-recovered", None, format!("the last checkpoint cannot be understood: {why}"));
     }
-    // Without its launcher nothing more could be started for those who were.
-    if !launching.adopt().await {
+    if !launching.adopt().await.context("cannot go on with what runs")? {
         adoption.give_up();
     }
     end_left_over(&checkpoint, &launching).await;

@@ -59,6 +59,13 @@ impl Keeper {
         self.passed.borrow().contains_key(name)
     }
 
+    /// Whether a socket to a process was passed: a daemon before has left something that runs.
+    pub(crate) fn has_processes(&self) -> bool {
+        let leads =
+            |name: &String| name == "launcher" || name.starts_with("device-") || name.starts_with("unit-");
+        self.passed.borrow().keys().any(leads)
+    }
+
     /// Lets go of everything that was passed and not taken.
     pub(crate) fn drop_rest(&self) {
         let rest = std::mem::take(&mut *self.passed.borrow_mut());

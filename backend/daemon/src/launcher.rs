@@ -4,11 +4,13 @@
 //! line, and waits for every process it started. It must never parse anything but fixed-size messages, nor take a path,
 //! a user, a VM or a unit from one; a message it does not understand is answered with an error and nothing else happens.
 //!
-//! One thread, one epoll set: the control socket to `sluiced`, a pidfd per child, and under a supervisor a lifeline.
+//! One thread, one epoll set: the control socket to `sluiced`, a pidfd and a log ([`crate::child_log`]) per child, and under a
+//! supervisor a lifeline.
 //!
 //! **When the launcher dies.** Devices and workers are to outlive it and `sluiced`, so that both can be restarted under a
 //! running VM: children carry no parent-death signal, since that signal fires exactly when re-adoption would be needed.
-//! Their nets are others: a worker ends when its control socket to the device closes. Under a supervisor (`sluice run`,
+//! Their nets are others: a worker ends when its control socket to the device closes. The launcher that follows is told which
+//! workers go on: it gives neither their users nor their groups away, and ends what else it finds in its groups. Under a supervisor (`sluice run`,
 //! `sluice host`) there is nothing to re-adopt and everything has to be gone with it: there, and only there, children do
 //! carry the signal, and the launcher outlives a killed `sluiced` until the supervisor's end closes the lifeline.
 
@@ -24,7 +26,10 @@ use std::{
 
 use rustix::{
     buffer::spare_capacity,
-    event::epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    event::{
+        Timespec,
+        epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    },
     fd::{AsFd, BorrowedFd, OwnedFd},
     fs::Mode,
     io::Errno,
@@ -40,7 +45,9 @@ use sluice_shared_memory::socket;
 
 use crate::{
     cgroup::Cgroups,
+    child_log::{self, ChildLog, GuestLimits, Next},
     configuration::{NumberRange, SocketMode, VmSpec, device_socket, stream_socket},
+    process::Identity,
     rate::TokenBucket,
     spawn::{self, Given, Program, Reserved},
 };
@@ -145,6 +152,8 @@ pub enum LauncherError {
 const CONTROL: u64 = 0;
 const LIFELINE: u64 = 1;
 const FIRST_CHILD: u64 = 2;
+/// With the key of a child: its log.
+const LOG: u64 = 1 << 63;
 
 /// What a child is, and for which VM or unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,10 +175,42 @@ impl std::fmt::Display for Role {
     }
 }
 
+impl Role {
+    /// What lines of its log begin with.
+    fn label(self, process: u32) -> String {
+        match self {
+            Role::Device(vm) => format!("device vm={vm} pid={process}"),
+            Role::Worker(vm) => format!("worker vm={vm} pid={process}"),
+            Role::Arbiter(unit) => format!("arbiter unit={unit} pid={process}"),
+            Role::Inventory => format!("inventory pid={process}"),
+        }
+    }
+
+    /// The VM whose guest reaches it.
+    fn vm(self) -> Option<u32> {
+        match self {
+            Role::Device(vm) | Role::Worker(vm) => Some(vm),
+            Role::Arbiter(_) | Role::Inventory => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Child {
     role: Role,
     pid: u32,
+    pidfd: OwnedFd,
+    uid: Option<u32>,
+    cgroup: Option<PathBuf>,
+    /// None where it has closed its own end.
+    log: Option<ChildLog>,
+    /// When its log is read again, if not as soon as there is something.
+    quiet_until: Option<Instant>,
+}
+
+/// A worker of an earlier launcher that goes on, or another process that has a user for workers.
+#[derive(Debug)]
+struct Survivor {
     pidfd: OwnedFd,
     uid: Option<u32>,
     cgroup: Option<PathBuf>,
@@ -190,8 +231,15 @@ pub struct Launcher {
     worker: Program,
     arbiter: Option<Program>,
     inventory: Option<Program>,
+    worker_uids: Option<NumberRange>,
     free_uids: Option<BTreeSet<u32>>,
     cgroups: Option<Cgroups>,
+    /// Workers of an earlier launcher that were named.
+    kept: BTreeMap<u32, OwnedFd>,
+    survivors: BTreeMap<u64, Survivor>,
+    guest_limits: GuestLimits,
+    /// Children whose log is not read for now, by when it is again.
+    quiet: BTreeSet<(Instant, u64)>,
     events: OwnedFd,
     control: Option<OwnedFd>,
     lifeline: Option<OwnedFd>,
@@ -241,6 +289,7 @@ impl Launcher {
             inventory.arguments.extend(nvml.into_iter().flatten());
             inventory
         };
+        let (cgroups, next_key) = cgroups(arguments.cgroup);
         Ok(Self {
             units: arguments.units,
             arbiter: arguments.arbiter.map(arbiter),
@@ -254,13 +303,18 @@ impl Launcher {
             trust_vmm_memory: arguments.trust_vmm_memory,
             vms: arguments.vms,
             vm_numbers: arguments.vm_numbers,
+            worker_uids: arguments.worker_uids,
             free_uids: arguments.worker_uids.map(|range| range.numbers().collect()),
-            cgroups: cgroups(arguments.cgroup),
+            cgroups,
+            kept: BTreeMap::new(),
+            survivors: BTreeMap::new(),
+            guest_limits: GuestLimits::new(Instant::now()),
+            quiet: BTreeSet::new(),
             events,
             control: Some(control),
             lifeline,
             children: BTreeMap::new(),
-            next_key: FIRST_CHILD,
+            next_key: next_key.max(FIRST_CHILD),
             ends: TokenBucket::new(ENDS.1, ENDS.0, Instant::now()),
             untold: 0,
         })
@@ -273,7 +327,8 @@ impl Launcher {
     pub fn run(mut self) -> Result<(), LauncherError> {
         let mut ready: Vec<Event> = Vec::with_capacity(EVENTS);
         while self.control.is_some() || self.lifeline.is_some() {
-            match epoll::wait(&self.events, spare_capacity(&mut ready), None) {
+            let timeout = self.read_quiet_logs();
+            match epoll::wait(&self.events, spare_capacity(&mut ready), timeout.as_ref()) {
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(LauncherError::Wait(error)),
@@ -284,6 +339,8 @@ impl Launcher {
                 match event.data.u64() {
                     CONTROL => asked = true,
                     LIFELINE => self.end_lifeline(),
+                    key if key & LOG != 0 => self.read_log(key & !LOG),
+                    key if self.survivors.contains_key(&key) => self.survivor_ended(key),
                     key => self.reap(key),
                 }
             }
@@ -326,6 +383,17 @@ impl Launcher {
                 self.start(Role::Inventory, VmSpec::default(), Visible::Host)
             }
             Some(ToLauncher::Settle {}) => return self.settle(),
+            Some(ToLauncher::KeepWorker { process, started }) => {
+                // One that has ended meanwhile has nothing to keep.
+                if let Some(pidfd) = (Identity { process, started }).open() {
+                    self.kept.insert(process, pidfd);
+                }
+                return Ok(());
+            }
+            Some(ToLauncher::Sweep {}) => {
+                self.sweep();
+                return Ok(());
+            }
             None => {
                 tracing::error!("sluiced sent a message that is none");
                 Err(Errno::BADMSG.into())
@@ -376,11 +444,12 @@ impl Launcher {
             return Err(Errno::AGAIN.into());
         }
         let (ours, theirs) = socket::pair()?;
+        let (log, childs_log) = child_log::pipe()?;
         let key = self.next_key;
         self.next_key += 1;
         let (mut uid, mut cgroup) = (None, None);
         let started = match role {
-            Role::Device(_) => self.start_device(spec, theirs),
+            Role::Device(_) => self.start_device(spec, theirs, childs_log),
             Role::Worker(vm) => {
                 let mut door = None;
                 if let Some(cgroups) = &mut self.cgroups {
@@ -403,15 +472,16 @@ impl Launcher {
                 if self.free_uids.is_some() && uid.is_none() {
                     Err(Errno::AGAIN.into())
                 } else {
-                    spawn::start(&self.reserved, &self.worker, &given)
+                    spawn::start(&self.reserved, &self.worker, &given, childs_log)
                 }
             }
             Role::Arbiter(unit) => {
                 let known = self.arbiter.as_ref().filter(|_| unit < self.units);
-                self.start_plain(known.ok_or(Errno::INVAL)?, visible, theirs)
+                self.start_plain(known.ok_or(Errno::INVAL)?, visible, theirs, childs_log)
             }
             Role::Inventory => {
-                self.start_plain(self.inventory.as_ref().ok_or(Errno::INVAL)?, visible, theirs)
+                let program = self.inventory.as_ref().ok_or(Errno::INVAL)?;
+                self.start_plain(program, visible, theirs, childs_log)
             }
         };
         let started = match started {
@@ -422,8 +492,11 @@ impl Launcher {
                 return Err(error);
             }
         };
-        let child = Child { role, pid: started.pid, pidfd: started.pidfd, uid, cgroup };
-        if let Err(error) = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), EventFlags::IN) {
+        let spawn::Started { pid, pidfd } = started;
+        let log = ChildLog::new(log, role.label(pid), role.vm(), Instant::now());
+        let child = Child { role, pid, pidfd, uid, cgroup, log: Some(log), quiet_until: None };
+        let watched = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), EventFlags::IN);
+        if let Err(error) = watched.and_then(|()| self.watch_log(key, &child)) {
             end(&child);
             self.give_back(child.uid, child.cgroup);
             return Err(error.into());
@@ -450,7 +523,7 @@ impl Launcher {
         Ok(VmSpec { scanouts, direct, ..spec })
     }
 
-    fn start_device(&self, spec: VmSpec, control: OwnedFd) -> io::Result<spawn::Started> {
+    fn start_device(&self, spec: VmSpec, control: OwnedFd, log: OwnedFd) -> io::Result<spawn::Started> {
         let listener = self.listen(&device_socket(&self.socket_dir, spec.id))?;
         let streams = self.listen(&stream_socket(&self.socket_dir, spec.id))?;
         let mut arguments: Vec<OsString> = vec!["--fd".into(), (spawn::FIRST + 1).to_string().into()];
@@ -467,7 +540,7 @@ impl Launcher {
             descriptors: &[control.as_fd(), listener.as_fd(), streams.as_fd()],
             ..Given::default()
         };
-        spawn::start(&self.reserved, &self.device, &given)
+        spawn::start(&self.reserved, &self.device, &given, log)
     }
 
     /// Starts a program of the host's own, whose control socket is all it needs. It runs no kernel of a program, so what its
@@ -477,9 +550,10 @@ impl Launcher {
         program: &Program,
         visible: Visible,
         control: OwnedFd,
+        log: OwnedFd,
     ) -> io::Result<spawn::Started> {
         let given = Given { silent: true, visible, descriptors: &[control.as_fd()], ..Given::default() };
-        spawn::start(&self.reserved, program, &given)
+        spawn::start(&self.reserved, program, &given, log)
     }
 
     /// A socket that a device serves. It is bound and listening before the device runs, so a front-end that connects early
@@ -518,6 +592,7 @@ impl Launcher {
             Ok(None) => return,
             Ok(Some(status)) => {
                 let (role, pid) = (child.role, child.pid);
+                self.finish_log(key);
                 match (status.exit_status(), status.terminating_signal()) {
                     (Some(0), _) | (_, Some(libc::SIGKILL | libc::SIGTERM)) => {
                         tracing::debug!("{role} has ended: process {pid}");
@@ -538,6 +613,124 @@ impl Launcher {
         if let Some(child) = self.children.remove(&key) {
             self.leave(child.pidfd.as_fd());
             self.give_back(child.uid, child.cgroup);
+        }
+    }
+
+    /// Has the log of a child read whenever there is something.
+    fn watch_log(&self, key: u64, child: &Child) -> Result<(), Errno> {
+        let Some(log) = &child.log else { return Ok(()) };
+        epoll::add(&self.events, log, EventData::new_u64(key | LOG), EventFlags::IN)
+    }
+
+    /// There is something in the log of a child, or it has closed its end.
+    fn read_log(&mut self, key: u64) {
+        let Some(child) = self.children.get_mut(&key) else { return };
+        let Some(log) = &mut child.log else { return };
+        let next = log.read(&mut self.guest_limits, Instant::now());
+        if matches!(next, Next::Wait | Next::More) {
+            return;
+        }
+        // Closing ours would do, but for a child between fork and exec that has a copy.
+        if let Err(error) = epoll::delete(&self.events, &*log) {
+            tracing::error!("cannot leave the epoll set: {error}");
+        }
+        if let Next::At(when) = next {
+            child.quiet_until = Some(when);
+            self.quiet.insert((when, key));
+        } else {
+            child.log = None;
+        }
+    }
+
+    /// Goes on with logs that were not read for a while; returns how long it is until the next.
+    fn read_quiet_logs(&mut self) -> Option<Timespec> {
+        loop {
+            let (when, key) = *self.quiet.first()?;
+            let now = Instant::now();
+            if when > now {
+                // Not a moment too early, or it would be looked at again and again.
+                let wait = when.saturating_duration_since(now) + std::time::Duration::from_millis(1);
+                return Timespec::try_from(wait).ok();
+            }
+            self.quiet.pop_first();
+            let Some(child) = self.children.get_mut(&key) else { continue };
+            child.quiet_until = None;
+            let child = &self.children[&key];
+            if let Err(error) = self.watch_log(key, child) {
+                tracing::error!("the log of {} is lost: {error}", child.role);
+            }
+        }
+    }
+
+    /// A child has ended: passes on what its log still has.
+    fn finish_log(&mut self, key: u64) {
+        let Some(child) = self.children.get_mut(&key) else { return };
+        let (log, quiet_until) = (child.log.take(), child.quiet_until.take());
+        let Some(mut log) = log else { return };
+        let now = Instant::now();
+        log.finish(&mut self.guest_limits, now);
+        match quiet_until {
+            Some(when) => _ = self.quiet.remove(&(when, key)),
+            None => self.leave(log.as_fd()),
+        }
+        self.guest_limits.forget_full(now);
+    }
+
+    /// Every worker of an earlier launcher that goes on has been named: it keeps its user and its group. What else is in groups
+    /// of workers ends.
+    fn sweep(&mut self) {
+        let kept = std::mem::take(&mut self.kept);
+        let living: BTreeSet<u32> = kept.keys().copied().collect();
+        let ours: BTreeSet<&Path> =
+            self.children.values().filter_map(|child| child.cgroup.as_deref()).collect();
+        let swept = self.cgroups.as_mut().map(|cgroups| cgroups.sweep(&ours, &living)).transpose();
+        let mut groups: BTreeMap<u32, PathBuf> = match swept {
+            Ok(groups) => groups.into_iter().flatten().collect(),
+            Err(error) => {
+                tracing::error!("cannot end what an earlier launcher has left: {error}");
+                BTreeMap::new()
+            }
+        };
+        for (process, pidfd) in kept {
+            let uid = uid_of(process).filter(|uid| self.takes(*uid));
+            self.survive(Survivor { pidfd, uid, cgroup: groups.remove(&process) });
+        }
+        // A user is not given to a second process, even where the first is unknown.
+        let own: BTreeSet<u32> = self.children.values().map(|child| child.pid).collect();
+        for process in processes().filter(|process| !living.contains(process) && !own.contains(process)) {
+            let taken = self.worker_uids.is_some().then(|| uid_of(process)).flatten();
+            let Some(uid) = taken.filter(|uid| self.takes(*uid)) else { continue };
+            if let Some(pidfd) = Identity::of(process).and_then(Identity::open) {
+                tracing::warn!("process {process}, which is unknown, has user {uid}, which is for workers");
+                self.survive(Survivor { pidfd, uid: Some(uid), cgroup: None });
+            }
+        }
+    }
+
+    /// Whether a user is one for workers.
+    fn takes(&self, uid: u32) -> bool {
+        self.worker_uids.is_some_and(|range| range.contains(uid))
+    }
+
+    /// Keeps what a process has until it ends.
+    fn survive(&mut self, survivor: Survivor) {
+        if let (Some(free), Some(uid)) = (&mut self.free_uids, survivor.uid) {
+            free.remove(&uid);
+        }
+        let key = self.next_key;
+        self.next_key += 1;
+        match epoll::add(&self.events, &survivor.pidfd, EventData::new_u64(key), EventFlags::IN) {
+            Ok(()) => _ = self.survivors.insert(key, survivor),
+            // Its user and its group stay taken.
+            Err(error) => tracing::error!("cannot watch a worker of an earlier launcher: {error}"),
+        }
+    }
+
+    /// A worker of an earlier launcher has ended. It is reaped by another process.
+    fn survivor_ended(&mut self, key: u64) {
+        if let Some(survivor) = self.survivors.remove(&key) {
+            self.leave(survivor.pidfd.as_fd());
+            self.give_back(survivor.uid, survivor.cgroup);
         }
     }
 
@@ -574,8 +767,11 @@ impl Drop for Launcher {
             for child in self.children.values() {
                 kill(child.pidfd.as_fd());
             }
-            while let Some((_, child)) = self.children.pop_first() {
-                end(&child);
+            while let Some((key, _)) = self.children.first_key_value() {
+                let key = *key;
+                self.children.get(&key).into_iter().for_each(end);
+                self.finish_log(key);
+                let Some(child) = self.children.remove(&key) else { break };
                 self.give_back(child.uid, child.cgroup);
             }
         }
@@ -610,26 +806,39 @@ fn passes(name: &std::ffi::OsStr) -> bool {
     })
 }
 
-/// Says once how workers are ended.
-fn cgroups(directory: Option<PathBuf>) -> Option<Cgroups> {
+/// Processes of this host.
+fn processes() -> impl Iterator<Item = u32> {
+    let entries =
+        std::fs::read_dir("/proc").inspect_err(|error| tracing::error!("cannot read /proc: {error}"));
+    entries.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The user of a process. The owner of its directory would be root for one that cannot be dumped.
+fn uid_of(process: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
+}
+
+/// Says once how workers are ended. Also returns a number beyond those of groups that are there.
+fn cgroups(directory: Option<PathBuf>) -> (Option<Cgroups>, u64) {
     let Some(directory) = directory else {
         tracing::info!("no cgroup directory is configured: workers are ended by pidfd only");
-        return None;
+        return (None, 0);
     };
     match Cgroups::open(&directory) {
-        Ok(cgroups) => {
+        Ok((cgroups, next)) => {
             tracing::info!("each worker gets a cgroup in {}", directory.display());
-            Some(cgroups)
+            (Some(cgroups), next)
         }
         Err(error) => {
             let directory = directory.display();
             tracing::warn!("cannot use cgroup v2 at {directory} ({error}): workers are ended by pidfd only");
-            None
+            (None, 0)
         }
     }
 }
 
-/// One descriptor per child: the soft limit of a login shell would be too low for a full host.
+/// Two descriptors per child: the soft limit of a login shell would be too low for a full host.
 fn raise_descriptor_limit() -> Result<(), Errno> {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })

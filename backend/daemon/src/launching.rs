@@ -3,7 +3,15 @@
 //! An answer belongs to a request by its order alone. A launcher that does not answer in time, or not sensibly, is
 //! therefore killed, and a new one started with the next request.
 
-use std::{io, os::fd::OwnedFd, process::Stdio, rc::Rc, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    io,
+    os::fd::OwnedFd,
+    process::Stdio,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use rustix::{fd::AsFd as _, io::Errno};
 use sluice_protocol::{
@@ -15,20 +23,24 @@ use tokio::{
     io::unix::AsyncFd,
     process::{Child, Command},
     sync::Mutex,
-    time::timeout,
+    task::JoinHandle,
+    time::{sleep, timeout},
 };
 
 use crate::{
     channel::Channel,
-    configuration::{Configuration, SocketMode},
+    child_log::{self, ChildLog, GuestLimits, Next},
+    configuration::{Configuration, SocketMode, VmSpec},
     keeper::{Keeper, VARIABLES},
     process::{Identity, gone, kill},
-    state::adoption::{Adoption, LauncherRecord},
+    state::adoption::{Adoption, LauncherRecord, ReloadError},
     watched::watch,
 };
 
 /// What its socket is kept as.
 const NAME: &str = "launcher";
+/// What the end of its log is kept as from which it is read.
+const LOG_NAME: &str = "launcher-log";
 /// How long a launcher may take for one start.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long it may take to end once its socket is closed.
@@ -77,12 +89,38 @@ pub(crate) struct Launching {
     keeper: Rc<Keeper>,
     adoption: Rc<Adoption>,
     running: Mutex<Option<Running>>,
+    workers: RefCell<Workers>,
 }
 
 #[derive(Debug)]
 struct Running {
     process: Process,
     channel: Channel,
+    /// Passes on what it logs, until its end.
+    log: Option<JoinHandle<()>>,
+}
+
+/// Workers that were started and may still run: a launcher that follows one that died is to leave them alone.
+#[derive(Debug, Default)]
+struct Workers {
+    all: BTreeSet<Identity>,
+    /// How many there may be before those that have ended are looked for.
+    look_at: usize,
+}
+
+impl Workers {
+    fn add(&mut self, worker: Identity) {
+        if self.all.len() >= self.look_at {
+            self.forget_ended();
+            // So that looking costs each start the same, however many there are.
+            self.look_at = self.all.len().saturating_mul(2).max(64);
+        }
+        self.all.insert(worker);
+    }
+
+    fn forget_ended(&mut self) {
+        self.all.retain(|worker| worker.open().is_some());
+    }
 }
 
 /// The launcher's process.
@@ -138,54 +176,75 @@ impl Launching {
         keeper: Rc<Keeper>,
         adoption: Rc<Adoption>,
     ) -> Self {
-        Self { configuration, lifeline, keeper, adoption, running: Mutex::new(None) }
+        let workers = RefCell::default();
+        Self { configuration, lifeline, keeper, adoption, running: Mutex::new(None), workers }
     }
 
-    /// Adopts the launcher that the daemon before has left, if it may start what this one would have it start. What it answered
-    /// to a daemon that is gone is for nobody: processes that nobody knows are ended.
-    pub(crate) async fn adopt(&self) -> bool {
-        let record = self.adoption.before().launcher.clone();
-        let (Some(record), Some(socket)) = (record, self.keeper.take(NAME)) else { return false };
-        if record.arguments != self.arguments() {
-            tracing::warn!(
-                "the launcher of an earlier sluiced is of another version, or may start other things: nothing is adopted"
-            );
-            return false;
+    /// Whether this daemon goes on with what the daemon before has left; with its launcher, too, if that may start what this one
+    /// would have it start. Else another follows it, and what it has started goes on. What it answered to a daemon that is gone is
+    /// for nobody: processes that nobody knows are ended.
+    ///
+    /// # Errors
+    /// When something runs that this daemon cannot go on with. Nothing has been ended.
+    pub(crate) async fn adopt(&self) -> Result<bool, ReloadError> {
+        if !self.keeper.has_processes() {
+            return Ok(false);
         }
-        let adopt = async {
-            let pidfd = record.process.open().ok_or_else(|| io::Error::other("it has ended"))?;
-            let running = Running {
-                process: Process::Adopted(record.process.process, watch(pidfd)?),
-                channel: Channel::new(socket)?,
-            };
+        self.adoption.can_follow(&self.configuration)?;
+        let record = {
+            let before = self.adoption.before();
+            let workers = before.devices.values().flat_map(|device| device.sessions.values());
+            workers.for_each(|(_, worker)| self.workers.borrow_mut().add(*worker));
+            before.launcher.clone()
+        };
+        if let (Some(record), Some(socket)) = (record, self.keeper.take(NAME)) {
+            match self.adopt_launcher(&record, socket).await {
+                Ok(launcher) => {
+                    tracing::info!("launcher adopted: process {}", record.process.process);
+                    self.adoption.note(|all| all.launcher = Some(record));
+                    *self.running.lock().await = Some(launcher);
+                    return Ok(true);
+                }
+                Err(error) => tracing::warn!(
+                    "another launcher is started, and what earlier ones have started goes on without a log: {error}"
+                ),
+            }
+        }
+        self.keeper.forget(NAME);
+        self.keeper.forget(LOG_NAME);
+        Ok(true)
+    }
+
+    async fn adopt_launcher(&self, record: &LauncherRecord, socket: OwnedFd) -> io::Result<Running> {
+        let number = record.process.process;
+        let pidfd = record.process.open().ok_or_else(|| io::Error::other("the last has ended"))?;
+        let log = self.keeper.take(LOG_NAME).map(|log| tokio::task::spawn_local(follow(log, number)));
+        let process = Process::Adopted(number, watch(pidfd)?);
+        let mut running = Running { process, channel: Channel::new(socket)?, log };
+        if record.arguments != self.arguments() {
+            running.channel.shut();
+            running.process.end().await?;
+            return Err(io::Error::other("the last may start other things than this configuration has"));
+        }
+        let settle = async {
             running.channel.send(&ToLauncher::Settle {}.encode(), &[]).await?;
             loop {
                 let Some((bytes, descriptors)) = running.channel.receive().await? else {
-                    return Err(io::Error::other("it has ended"));
+                    return Err(io::Error::other("the last has ended"));
                 };
                 match FromLauncher::decode(&bytes) {
-                    Ok(FromLauncher::Settled {}) => return Ok(running),
+                    Ok(FromLauncher::Settled {}) => return Ok(()),
                     // Its socket first, its pidfd second.
                     Ok(FromLauncher::Started { .. }) => {
-                        descriptors.get(1).into_iter().for_each(|pidfd| kill(pidfd.as_fd()))
+                        descriptors.get(1).into_iter().for_each(|pidfd| kill(pidfd.as_fd()));
                     }
                     Ok(FromLauncher::Failed { .. }) => {}
                     Err(error) => return Err(io::Error::other(error)),
                 }
             }
         };
-        match timeout(ANSWER, adopt).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(launcher) => {
-                tracing::info!("launcher adopted: process {}", record.process.process);
-                self.adoption.note(|all| all.launcher = Some(record));
-                *self.running.lock().await = Some(launcher);
-                true
-            }
-            Err(error) => {
-                tracing::error!("the launcher of an earlier sluiced cannot be adopted: {error}");
-                false
-            }
-        }
+        timeout(ANSWER, settle).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+        Ok(running)
     }
 
     /// Who keeps sockets for the next daemon.
@@ -204,18 +263,24 @@ impl Launching {
         // Taken out while it is asked: should this future be dropped in between, the launcher goes with it.
         let (launcher, known) = match running.take() {
             Some(launcher) => (launcher, true),
-            None => (self.launch()?, false),
+            None => (self.launch().await?, false),
         };
         let (launcher, answer) = match launcher.ask(request).await {
             // It has died since the last request, which says nothing about this one.
             Err(LaunchError::Gone) if known => {
                 tracing::error!("the launcher has died and is started again");
-                let launcher = self.launch()?;
+                let launcher = self.launch().await?;
                 let answer = launcher.ask(request).await;
                 (launcher, answer)
             }
             answer => (launcher, answer),
         };
+        if let (ToLauncher::StartWorker { .. }, Ok(started)) = (&request, &answer) {
+            // Before another start can find the launcher dead, and have one launched that sweeps.
+            Identity::of(started.process)
+                .into_iter()
+                .for_each(|worker| self.workers.borrow_mut().add(worker));
+        }
         match &answer {
             Ok(_) | Err(LaunchError::Refused(_)) => *running = Some(launcher),
             Err(error) => tracing::error!("the launcher is given up: {error}"),
@@ -230,13 +295,20 @@ impl Launching {
 
     /// Ends the launcher.
     pub(crate) async fn end(&self) {
-        if let Some(Running { mut process, channel }) = self.running.lock().await.take() {
+        if let Some(Running { mut process, channel, log }) = self.running.lock().await.take() {
             self.keeper.forget(NAME);
+            self.keeper.forget(LOG_NAME);
             // Whoever keeps it, too, has nothing left of it.
             channel.shut();
             drop(channel);
             if let Err(error) = process.end().await {
                 tracing::error!("cannot end the launcher: {error}");
+            }
+            // Its last words, and those of its children.
+            if let Some(log) = log
+                && timeout(END, log).await.is_err()
+            {
+                tracing::warn!("the launcher's log does not end");
             }
         }
     }
@@ -267,7 +339,10 @@ impl Launching {
             arguments.push("--trust-vmm-memory".to_owned());
         }
         for vm in &configuration.vms {
-            arguments.extend(["--vm".to_owned(), vm.to_string()]);
+            // What it may have is for arbiters, and changes without another launcher.
+            let VmSpec { id, direct, scanouts, .. } = *vm;
+            let spec = VmSpec { id, direct, scanouts, ..VmSpec::default() };
+            arguments.extend(["--vm".to_owned(), spec.to_string()]);
         }
         if let Some(numbers) = configuration.vm_numbers {
             arguments.extend(["--vm-numbers".to_owned(), numbers.to_string()]);
@@ -281,14 +356,15 @@ impl Launching {
         arguments
     }
 
-    fn launch(&self) -> Result<Running, LaunchError> {
+    async fn launch(&self) -> Result<Running, LaunchError> {
         let (ours, theirs) = socket::pair().map_err(io::Error::from)?;
+        let (log, its_log) = child_log::launcher_pipe()?;
         let program = self.configuration.libexec.join("sluice-launcher");
         let arguments = self.arguments();
         let mut command = Command::new(&program);
         command.args(&arguments);
         VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
-        command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::from(its_log));
         if let Some(lifeline) = &self.lifeline {
             command.arg("--supervised").stdout(Stdio::from(lifeline.try_clone()?));
         }
@@ -297,11 +373,61 @@ impl Launching {
         let process = command
             .spawn()
             .map_err(|error| LaunchError::NoLauncher { program: program.display().to_string(), error })?;
+        // Its end is seen by the reader when no copy is left.
+        drop(command);
         self.keeper.keep(NAME, ours.as_fd());
+        self.keeper.keep(LOG_NAME, log.as_fd());
+        let number = process.id().unwrap_or_default();
         if let Some(process) = process.id().and_then(Identity::of) {
             self.adoption.note(|all| all.launcher = Some(LauncherRecord { process, arguments }));
         }
-        Ok(Running { process: Process::Own(process), channel: Channel::new(ours)? })
+        let channel = Channel::new(ours)?;
+        let log = Some(tokio::task::spawn_local(follow(log, number)));
+        let launcher = Running { process: Process::Own(process), channel, log };
+        timeout(ANSWER, self.name_workers(&launcher.channel)).await.map_err(|_| LaunchError::Late)??;
+        Ok(launcher)
+    }
+
+    /// Tells a new launcher which workers of those before it go on.
+    async fn name_workers(&self, channel: &Channel) -> Result<(), LaunchError> {
+        let workers = {
+            let mut workers = self.workers.borrow_mut();
+            workers.forget_ended();
+            workers.all.clone()
+        };
+        let named = workers
+            .into_iter()
+            .map(|Identity { process, started }| ToLauncher::KeepWorker { process, started });
+        for message in named.chain([ToLauncher::Sweep {}]) {
+            match channel.send(&message.encode(), &[]).await {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(LaunchError::Gone),
+                result => result?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Passes on what a launcher logs, until its end. What is not read when this daemon ends waits for the next.
+async fn follow(pipe: OwnedFd, launcher: u32) {
+    let follow = async {
+        let ready = watch(pipe.try_clone()?)?;
+        let mut log = ChildLog::of_launcher(pipe, launcher);
+        // Its children's limits are the launcher's.
+        let mut guests = GuestLimits::new(Instant::now());
+        loop {
+            let mut guard = ready.readable().await?;
+            let now = Instant::now();
+            match log.read(&mut guests, now) {
+                Next::Wait => guard.clear_ready(),
+                Next::More => tokio::task::yield_now().await,
+                Next::At(when) => sleep(when.saturating_duration_since(now)).await,
+                Next::End => return Ok::<(), io::Error>(()),
+            }
+        }
+    };
+    if let Err(error) = follow.await {
+        tracing::error!("the launcher's log is lost: {error}");
     }
 }
 

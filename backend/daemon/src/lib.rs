@@ -21,6 +21,7 @@ pub mod vm;
 mod audit;
 mod balancing;
 mod cgroup;
+mod child_log;
 mod conduct;
 mod custodian;
 mod escrow;

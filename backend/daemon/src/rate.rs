@@ -30,9 +30,7 @@ impl TokenBucket {
     /// # Errors
     /// The time to wait.
     pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
-        let passed = now.saturating_duration_since(self.refilled).as_secs_f64();
-        self.tokens = self.per_second.mul_add(passed, self.tokens).min(self.burst);
-        self.refilled = self.refilled.max(now);
+        self.refill(now);
         if self.tokens >= 1.0 {
             self.tokens -= 1.0;
             return Ok(());
@@ -40,6 +38,19 @@ impl TokenBucket {
         // Never zero, or a caller that sleeps for it would spin; never so long that the addition of an Instant overflows.
         let seconds = ((1.0 - self.tokens) / self.per_second).clamp(0.001, 3600.0);
         Err(Duration::from_secs_f64(seconds))
+    }
+
+    /// Whether it is as it was at first.
+    #[must_use]
+    pub fn is_full(&mut self, now: Instant) -> bool {
+        self.refill(now);
+        self.tokens >= self.burst
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.refilled).as_secs_f64();
+        self.tokens = self.per_second.mul_add(passed, self.tokens).min(self.burst);
+        self.refilled = self.refilled.max(now);
     }
 }
 

@@ -2,8 +2,8 @@
 
 //! Starting one program with nothing but what it is meant to have.
 //!
-//! A child gets the descriptors it is given, at [`FIRST`] and up, and standard error; a fixed environment; a process group
-//! of its own; no way to gain privileges and of root's only those its program needs, no core dumps, a bound on descriptors. It must never get anything else of the
+//! A child gets the descriptors it is given, at [`FIRST`] and up, and a pipe of its own as standard error, so that no open file
+//! is shared with another process; a fixed environment; a process group of its own; no way to gain privileges and of root's only those its program needs, no core dumps, a bound on descriptors. It must never get anything else of the
 //! launcher's: every other descriptor closes at exec, whatever its flags were.
 
 use std::{
@@ -97,11 +97,16 @@ pub(crate) struct Given<'a> {
     pub(crate) descriptors: &'a [BorrowedFd<'a>],
 }
 
-/// Starts a program. Returns when it has been executed.
+/// Starts a program. Returns when it has been executed. `log` becomes its standard error.
 ///
 /// Takes [`Reserved`] because it is wrong without. The caller is the only one who waits for children, so the process id
 /// cannot be another's by the time the pidfd is opened.
-pub(crate) fn start(_reserved: &Reserved, program: &Program, given: &Given<'_>) -> io::Result<Started> {
+pub(crate) fn start(
+    _reserved: &Reserved,
+    program: &Program,
+    given: &Given<'_>,
+    log: OwnedFd,
+) -> io::Result<Started> {
     let mut sources: [RawFd; GIVEN] = [-1; GIVEN];
     for (slot, descriptor) in sources.iter_mut().zip(given.descriptors) {
         *slot = descriptor.as_raw_fd();
@@ -119,8 +124,8 @@ pub(crate) fn start(_reserved: &Reserved, program: &Program, given: &Given<'_>) 
         // Before the driver looks: it reads this once, and nothing that comes later can widen it.
         command.env("CUDA_VISIBLE_DEVICES", devices);
     }
-    let output = if given.silent { Stdio::null() } else { Stdio::from(io::stderr()) };
-    command.stdin(Stdio::null()).stdout(output).process_group(0);
+    let output = if given.silent { Stdio::null() } else { Stdio::from(log.try_clone()?) };
+    command.stdin(Stdio::null()).stdout(output).stderr(Stdio::from(log)).process_group(0);
     if let Some(uid) = given.uid {
         // Set before the hook runs; supplementary groups are dropped with it.
         command.uid(uid).gid(uid);
@@ -198,6 +203,7 @@ fn prepare(sources: &[RawFd], limit: u64, end_with: Option<Pid>) -> io::Result<(
         }
     }
     unblock_signals()?;
+    ignore_broken_pipes()?;
     let bound = |resource, limit: u64| {
         let hard = rustix::process::getrlimit(resource).maximum.map_or(limit, |hard| hard.min(limit));
         rustix::process::setrlimit(resource, Rlimit { current: Some(hard), maximum: Some(hard) })
@@ -213,6 +219,15 @@ fn prepare(sources: &[RawFd], limit: u64, end_with: Option<Pid>) -> io::Result<(
         }
     }
     Ok(())
+}
+
+/// Its log outlives whoever reads it no more than its sockets do: writing to none is an error, and never its end.
+fn ignore_broken_pipes() -> io::Result<()> {
+    // SAFETY: no handler of ours runs; the disposition is the child's own.
+    match unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }
 
 fn unblock_signals() -> io::Result<()> {

@@ -543,7 +543,12 @@ impl Vm {
         tracing::info!("VM {}: device is process {}", self.id(), started.process);
         if let Some(process) = Identity::of(started.process) {
             self.launching.keeper().keep(&socket_name(vm), started.socket.as_fd());
-            let record = DeviceRecord { process, sessions: BTreeMap::new() };
+            let record = DeviceRecord {
+                process,
+                direct: Some(direct),
+                scanouts: Some(scanouts),
+                sessions: BTreeMap::new(),
+            };
             self.launching.adoption().note(|all| _ = all.devices.insert(vm, record));
         }
         let life = Life::new(started).map_err(|error| error.to_string())?;

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Place, children, is_alive, pid_of, signal, until, wait_gone, watch};
+use common::{Cgroup, Place, cgroup_directory, children, is_alive, pid_of, signal, until, wait_gone, watch};
 use rustix::{
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
     process::Signal,
@@ -193,7 +193,7 @@ fn a_daemon_that_follows_a_killed_one_adopts_everything_and_nobody_notices() {
         let workers: Vec<OwnedFd> =
             fronts.iter_mut().map(|front| watch(pid_of(&front.open(1))).expect("a process")).collect();
         let before = (arbiter(&place), launcher(&place));
-        assert_eq!(manager.names(), ["device-100", "device-7", "launcher", "unit-0"]);
+        assert_eq!(manager.names(), ["device-100", "device-7", "launcher", "launcher-log", "unit-0"]);
         place.tell("unit-0", &format!("has {number} 4194304 0"));
 
         for _ in 0..2 {
@@ -344,30 +344,220 @@ fn a_worker_of_no_session_is_ended_while_others_live() {
     end(daemon, &place);
 }
 
-// Promise: A11
+/// Kills a daemon, and has another follow with a configuration.
+fn follow(mut daemon: Child, manager: &Manager, place: &Place, configuration: &[&str]) -> Child {
+    daemon.kill().expect("killed");
+    daemon.wait().expect("ended");
+    let daemon = manager.start(place, configuration);
+    ready(place);
+    daemon
+}
+
+// Promise: F75
 #[test]
-fn with_another_configuration_nothing_is_adopted() {
+fn reload_with_other_vms_and_terms_ends_nothing() {
+    let place = Place::new();
+    let manager = Manager::new(&place);
+    let daemon = manager.start(&place, &["--vm", "7,direct"]);
+    ready(&place);
+    let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
+    let before = (arbiter(&place), place.vm(7)["device_process"].clone());
+    let first = launcher(&place);
+
+    // What a VM may have is no matter of the launcher's.
+    let daemon = follow(daemon, &manager, &place, &["--vm", "7,direct,weight=300,memory=64MiB"]);
+    assert_eq!(launcher(&place), first);
+    assert_eq!((arbiter(&place), place.vm(7)["device_process"].clone()), before);
+
+    // Another VM is: another launcher follows, and nothing else.
+    let configuration = ["--vm", "7,direct,weight=300", "--vm", "8,direct"];
+    let daemon = follow(daemon, &manager, &place, &configuration);
+    place.front(8).open(1);
+    assert_ne!(launcher(&place), first);
+    assert_eq!((arbiter(&place), place.vm(7)["device_process"].clone()), before);
+    assert!(is_alive(&worker));
+    place.front(7).open(2);
+
+    // And what was started then is adopted by the one that follows: of each name its socket is kept, and no other.
+    assert_eq!(manager.names(), ["device-7", "device-8", "launcher", "launcher-log", "unit-0"]);
+    let before = (arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone());
+    let daemon = follow(daemon, &manager, &place, &configuration);
+    assert_eq!((arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone()), before);
+    place.front(7).open(3);
+    assert!(is_alive(&worker));
+    end(daemon, &place);
+}
+
+/// Asks whether a daemon with a configuration could go on; what is said where it could not.
+fn refused(place: &Place, extra: &[&str]) -> Option<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+    command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
+    command.arg("--driver").arg(place.driver()).args(["--units", "1", "--vm-numbers", "100:100"]);
+    let output = command.args(extra).arg("--check-reload").output().expect("sluiced");
+    (!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Has the record of processes say another thing.
+fn record(place: &Place, change: impl Fn(&mut Value)) {
+    use sha2::Digest as _;
+    let path = place.run().join("processes.json");
+    let text = std::fs::read_to_string(&path).expect("a record");
+    let (header, content) = text.split_once('\n').expect("a header");
+    let mut header: Value = serde_json::from_str(header).expect("a header");
+    let mut content: Value = serde_json::from_str(content).expect("a record");
+    change(&mut content);
+    let content = content.to_string();
+    let sum = sha2::Sha256::digest(content.as_bytes());
+    header["sha256"] = sum.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into();
+    std::fs::write(path, format!("{header}\n{content}")).expect("written");
+}
+
+// Promise: F75
+#[test]
+fn reload_that_cannot_adopt_is_refused_in_words_before_anything_ends() {
     let place = Place::new();
     let manager = Manager::new(&place);
     let mut daemon = manager.start(&place, &["--vm", "7,direct"]);
     ready(&place);
-    let before = arbiter(&place);
-    daemon.kill().expect("killed");
-    daemon.wait().expect("ended");
-    let daemon = manager.start(&place, &["--vm", "7,direct", "--vm", "8,direct"]);
-    ready(&place);
-    assert_ne!(arbiter(&place), before);
-    place.front(8).open(1);
-    // And what was started then is adopted by the one that follows: of each name its socket is kept, and no other.
+    let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
     let before = (arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone());
-    assert_eq!(manager.names(), ["device-7", "device-8", "launcher", "unit-0"]);
-    let mut daemon = daemon;
+    assert_eq!(refused(&place, &["--vm", "7,direct", "--vm", "9"]), None);
+    let said = refused(&place, &["--vm", "7"]).expect("refused");
+    assert!(said.contains("the device of VM 7 runs with direct = true"), "{said}");
+
+    // Also where no reload was asked for.
     daemon.kill().expect("killed");
     daemon.wait().expect("ended");
-    let mut daemon = manager.start(&place, &["--vm", "7,direct", "--vm", "8,direct"]);
+    let mut other = manager.start(&place, &["--vm", "7"]);
+    assert!(!other.wait().expect("ended").success(), "it went on");
+    record(&place, |record| record["speaks"] = 999.into());
+    let said = refused(&place, &["--vm", "7,direct"]).expect("refused");
+    assert!(said.contains("speaks version 999"), "{said}");
+    let mut other = manager.start(&place, &["--vm", "7,direct"]);
+    assert!(!other.wait().expect("ended").success(), "it went on");
+    record(&place, |record| record["more"] = "of a later version".into());
+    assert!(refused(&place, &["--vm", "7,direct"]).is_some_and(|said| said.contains("cannot be understood")));
+    record(&place, |record| {
+        record.as_object_mut().expect("a record").remove("more");
+        record["speaks"] = sluice_protocol::control::VERSION.into();
+    });
+
+    let daemon = manager.start(&place, &["--vm", "7,direct"]);
     ready(&place);
     assert_eq!((arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone()), before);
-    place.front(7).open(1);
+    assert!(is_alive(&worker));
+    end(daemon, &place);
+}
+
+// Promise: F74
+#[test]
+fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {
+    let place = Place::new();
+    let manager = Manager::new(&place);
+    let cgroup = cgroup_directory("killed").map(Cgroup);
+    let mut extra = vec!["--vm", "7,direct", "--vm", "8,direct"];
+    if let Some(cgroup) = &cgroup {
+        extra.extend(["--cgroup", cgroup.0.to_str().expect("UTF-8")]);
+    }
+    let mut daemon = manager.start(&place, &extra);
+    ready(&place);
+    let (mut seven, mut eight) = (place.front(7), place.front(8));
+    let mut workers = vec![watch(pid_of(&seven.open(1))).expect("a process")];
+    workers.push(watch(pid_of(&eight.open(1))).expect("a process"));
+    let before = (arbiter(&place), place.vm(7)["device_process"].clone());
+    let mut launchers = vec![launcher(&place)];
+    for round in 2..5 {
+        let killed = launchers.last().and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
+        let killed = killed.and_then(watch).expect("a launcher");
+        signal(&killed, Signal::KILL);
+        wait_gone(&killed);
+        if round == 3 {
+            // Nor when another daemon follows meanwhile.
+            daemon = follow(daemon, &manager, &place, &extra);
+        }
+        workers.push(watch(pid_of(&seven.open(round))).expect("a process"));
+        workers.push(watch(pid_of(&eight.open(round))).expect("a process"));
+        let now = launcher(&place);
+        assert!(!launchers.contains(&now));
+        launchers.push(now);
+        assert!(workers.iter().all(is_alive), "a worker was ended");
+        assert_eq!((arbiter(&place), place.vm(7)["device_process"].clone()), before);
+    }
+    if let Some(cgroup) = &cgroup {
+        let groups = || {
+            std::fs::read_dir(&cgroup.0)
+                .expect("groups")
+                .flatten()
+                .filter(|entry| entry.path().is_dir())
+                .count()
+        };
+        assert_eq!(groups(), workers.len());
+        // A group goes with its worker, whoever started it.
+        assert_eq!(seven.ask("close 1"), "closed 1");
+        let left = until(groups, |left| *left < workers.len());
+        assert_eq!(left, workers.len() - 1);
+    } else {
+        println!("without cgroups: no cgroup v2 directory can be made");
+    }
+    end(daemon, &place);
+    if let Some(cgroup) = &cgroup {
+        std::fs::remove_dir(&cgroup.0).expect("no group was left");
+    }
+}
+
+// Promise: F73
+#[test]
+fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() {
+    use std::io::{BufRead as _, BufReader};
+    let place = Place::new();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    // Its filter would end it for the half of this: here only the pipes are between it and the others.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+    command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
+    command
+        .arg("--driver")
+        .arg(place.driver())
+        .args(["--units", "1", "--vm", "7,direct", "--vm", "8,direct"]);
+    command.env("SLUICE_SECCOMP", "off").env("SLUICE_LOG", "warn").stdin(Stdio::null());
+    let mut daemon = command.stderr(Stdio::from(OwnedFd::from(theirs))).spawn().expect("sluiced");
+    drop(command);
+    let log = std::thread::spawn(move || {
+        BufReader::new(ours).lines().map(|line| line.expect("text")).collect::<Vec<String>>()
+    });
+    ready(&place);
+    let (mut seven, mut eight) = (place.front(7), place.front(8));
+    let neighbour = eight.open(1);
+    let pipe = |worker: &Value| worker["log"].as_str().expect("a name").to_owned();
+    assert!(pipe(&neighbour).starts_with("pipe:"), "{neighbour}");
+    let neighbour_process = watch(pid_of(&neighbour)).expect("a process");
+    let before = (arbiter(&place), launcher(&place), place.vm(8)["device_process"].clone());
+    place.mark("hostile", "7");
+    for session in 1..4 {
+        assert_ne!(pipe(&seven.open(session)), pipe(&neighbour), "a pipe is shared");
+    }
+    // Something to log for each process that reads and writes.
+    seven.send("garbage");
+    eight.open(2);
+    assert_eq!((arbiter(&place), launcher(&place), place.vm(8)["device_process"].clone()), before);
+    assert!(is_alive(&neighbour_process) && daemon.try_wait().expect("a status").is_none());
+    let flags = std::fs::read_to_string(format!("/proc/{}/fdinfo/2", daemon.id())).expect("flags");
+    let flags = flags.lines().find_map(|line| line.strip_prefix("flags:")).expect("flags").trim();
+    let flags = u32::from_str_radix(flags, 8).expect("octal");
+    assert_eq!(flags & rustix::fs::OFlags::NONBLOCK.bits(), 0, "the daemon's own were set");
+    place.unmark("hostile");
     signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
     assert!(daemon.wait().expect("sluiced").success());
+    place.wait_empty();
+
+    let lines = log.join().expect("lines");
+    let forged: Vec<&String> = lines.iter().filter(|line| line.contains("forged")).collect();
+    assert!(!forged.is_empty() && forged.len() <= 1000, "{} lines", forged.len());
+    for line in &lines {
+        let own = !line.contains("forged");
+        assert!(own || line.starts_with("launcher pid=") && line.contains(": worker vm=7 pid="), "{line}");
+        assert!(!line.contains(|character: char| character.is_control()), "{line:?}");
+    }
+    assert!(lines.iter().any(|line| line.contains("worker vm=7 pid=") && line.ends_with("lines dropped]")));
+    // The daemon's own line came through.
+    assert!(lines.iter().any(|line| line.contains("sluice_daemon::vm")), "{lines:?}");
 }

@@ -12,7 +12,8 @@ use std::{
 };
 
 use common::{
-    Place, children, descriptors, has_users, is_alive, make_program, pid_of, signal, until, wait_gone, watch,
+    Cgroup, Place, cgroup_directory, children, descriptors, has_users, is_alive, make_program, pid_of,
+    signal, until, wait_gone, watch,
 };
 use rustix::{io::Errno, process::Signal};
 use sluice_protocol::{
@@ -82,6 +83,11 @@ impl Launcher {
     fn ask(&self, request: ToLauncher) -> Result<Started, Errno> {
         socket::send(&self.socket, &request.encode(), &[]).expect("a launcher that listens");
         self.hear()
+    }
+
+    /// What is not answered.
+    fn tell(&self, message: ToLauncher) {
+        socket::send(&self.socket, &message.encode(), &[]).expect("a launcher that listens");
     }
 
     fn worker(&self, session: u32) -> Result<Started, Errno> {
@@ -402,34 +408,6 @@ fn each_worker_runs_as_a_user_of_its_own() {
     launcher.end();
 }
 
-/// A place in the cgroup v2 tree where a test may make groups.
-fn cgroup_directory(test: &str) -> Option<PathBuf> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let mount = mounts.lines().find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        right.starts_with("cgroup2 ").then(|| left.split(' ').nth(4).map(ToOwned::to_owned))?
-    })?;
-    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
-    let directory = Path::new(&mount).join(own).join(format!("sluice-test-{test}-{}", std::process::id()));
-    // Of a test that was killed, whose number has come round.
-    _ = std::fs::remove_dir(&directory);
-    std::fs::create_dir(&directory).ok()?;
-    Some(directory)
-}
-
-/// Ends what a failed test left in its cgroups.
-struct Cgroup(PathBuf);
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // Gone already when the test has succeeded; else the next run of it has a directory of its own.
-        if std::fs::write(self.0.join("cgroup.kill"), "1").is_ok() {
-            eprintln!("{} stays behind", self.0.display());
-        }
-    }
-}
-
 #[test]
 fn a_cgroup_ends_what_a_worker_has_forked() {
     let Some(directory) = cgroup_directory("forked") else {
@@ -502,6 +480,7 @@ fn what_a_launcher_before_left_in_its_cgroups_is_ended() {
     std::fs::write(left.join("cgroup.procs"), sleeper.id().to_string()).expect("moved");
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &["--cgroup", directory.0.to_str().expect("UTF-8")]);
+    launcher.tell(ToLauncher::Sweep {});
     let status = sleeper.wait().expect("a status");
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
     launcher.end();

@@ -20,7 +20,12 @@ fn main() -> ExitCode {
 }
 
 fn run() -> anyhow::Result<()> {
-    let configuration = Configuration::load(Arguments::parse())?;
+    let arguments = Arguments::parse();
+    let check_reload = arguments.check_reload;
+    let configuration = Configuration::load(arguments)?;
+    if check_reload {
+        return daemon::check_reload(&configuration);
+    }
     sluice_logging::start()?;
     // A worker that was taken over may be of the same user, and with a hardware driver it can open files: not our memory.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)

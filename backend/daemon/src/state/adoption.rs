@@ -11,8 +11,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::file::{Found, StateFile};
-use crate::process::Identity;
+use sluice_protocol::control;
+
+use super::file::StateFile;
+use crate::{configuration::Configuration, process::Identity};
 
 /// The form of the file.
 const VERSION: u32 = 1;
@@ -21,6 +23,9 @@ const VERSION: u32 = 1;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Adoptable {
+    /// Version of the messages that these processes speak.
+    #[serde(default)]
+    pub(crate) speaks: Option<u32>,
     pub(crate) launcher: Option<LauncherRecord>,
     /// By VM.
     pub(crate) devices: BTreeMap<u32, DeviceRecord>,
@@ -42,8 +47,70 @@ pub(crate) struct LauncherRecord {
 #[serde(deny_unknown_fields)]
 pub(crate) struct DeviceRecord {
     pub(crate) process: Identity,
+    /// Whether programs of this host connect to it.
+    #[serde(default)]
+    pub(crate) direct: Option<bool>,
+    /// Its displays.
+    #[serde(default)]
+    pub(crate) scanouts: Option<u8>,
     /// By the daemon's own numbers: the device's number, and the worker.
     pub(crate) sessions: BTreeMap<u64, (u32, Identity)>,
+}
+
+/// A daemon cannot go on with what runs. Nothing has been ended for it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReloadError {
+    /// The record is of another version, or damaged.
+    #[error("{0}. {END}")]
+    Record(String),
+    /// Another version of the messages.
+    #[error(
+        "what runs speaks version {theirs} of Sluice's messages, and this sluiced version {}. {END}",
+        control::VERSION
+    )]
+    Version { theirs: u32 },
+    /// A device is of another kind than is configured.
+    #[error(
+        "the device of VM {vm} runs with direct = {direct}, scanouts = {scanouts}, and the configuration has other values. {END}"
+    )]
+    Device { vm: u32, direct: bool, scanouts: u8 },
+}
+
+/// What can be done about it.
+const END: &str = "Nothing was ended: go back to the version and configuration before, or stop sluiced, which ends what runs, and start it";
+
+impl Adoptable {
+    fn processes(&self) -> impl Iterator<Item = Identity> {
+        let launcher = self.launcher.iter().map(|launcher| launcher.process);
+        let devices = self.devices.values().map(|device| device.process);
+        launcher.chain(devices).chain(self.arbiters.values().map(|arbiter| arbiter.process))
+    }
+
+    /// Whether a daemon of this version, with this configuration, can go on with these processes.
+    pub(crate) fn can_be_followed(&self, configuration: &Configuration) -> Result<(), ReloadError> {
+        let other = self.speaks.filter(|speaks| *speaks != control::VERSION);
+        if let Some(theirs) = other
+            && self.processes().any(|process| process.open().is_some())
+        {
+            return Err(ReloadError::Version { theirs });
+        }
+        for vm in &configuration.vms {
+            let Some(device) = self.devices.get(&vm.id) else { continue };
+            let (Some(direct), Some(scanouts)) = (device.direct, device.scanouts) else { continue };
+            if (direct, scanouts) != (vm.direct, vm.scanouts) && device.process.open().is_some() {
+                return Err(ReloadError::Device { vm: vm.id, direct, scanouts });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a daemon with this configuration could go on with what another has left, or runs now.
+///
+/// # Errors
+/// Why it cannot.
+pub(crate) fn check(configuration: &Configuration) -> Result<(), ReloadError> {
+    Adoption::open(&configuration.runtime_dir, true).can_follow(configuration)
 }
 
 /// An arbiter.
@@ -64,6 +131,8 @@ pub(crate) struct Adoption {
     /// What the daemon before has left.
     before: RefCell<Adoptable>,
     now: RefCell<Adoptable>,
+    /// Why it cannot be told what the daemon before has left.
+    unreadable: Option<String>,
     complained: Cell<bool>,
 }
 
@@ -71,21 +140,30 @@ impl Adoption {
     /// What the last daemon left in a directory, to be adopted; nothing where that cannot be read.
     pub(crate) fn open(directory: &Path, kept: bool) -> Self {
         let file = StateFile::new(directory.join("processes.json"), VERSION);
-        let before = match file.load() {
-            Ok(Found::Current(content)) if kept => content,
+        let (before, unreadable) = match file.peek() {
+            Ok(Some(content)) if kept => (content, None),
+            Ok(_) => (Adoptable::default(), None),
             // One that is not the last may name sessions that are not, and miss some that are.
-            Ok(_) => Adoptable::default(),
-            Err(error) => {
-                tracing::error!("{error}; nothing is adopted");
-                Adoptable::default()
+            Err(why) => {
+                let why = format!("{} cannot be understood: {why}", file.path().display());
+                (Adoptable::default(), Some(why))
             }
         };
         Self {
             file,
             kept,
             before: RefCell::new(before),
-            now: RefCell::new(Adoptable::default()),
+            now: RefCell::new(Adoptable { speaks: Some(control::VERSION), ..Adoptable::default() }),
+            unreadable,
             complained: Cell::new(false),
+        }
+    }
+
+    /// Whether a daemon with this configuration can go on with it.
+    pub(crate) fn can_follow(&self, configuration: &Configuration) -> Result<(), ReloadError> {
+        match &self.unreadable {
+            Some(why) => Err(ReloadError::Record(why.clone())),
+            None => self.before.borrow().can_be_followed(configuration),
         }
     }
 

@@ -79,6 +79,14 @@ impl StateFile {
         self.path.with_extension("previous.json")
     }
 
+    /// Reads what was last written, and touches nothing: for what is of no use once it is not the last, and for one who only asks.
+    pub(crate) fn peek<T: DeserializeOwned>(&self) -> Result<Option<T>, String> {
+        match self.read(&self.path)? {
+            Some(content) => Ok(Some(content)),
+            None => self.read(&self.previous()),
+        }
+    }
+
     /// Reads what was last written. What cannot be understood is set aside, for a person to look at, so that it never takes
     /// the place of what can.
     pub(crate) fn load<T: DeserializeOwned>(&self) -> Result<Found<T>, Unreadable> {

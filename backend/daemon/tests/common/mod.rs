@@ -252,6 +252,34 @@ pub(crate) fn has_users(first: u64, count: u64) -> bool {
     rustix::process::geteuid().is_root() && map.lines().any(covers)
 }
 
+/// A place in the cgroup v2 tree where a test may make groups.
+pub(crate) fn cgroup_directory(test: &str) -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mount = mounts.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        right.starts_with("cgroup2 ").then(|| left.split(' ').nth(4).map(ToOwned::to_owned))?
+    })?;
+    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
+    let directory = Path::new(&mount).join(own).join(format!("sluice-test-{test}-{}", std::process::id()));
+    // Of a test that was killed, whose number has come round.
+    _ = std::fs::remove_dir(&directory);
+    std::fs::create_dir(&directory).ok()?;
+    Some(directory)
+}
+
+/// Ends what a failed test left in its cgroups.
+pub(crate) struct Cgroup(pub(crate) PathBuf);
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Gone already when the test has succeeded; else the next run of it has a directory of its own.
+        if std::fs::write(self.0.join("cgroup.kill"), "1").is_ok() {
+            eprintln!("{} stays behind", self.0.display());
+        }
+    }
+}
+
 /// Open descriptors of a process.
 pub(crate) fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a process").count()

@@ -4,7 +4,8 @@
 //! **As a device** it listens on the socket it is given and takes commands from tests, a line each: `open N` asks for a
 //! worker for session N and is answered `worker N PID` or `refused N ERROR`; `close N` ends a session; `garbage` sends
 //! the daemon a message that is none; `exit CODE` ends the process. **As a worker** it answers on its control socket
-//! with what it finds of itself, and ends when that socket closes. **As an arbiter** it lends nothing, takes down what it is
+//! with what it finds of itself, and ends when that socket closes. While the file `hostile` beside the program names its VM, it
+//! does first what a worker that was taken over can do to descriptors, and writes to standard error. **As an arbiter** it lends nothing, takes down what it is
 //! told, and takes commands on `unit-N.sock` beside the program: `told` lists what it was told, `has VM LENT DIRTY` sets what
 //! it says of a VM, once it has heard of it, `event`, `want` report something, `hang` and `exit CODE` end its usefulness. While there is a file `slow`
 //! beside the program it does not become ready. **As an inventory** it knows as many devices as the file `devices` beside the
@@ -36,7 +37,7 @@ fn main() -> Result<()> {
     let name = arguments.next().unwrap_or_default();
     let arguments: Vec<String> = arguments.collect();
     match name.rsplit('/').next() {
-        Some("sluice-worker") => worker(&arguments),
+        Some("sluice-worker") => worker(&arguments, Path::new(&name)),
         Some("sluice-device") => device(&arguments),
         Some("sluice-arbiter") => arbiter(&arguments, Path::new(&name)),
         Some("sluice-inventory") => inventory(&arguments, Path::new(&name)),
@@ -104,12 +105,39 @@ fn inherited(arguments: &[String], flag: &str) -> Result<OwnedFd> {
     Ok(owned)
 }
 
-fn worker(arguments: &[String]) -> Result<()> {
+/// What a worker that was taken over can do to every descriptor it has, and to the log.
+fn attack() -> Result<()> {
+    for number in what_is_open()? {
+        #[expect(unsafe_code, reason = "any number is tried, as an attacker would")]
+        // SAFETY: borrowed for calls that fail cleanly where it is not open.
+        let descriptor = unsafe { rustix::fd::BorrowedFd::borrow_raw(number.cast_signed()) };
+        // Its own control socket is how the test learns that it is done.
+        if number != 3 {
+            _ = rustix::net::shutdown(descriptor, rustix::net::Shutdown::Both);
+        }
+        if number < 3 {
+            let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::APPEND;
+            _ = rustix::fs::fcntl_setfl(descriptor, flags);
+        }
+        _ = rustix::fs::ftruncate(descriptor, 0);
+        _ = rustix::fs::seek(descriptor, rustix::fs::SeekFrom::Start(0));
+    }
+    for line in 0..100_000 {
+        _ = writeln!(io::stderr(), "\r2026-01-01T00:00:00Z ERROR sluice_daemon: forged {line}\x1b[2K");
+    }
+    Ok(())
+}
+
+fn worker(arguments: &[String], program: &Path) -> Result<()> {
     let control = inherited(arguments, "--control-fd")?;
     let mut buffer = vec![0; sluice_protocol::limits::CONTROL_BYTES];
     let Some((bytes, descriptors)) = socket::receive(&control, &mut buffer)? else { return Ok(()) };
     ensure!(descriptors.is_empty(), "descriptors with the set-up");
     let setup: WorkerSetup = codec::decode(bytes)?;
+    let hostile = std::fs::read_to_string(program.with_file_name("hostile")).unwrap_or_default();
+    if hostile.trim().parse() == Ok(setup.vm) {
+        attack()?;
+    }
     let found = what_it_has()?;
     // Held, as the real one does: their end is the end of the worker.
     let mut custody = Vec::new();
@@ -133,6 +161,25 @@ fn worker(arguments: &[String]) -> Result<()> {
 
 /// What a process was given, as members of a JSON object.
 fn what_it_has() -> Result<String> {
+    let descriptors = what_is_open()?;
+    let mut names: Vec<String> = std::env::vars().map(|(name, _)| name).collect();
+    names.sort_unstable();
+    let group = rustix::process::getpgrp().as_raw_nonzero();
+    let core = rustix::process::getrlimit(rustix::process::Resource::Core);
+    let silent = std::fs::read_link("/proc/self/fd/1")? == Path::new("/dev/null");
+    let log = std::fs::read_link("/proc/self/fd/2")?;
+    let capabilities = rustix::thread::capabilities(None)?;
+    Ok(format!(
+        "\"log\":{log:?},\"silent\":{silent},\"visible\":{:?},\"capabilities\":{},\"fds\":{descriptors:?},\"environment\":{names:?},\"group\":{group},\"core\":{},\"privileges\":{},\"uid\":{}",
+        std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default(),
+        capabilities.permitted.union(capabilities.inheritable).bits(),
+        core.maximum.map_or(-1, |maximum| i64::try_from(maximum).unwrap_or(i64::MAX)),
+        !rustix::thread::no_new_privs()?,
+        rustix::process::getuid().as_raw()
+    ))
+}
+
+fn what_is_open() -> Result<Vec<u32>> {
     let mut descriptors = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let entry = entry?;
@@ -142,20 +189,7 @@ fn what_it_has() -> Result<String> {
         }
     }
     descriptors.sort_unstable();
-    let mut names: Vec<String> = std::env::vars().map(|(name, _)| name).collect();
-    names.sort_unstable();
-    let group = rustix::process::getpgrp().as_raw_nonzero();
-    let core = rustix::process::getrlimit(rustix::process::Resource::Core);
-    let silent = std::fs::read_link("/proc/self/fd/1")? == Path::new("/dev/null");
-    let capabilities = rustix::thread::capabilities(None)?;
-    Ok(format!(
-        "\"silent\":{silent},\"visible\":{:?},\"capabilities\":{},\"fds\":{descriptors:?},\"environment\":{names:?},\"group\":{group},\"core\":{},\"privileges\":{},\"uid\":{}",
-        std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default(),
-        capabilities.permitted.union(capabilities.inheritable).bits(),
-        core.maximum.map_or(-1, |maximum| i64::try_from(maximum).unwrap_or(i64::MAX)),
-        !rustix::thread::no_new_privs()?,
-        rustix::process::getuid().as_raw()
-    ))
+    Ok(descriptors)
 }
 
 /// What an arbiter knows.

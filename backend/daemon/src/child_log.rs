@@ -1,0 +1,412 @@
+//! The log of a child: its standard error, a pipe of its own, read here and passed on to this process's own standard error.
+//!
+//! Every line that is passed on begins with a label that this process writes, has no control characters and is bounded, so
+//! that no child can pass its line off as another's. How many lines pass is bounded per child, per VM and for all that
+//! guests reach: what is beyond is dropped and counted. A child that writes too fast is not read for a while; its pipe fills
+//! and it loses lines itself, but neither it nor this process waits.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    io::Errno,
+    pipe::PipeFlags,
+};
+
+use crate::rate::TokenBucket;
+
+/// Bytes of a child's line that are passed on. With its label it is still one write of [`sluice_logging::output`].
+const LINE_BYTES: usize = 2048;
+/// Bytes of a launcher's line: one of a child with the label it got.
+const LAUNCHER_LINE_BYTES: usize = LINE_BYTES + 1024;
+/// Bytes a child's pipe holds.
+const PIPE_BYTES: usize = 16 << 10;
+/// Bytes the pipe of a launcher holds, through which the logs of all its children come.
+const LAUNCHER_PIPE_BYTES: usize = 256 << 10;
+/// Lines of one child at once, and per second in the long run.
+const CHILD: (u32, f64) = (200, 10.0);
+/// The same for all workers of a VM and its device.
+const VM: (u32, f64) = (400, 20.0);
+/// The same for all that guests reach. In the 30 seconds for which a journal counts, that is half of the 10,000 lines of a
+/// service that it takes: what the service says itself is never dropped there because of a guest.
+const GUESTS: (u32, f64) = (2000, 100.0);
+/// How long a child that writes too fast is not read, at least.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// A pipe for a child's standard error: the end to read, and the child's. Neither end waits for the other.
+pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    pipe_of(PIPE_BYTES)
+}
+
+/// The same for a launcher.
+pub(crate) fn launcher_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    pipe_of(LAUNCHER_PIPE_BYTES)
+}
+
+fn pipe_of(bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    rustix::pipe::fcntl_setpipe_size(&writer, bytes)?;
+    Ok((reader, writer))
+}
+
+/// Splits what a child writes into lines, each cleaned and bounded.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    /// Bytes of a line.
+    bound: usize,
+    /// The beginning of a line whose end has not come.
+    begun: Vec<u8>,
+    /// Whether the rest of this line is beyond the bound.
+    skipping: bool,
+}
+
+impl Lines {
+    fn new(bound: usize) -> Self {
+        Self { bound, begun: Vec::new(), skipping: false }
+    }
+
+    /// Takes what was read, and hands each line that it completes to `line`.
+    pub(crate) fn take(&mut self, mut bytes: &[u8], mut line: impl FnMut(&str)) {
+        while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+            self.add(&bytes[..end]);
+            self.complete(&mut line);
+            bytes = &bytes[end + 1..];
+        }
+        self.add(bytes);
+    }
+
+    /// The child writes no more: what has no end is a line as well.
+    pub(crate) fn finish(&mut self, mut line: impl FnMut(&str)) {
+        if !self.begun.is_empty() {
+            self.complete(&mut line);
+        }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        let room = self.bound - self.begun.len();
+        self.skipping |= bytes.len() > room;
+        self.begun.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+
+    fn complete(&mut self, line: &mut impl FnMut(&str)) {
+        let mut text = clean(&self.begun);
+        if std::mem::take(&mut self.skipping) {
+            text.push_str(" [cut]");
+        }
+        self.begun.clear();
+        line(&text);
+    }
+}
+
+/// The text of a line: characters that a terminal or a reader of logs acts on become question marks, as does what is no text.
+fn clean(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        let acts = |character: char| {
+            // Ends of lines and paragraphs, and marks that turn the direction of text.
+            let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+            character.is_control() && character != '\t' || turns
+        };
+        text.extend(chunk.valid().chars().map(|character| if acts(character) { '?' } else { character }));
+        text.extend(chunk.invalid().iter().map(|_| '?'));
+    }
+    text
+}
+
+/// How many lines of guests' processes may still pass: of each VM, and of all.
+#[derive(Debug)]
+pub(crate) struct GuestLimits {
+    vms: BTreeMap<u32, TokenBucket>,
+    all: TokenBucket,
+}
+
+impl GuestLimits {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { vms: BTreeMap::new(), all: TokenBucket::new(GUESTS.1, GUESTS.0, now) }
+    }
+
+    /// Lets a line of a VM pass, or says how long there will be none.
+    fn take(&mut self, vm: u32, now: Instant) -> Result<(), Duration> {
+        let bucket = || TokenBucket::new(VM.1, VM.0, now);
+        self.vms.entry(vm).or_insert_with(bucket).take(now)?;
+        self.all.take(now)
+    }
+
+    /// Forgets VMs whose limits are as they were at first. The others' go on to hold for the VM's next worker.
+    pub(crate) fn forget_full(&mut self, now: Instant) {
+        self.vms.retain(|_, bucket| !bucket.is_full(now));
+    }
+}
+
+/// What reading a child's log came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// There is nothing more for now.
+    Wait,
+    /// There may be more.
+    More,
+    /// It is read again at this time, not before.
+    At(Instant),
+    /// There will be no more.
+    End,
+}
+
+/// The log of one child.
+#[derive(Debug)]
+pub(crate) struct ChildLog {
+    pipe: OwnedFd,
+    lines: Lines,
+    gate: Gate,
+}
+
+impl AsFd for ChildLog {
+    fn as_fd(&self) -> rustix::fd::BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+}
+
+impl ChildLog {
+    pub(crate) fn new(pipe: OwnedFd, label: String, vm: Option<u32>, now: Instant) -> Self {
+        let limit = Some(TokenBucket::new(CHILD.1, CHILD.0, now));
+        Self { pipe, lines: Lines::new(LINE_BYTES), gate: Gate { label, vm, limit, dropped: 0 } }
+    }
+
+    /// The log of a launcher, which has bounded what its children say and says little itself.
+    pub(crate) fn of_launcher(pipe: OwnedFd, process: u32) -> Self {
+        let label = format!("launcher pid={process}");
+        let gate = Gate { label, vm: None, limit: None, dropped: 0 };
+        Self { pipe, lines: Lines::new(LAUNCHER_LINE_BYTES), gate }
+    }
+
+    /// Reads what there is, not more than the pipe holds, and passes on what may pass.
+    pub(crate) fn read(&mut self, guests: &mut GuestLimits, now: Instant) -> Next {
+        let mut out = |line: &[u8]| _ = sluice_logging::output::put(line);
+        self.read_to(guests, now, &mut out)
+    }
+
+    /// The child has ended: passes on what is left.
+    pub(crate) fn finish(&mut self, guests: &mut GuestLimits, now: Instant) {
+        let mut out = |line: &[u8]| _ = sluice_logging::output::put(line);
+        self.read_to(guests, now, &mut out);
+        self.end(guests, now, &mut out);
+    }
+
+    fn read_to(&mut self, guests: &mut GuestLimits, now: Instant, out: &mut dyn FnMut(&[u8])) -> Next {
+        let mut wait = None;
+        let mut next = Next::More;
+        let mut bytes = [0; 4096];
+        for _ in 0..PIPE_BYTES.div_ceil(bytes.len()) {
+            match rustix::io::read(&self.pipe, &mut bytes) {
+                Ok(0) => {
+                    self.end(guests, now, out);
+                    return Next::End;
+                }
+                Ok(count) => {
+                    let Self { lines, gate, .. } = self;
+                    lines.take(&bytes[..count], |line| {
+                        wait = gate.pass(line, guests, now, out).err().or(wait);
+                    });
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    next = Next::Wait;
+                    break;
+                }
+                Err(error) => {
+                    tracing::error!("cannot read the log of {}: {error}", self.gate.label);
+                    return Next::End;
+                }
+            }
+        }
+        wait.map_or(next, |wait| Next::At(now + wait.max(PAUSE)))
+    }
+
+    fn end(&mut self, guests: &mut GuestLimits, now: Instant, out: &mut dyn FnMut(&[u8])) {
+        let Self { lines, gate, .. } = self;
+        lines.finish(|line| _ = gate.pass(line, guests, now, out));
+        gate.say_dropped(out);
+    }
+}
+
+/// Decides which lines of a child pass.
+#[derive(Debug)]
+struct Gate {
+    /// What its lines begin with.
+    label: String,
+    /// The VM whose guest reaches the child, if one does.
+    vm: Option<u32>,
+    /// Lines that may pass; all where it is none.
+    limit: Option<TokenBucket>,
+    /// Lines that did not, since that was last said.
+    dropped: u64,
+}
+
+impl Gate {
+    /// Passes a line on, or drops it and says how long there is no room for another.
+    fn pass(
+        &mut self,
+        line: &str,
+        guests: &mut GuestLimits,
+        now: Instant,
+        out: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), Duration> {
+        let own = self.limit.as_mut().map_or(Ok(()), |limit| limit.take(now));
+        let taken = own.and_then(|()| self.vm.map_or(Ok(()), |vm| guests.take(vm, now)));
+        if taken.is_err() {
+            self.dropped = self.dropped.saturating_add(1);
+            return taken;
+        }
+        self.say_dropped(out);
+        out(format!("{}: {line}", self.label).as_bytes());
+        Ok(())
+    }
+
+    /// Says how many lines were dropped; at most once per line that passes, and once at the end.
+    fn say_dropped(&mut self, out: &mut dyn FnMut(&[u8])) {
+        let dropped = std::mem::take(&mut self.dropped);
+        if dropped > 0 {
+            out(format!("{}: [{dropped} lines dropped]", self.label).as_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn lines_of(chunks: &[&[u8]]) -> Vec<String> {
+        let (mut lines, mut found) = (Lines::new(LINE_BYTES), Vec::new());
+        for chunk in chunks {
+            lines.take(chunk, |line| found.push(line.to_owned()));
+        }
+        lines.finish(|line| found.push(line.to_owned()));
+        found
+    }
+
+    // Promise: F72
+    #[test]
+    fn text_in_any_pieces_becomes_the_same_lines() {
+        assert_eq!(lines_of(&[b"one\ntw", b"o\n", b"", b"three"]), ["one", "two", "three"]);
+        assert_eq!(lines_of(&[b"\n\n"]), ["", ""]);
+        assert_eq!(lines_of(&[b""]), [] as [&str; 0]);
+        // A character that comes in two pieces is one.
+        assert_eq!(lines_of(&[b"gr\xc3", b"\xbc\xc3\x9f\n"]), ["gr\u{fc}\u{df}"]);
+    }
+
+    // Promise: F72
+    #[test]
+    fn line_with_control_characters_has_none_when_it_is_passed_on() {
+        let line = b"\x1b[2J\rsluiced: all is well\x00\x9b\xff\x7f\tand \xe2\x80\xa8more \xe2\x80\xae\n";
+        assert_eq!(lines_of(&[line]), ["?[2J?sluiced: all is well????\tand ?more ?"]);
+    }
+
+    // Promise: F72
+    #[test]
+    fn line_without_end_is_bounded_and_says_that_it_was_cut() {
+        let long = vec![b'x'; 10 * LINE_BYTES];
+        let found = lines_of(&[&long, &long, b"\nnext\n"]);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0], format!("{} [cut]", "x".repeat(LINE_BYTES)));
+        assert_eq!(found[1], "next");
+        let exact = [&long[..LINE_BYTES], b"\n"].concat();
+        assert_eq!(lines_of(&[&exact]), ["x".repeat(LINE_BYTES)]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_become_bounded_text(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..600), 0..20)) {
+            let chunks: Vec<&[u8]> = chunks.iter().map(Vec::as_slice).collect();
+            let found = lines_of(&chunks);
+            let whole = chunks.concat();
+            prop_assert_eq!(&found, &lines_of(&[&whole]));
+            for line in found {
+                // Every byte that is no text becomes one character.
+                prop_assert!(line.len() <= LINE_BYTES + 6 && !line.contains(|c: char| c.is_control() && c != '\t'));
+            }
+        }
+    }
+
+    struct Read {
+        log: ChildLog,
+        writer: OwnedFd,
+        guests: GuestLimits,
+        start: Instant,
+    }
+
+    impl Read {
+        fn new(vm: Option<u32>) -> Self {
+            let start = Instant::now();
+            let (reader, writer) = pipe().expect("a pipe");
+            let log = ChildLog::new(reader, "a child".to_owned(), vm, start);
+            Self { log, writer, guests: GuestLimits::new(start), start }
+        }
+
+        fn at(&mut self, seconds: u64) -> (Next, Vec<String>) {
+            let mut found = Vec::new();
+            let mut out = |line: &[u8]| found.push(String::from_utf8(line.to_owned()).expect("text"));
+            let next =
+                self.log.read_to(&mut self.guests, self.start + Duration::from_secs(seconds), &mut out);
+            (next, found)
+        }
+    }
+
+    // Promise: F72
+    #[test]
+    fn child_that_writes_too_fast_is_labelled_dropped_counted_and_left_alone() {
+        let mut read = Read::new(None);
+        let mut written = 0;
+        // Until its pipe is full, which is said at once.
+        while rustix::io::write(&read.writer, b"forged: line\n").is_ok() {
+            written += 1;
+        }
+        let (next, found) = read.at(0);
+        assert_eq!(next, Next::At(read.start + PAUSE));
+        assert_eq!(found.len(), 200);
+        assert!(found.iter().all(|line| line == "a child: forged: line"), "{found:?}");
+        rustix::io::write(&read.writer, b"later\n").expect("room");
+        let (next, found) = read.at(10);
+        assert_eq!((next, found.len()), (Next::Wait, 2));
+        assert_eq!(
+            found,
+            [format!("a child: [{} lines dropped]", written - 200), "a child: later".to_owned()]
+        );
+    }
+
+    // Promise: F72
+    #[test]
+    fn children_of_a_vm_share_its_limit_and_others_have_theirs() {
+        let mut limits = GuestLimits::new(Instant::now());
+        let now = Instant::now();
+        let passed = (0..10_000).filter(|_| limits.take(1, now).is_ok()).count();
+        assert_eq!(passed, 400);
+        assert_eq!((0..10_000).filter(|_| limits.take(2, now).is_ok()).count(), 400);
+        limits.forget_full(now + Duration::from_secs(1));
+        assert!((0..10_000).filter(|_| limits.take(1, now + Duration::from_secs(1)).is_ok()).count() <= 20);
+        limits.forget_full(now + Duration::from_secs(100));
+        assert!(limits.vms.is_empty());
+        // All VMs together, for as long as a journal counts.
+        let mut limits = GuestLimits::new(now);
+        let second = |second| now + Duration::from_secs(second);
+        let passed = (0..30).flat_map(|at| (0..100_000).map(move |line| (at, line % 100)));
+        let passed = passed.filter(|(at, vm)| limits.take(*vm, second(*at)).is_ok()).count();
+        assert!(passed <= 5000, "{passed} lines");
+    }
+
+    // Promise: F72
+    #[test]
+    fn what_a_child_wrote_last_is_passed_on_at_its_end() {
+        let mut read = Read::new(Some(1));
+        rustix::io::write(&read.writer, b"one\nlast words").expect("written");
+        let Read { log, writer, guests, start } = &mut read;
+        drop(std::mem::replace(writer, std::fs::File::open("/dev/null").expect("a file").into()));
+        let mut found = Vec::new();
+        let mut out = |line: &[u8]| found.push(String::from_utf8(line.to_owned()).expect("text"));
+        while log.read_to(guests, *start, &mut out) != Next::End {}
+        assert_eq!(found, ["a child: one", "a child: last words"]);
+    }
+}
