@@ -221,7 +221,7 @@ fn prepare(sources: &[RawFd], limit: u64, end_with: Option<Pid>) -> io::Result<(
     Ok(())
 }
 
-/// Its log outlives whoever reads it no more than its sockets do: writing to none is an error, and never its end.
+/// A child may outlive the launcher, which reads its log: a write is then an error, and never the end of the child.
 fn ignore_broken_pipes() -> io::Result<()> {
     // SAFETY: no handler of ours runs; the disposition is the child's own.
     match unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) } {

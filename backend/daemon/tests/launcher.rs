@@ -463,7 +463,7 @@ fn a_cgroup_ends_what_a_worker_has_forked() {
     std::fs::remove_dir(&directory.0).expect("no group was left");
 }
 
-// Promise: F61
+// Promise: F61, F74
 #[test]
 fn what_a_launcher_before_left_in_its_cgroups_is_ended() {
     let Some(directory) = cgroup_directory("before") else {

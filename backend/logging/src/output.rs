@@ -93,7 +93,7 @@ pub(crate) struct Event;
 
 impl io::Write for Event {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A dropped line is counted, and is no error: whoever logs could only log that.
+        // A dropped line is counted, and is no error: a caller could only log that.
         put(bytes);
         Ok(bytes.len())
     }

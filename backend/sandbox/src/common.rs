@@ -69,7 +69,7 @@ pub(crate) fn identity() -> Vec<Rule> {
 }
 
 /// Settings of descriptors and threads that change nothing about what the process may do. Flags of the standard streams stay as
-/// they are: they belong to the open file, which whoever started this process may share.
+/// they are: they belong to the open file, which other processes may share.
 pub(crate) fn settings(more: &[i32]) -> Vec<Rule> {
     let commands = [&[F_GETFD, F_SETFD, F_GETFL], more].concat();
     vec![
@@ -79,7 +79,7 @@ pub(crate) fn settings(more: &[i32]) -> Vec<Rule> {
     ]
 }
 
-/// `shutdown`, but of no standard stream: that would close it for everyone who shares it.
+/// `shutdown`, but of no standard stream: that would close it for every process that shares it.
 pub(crate) fn shutdown(why: &'static str) -> Rule {
     Rule::none_of(libc::SYS_shutdown, 0, &[0, 1, 2], why)
 }
