@@ -7,7 +7,7 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::{fs::PermissionsExt as _, net::UnixStream},
     },
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
