@@ -470,7 +470,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
             => [3, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
         ToLauncher::StartInventory {} => [4], fds 0;
         ToLauncher::Settle {} => [5], fds 0;
-        ToLauncher::KeepWorker { process: 7, started: 0x1_0000_0002 } => [6, 7, 2, 1], fds 0;
+        ToLauncher::KeepWorker { process: 7, started: 0x1_0000_0002 } => [6, 7, 0x1_0000_0002], fds 0;
         ToLauncher::Sweep {} => [7], fds 0;
     }
     golden! { FromLauncher:
