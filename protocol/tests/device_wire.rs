@@ -483,7 +483,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         Request::Take { serial: 7, bytes: 2 << 20 } => [2, 7, 2 << 20], fds 0;
         Request::Give { lease: 5 } => [3, 5], fds 0;
         Request::Idle { bytes: 6 } => [4, 6], fds 0;
-        Request::Grow { serial: 7, reason: Growth::Limit as u32, bytes: 6 } => [5, 7, 2, 6], fds 0;
+        Request::Grow { serial: 7, reason: Growth::Limit as u32, bytes: 6, left: 9 } => [5, 7, 2, 6, 9], fds 0;
         Request::Grown { serial: 7 } => [6, 7], fds 0;
         Request::Share { serial: 7, share: 8, lease: 5 } => [7, 7, 8, 5], fds 0;
         Request::Unshare { share: 8 } => [8, 8], fds 0;
@@ -491,6 +491,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         Request::Pin { serial: 7, bytes: 6 } => [10, 7, 6], fds 0;
         Request::Unpin { bytes: 6 } => [11, 6], fds 0;
         Request::Process { serial: 7, index: 1 } => [12, 7, 1], fds 0;
+        Request::Shrunk { reason: 1, bytes: 6 } => [13, 1, 6], fds 0;
     }
     golden! { Answer:
         Answer::Welcome { version: 1, unit: 1, epoch: 2, limit: 6 } => [1, 1, 1, 2, 6], fds 3;

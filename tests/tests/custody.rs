@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
-use sluice_protocol::limits;
 use sluice_tests::direct::{PATIENCE, private_kibibytes};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, kill, signal, tail};
@@ -20,7 +19,6 @@ const DEVICE_MIB: u64 = 256;
 const QUOTA: u64 = 32 * MIB;
 
 /// What its driver may take beside that.
-const HEADROOM: u64 = 16 * MIB;
 
 /// A liar at work, and its neighbour.
 struct Stage {
@@ -76,7 +74,6 @@ impl Stage {
     fn begin_with(attack: &str, quota: u64) -> Result<Self> {
         let binaries = Binaries::locate()?;
         let mut options = Options::with_limits(DEVICE_MIB, &[quota / MIB, 0]);
-        options.vms[0].push_str(&format!(",headroom={}MiB", HEADROOM / MIB));
         options.worker = Some(binaries.get("sluice-hostile-worker")?);
         let tenants = Tenants::start(&binaries, &options)?;
         let (before, _) = tenants.wait_settled()?;
@@ -338,21 +335,18 @@ fn a_worker_that_floods_delays_nobody_and_grows_nothing() -> Result<()> {
 
 // Promise: F60
 #[test]
-fn a_worker_that_keeps_a_grant_is_ended_and_others_wait_no_longer() -> Result<()> {
+fn a_grant_that_a_worker_keeps_holds_up_no_other_vm() -> Result<()> {
     let stage = Stage::begin("never-grown")?;
     stage.wait_for("grant")?;
-    // The neighbour's context needs a grant, of which there is one at a time.
     let start = Instant::now();
     let mut guard = stage.tenants.spawn(2, "guard", &stage.guard, &[])?;
-    stage.wait_for_event("abuse")?;
-    // A program that has lost its worker may ask for another one, which would do the same.
-    kill(stage.client.id());
     guard.wait_for_line("holding", PATIENCE)?;
     signal(guard.id(), Signal::USR1)?;
     let status = guard.wait(PATIENCE)?.context("the guard ends")?;
     ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
-    println!("the neighbour started {:?} beside a grant that was kept", start.elapsed());
-    ensure!(start.elapsed() < Duration::from_millis(limits::GROW_MILLISECONDS) + PATIENCE, "too long");
+    println!("the neighbour started, took all of its quota and ended in {:?} beside a grant that was kept", start.elapsed());
+    ensure!(!stage.has_event("abuse")?, "slow growth is no abuse");
+    kill(stage.client.id());
     stage.clear()
 }
 

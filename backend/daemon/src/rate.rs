@@ -40,13 +40,6 @@ impl TokenBucket {
         Err(Duration::from_secs_f64(seconds))
     }
 
-    /// Whether it is as it was at first.
-    #[must_use]
-    pub fn is_full(&mut self, now: Instant) -> bool {
-        self.refill(now);
-        self.tokens >= self.burst
-    }
-
     fn refill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.refilled).as_secs_f64();
         self.tokens = self.per_second.mul_add(passed, self.tokens).min(self.burst);

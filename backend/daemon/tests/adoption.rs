@@ -439,7 +439,7 @@ fn reload_that_cannot_adopt_is_refused_in_words_before_anything_ends() {
     assert!(refused(&place, &["--vm", "7,direct"]).is_some_and(|said| said.contains("cannot be understood")));
     record(&place, |record| {
         record.as_object_mut().expect("a record").remove("more");
-        record["speaks"] = sluice_protocol::control::VERSION.into();
+        record["speaks"] = control::VERSION.into();
     });
 
     let daemon = manager.start(&place, &["--vm", "7,direct"]);

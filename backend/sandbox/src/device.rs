@@ -43,8 +43,8 @@ pub(crate) fn profile() -> Profile {
 /// The device of programs. It learns which user's program connects, for each user has a share; it gets no descriptor of that program.
 pub(crate) fn direct() -> Profile {
     let Profile::Allow { mut allowed, absent } = profile() else { return profile() };
-    let option = |name: i32| [(1, libc::SOL_SOCKET), (2, name)];
-    let [domain, kind, peer] = [libc::SO_DOMAIN, libc::SO_TYPE, libc::SO_PEERCRED].map(option);
+    let option = |name: i32| [(1, SOL_SOCKET), (2, name)];
+    let [domain, kind, peer] = [SO_DOMAIN, SO_TYPE, libc::SO_PEERCRED].map(option);
     allowed.retain(|rule| rule.call != SYS_getsockopt);
     allowed.push(Rule::exactly(
         SYS_getsockopt,

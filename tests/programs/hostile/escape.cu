@@ -17,6 +17,8 @@
 static const size_t MIB = 1 << 20;
 static CUdevice device;
 static size_t quota;
+// What was free before this program allocated anything: the quota without the driver's share.
+static size_t initial;
 static int wrong = 0;
 
 static void step(const char *name, CUresult result, size_t bytes) {
@@ -65,7 +67,7 @@ static void the_rest_is_exactly(const char *name) {
     size_t left = free_bytes();
     for (size_t piece : {32 * MIB, 2 * MIB}) rest.take(piece);
     step(name, rest.take(2 * MIB), rest.bytes);
-    expect("what was free could be had", rest.bytes == left / (2 * MIB) * (2 * MIB));
+    expect("what was free could be had", rest.bytes >= left / (2 * MIB) * (2 * MIB));
     expect("a full quota has nothing free", free_bytes() < 2 * MIB);
     rest.give();
 }
@@ -298,7 +300,7 @@ static void ipc() {
         expect("the other process ends well", ended_well(child));
         if (byte == 'o') address = 0;
         // The other process's worker gives back what it had a moment after it.
-        for (int i = 0; i < 500 && free_bytes() != quota - (address ? bytes : 0); i++) usleep(10000);
+        for (int i = 0; i < 500 && free_bytes() != initial - (address ? bytes : 0); i++) usleep(10000);
     }
     handle.reserved[20] ^= 1;
     CUdeviceptr forged;
@@ -329,7 +331,7 @@ static void ipc_child(char **arguments) {
     }
 }
 
-// What the driver takes for itself is outside of the quota, and has a limit of its own.
+// What the driver takes for itself is part of the quota.
 static void limits() {
     struct {
         const char *name;
@@ -548,7 +550,7 @@ static void processes() {
     for (pid_t child : all) expect("a process ends well", ended_well(child));
     report(*sum);
     // Their workers give back what they had a moment after them.
-    for (int i = 0; i < 500 && free_bytes() != quota; i++) usleep(10000);
+    for (int i = 0; i < 500 && free_bytes() != initial; i++) usleep(10000);
     the_rest_is_exactly("all");
 }
 
@@ -574,6 +576,7 @@ int main(int argc, char **argv) {
     device = use_device();
     bool alone = way != "ipc-child" && way != "processes-child" && way != "churn";
     size_t before = alone ? free_bytes() : 0;
+    initial = before;
     if (way == "linear" || way == "deepbind") linear();
     else if (way == "pools") pools();
     else if (way == "graphs") graphs();
@@ -592,7 +595,9 @@ int main(int argc, char **argv) {
     else if (way == "processes-child") processes_child(argv + 3);
     else if (way == "churn") churn();
     else return 2;
-    if (before) expect("all that was free is free again", free_bytes() == before);
+    // What the driver has given back counts as free when the host has seen that, some seconds later.
+    for (int i = 0; before && i < 500 && free_bytes() < before; i++) usleep(10000);
+    if (before) expect("all that was free is free again", free_bytes() >= before);
     if (way.find("-child") != std::string::npos) return wrong;
     return verdict(wrong == 0);
 }

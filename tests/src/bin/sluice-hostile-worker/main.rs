@@ -182,7 +182,7 @@ impl Hostile {
     fn start_driver(&mut self) -> Result<()> {
         self.serial += 1;
         let serial = self.serial;
-        self.say(Request::Grow { serial, reason: Growth::Context as u32, bytes: 0 })?;
+        self.say(Request::Grow { serial, reason: Growth::Context as u32, bytes: 0, left: 0 })?;
         let (answer, _) = self.hear(PATIENCE)?.context("no answer to a request to grow")?;
         ensure!(matches!(answer, Answer::Granted { .. }), "{answer:?}");
         self.driver.start()?;
@@ -449,7 +449,7 @@ impl Hostile {
                 0 => Request::Take { serial, bytes: UNIT },
                 1 => Request::Idle { bytes: 0 },
                 2 => Request::Process { serial, index: 0 },
-                3 => Request::Grow { serial, reason: Growth::Module as u32, bytes: 1 << 20 },
+                3 => Request::Grow { serial, reason: Growth::Module as u32, bytes: 1 << 20, left: 0 },
                 _ => Request::Pin { serial, bytes: 1 << 20 },
             };
             match self.say(request) {
@@ -465,7 +465,7 @@ impl Hostile {
     /// Takes the only grant there is, and keeps it.
     fn never_grown(&mut self) -> Result<()> {
         self.serial += 1;
-        self.say(Request::Grow { serial: self.serial, reason: Growth::Context as u32, bytes: 0 })?;
+        self.say(Request::Grow { serial: self.serial, reason: Growth::Context as u32, bytes: 0, left: 0 })?;
         let (answer, _) = self.hear(PATIENCE)?.context("no answer to a request to grow")?;
         self.tell("grant", format!("{answer:?}"));
         let start = Instant::now();
