@@ -18,7 +18,7 @@ pub(crate) struct Share {
     /// Of that, what is kept for it
     #[arg(long, value_name = "SIZE")]
     guaranteed: Option<Size>,
-    /// What the driver may take for itself for it
+    /// Memory beside the quota, to which what the driver takes is charged first [default: 0]
     #[arg(long, value_name = "SIZE")]
     headroom: Option<Size>,
     /// Guest memory it may have pinned

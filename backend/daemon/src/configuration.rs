@@ -565,7 +565,7 @@ pub struct VmSpec {
     /// Of that, what is kept for it; the rest it has while nobody else does.
     #[serde(default)]
     pub guaranteed: Size,
-    /// What the driver may take for itself for this VM; 0 for no limit.
+    /// Bytes beside the quota, to which what the driver takes for this VM is charged first.
     #[serde(default)]
     pub headroom: Size,
     /// Guest memory it may have pinned; 0 for no limit.

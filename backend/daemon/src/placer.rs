@@ -560,8 +560,8 @@ impl Placer {
             // Arbiters lend only what they have swept.
             _ = fleet.proven_clean(*unit);
             if fleet.unit(*unit).is_some_and(|unit| unit.shared) {
-                // Nor what they leave to the driver, nor what could not be proven clean; nobody is promised that.
-                let kept = room.last().map_or(0, |report| report.headroom.saturating_add(report.suspect));
+                // Nor what could not be proven clean. What drivers take is part of quotas.
+                let kept = room.last().map_or(0, |report| report.suspect);
                 let of_file = |device| self.parts.configuration.promised_on(device);
                 let promised = if room.place().is_whole() { of_file(room.place().device) } else { 0 };
                 let left = lendable.saturating_sub(kept).saturating_sub(promised);

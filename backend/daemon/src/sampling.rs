@@ -55,7 +55,8 @@ impl Registry {
             let (mut lent, mut other, mut done) = (0_u64, 0_u64, Done::default());
             for unit in self.units.iter() {
                 let Some(report) = unit.last_of_vm(vm.id()) else { continue };
-                lent = lent.saturating_add(report.lent);
+                // The driver's share is part of what a VM has.
+                lent = lent.saturating_add(report.lent).saturating_add(report.headroom);
                 other = other.saturating_add(report.dirty).saturating_add(report.headroom);
                 if let Some(arbiter) = unit.arbiter() {
                     let now = Done::of(&report);

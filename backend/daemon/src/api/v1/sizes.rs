@@ -32,7 +32,7 @@ pub(crate) struct SizeRequest {
     #[serde(default)]
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     guaranteed_bytes: Option<u64>,
-    /// What the driver may take for itself; no limit if not given.
+    /// Bytes beside the quota, to which what the driver takes is charged first; 0 if not given.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     headroom_bytes: Option<u64>,
@@ -77,7 +77,7 @@ pub(crate) struct Size {
     memory_bytes: u64,
     /// Of that, what is kept.
     guaranteed_bytes: u64,
-    /// What the driver may take for itself; 0 for no limit.
+    /// Bytes beside the quota, to which what the driver takes is charged first.
     headroom_bytes: u64,
     /// Guest memory that may be pinned; 0 for no limit.
     pinned_bytes: u64,

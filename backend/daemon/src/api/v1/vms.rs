@@ -51,7 +51,7 @@ pub(crate) struct VmRequest {
     /// Of that, what is kept for it; the rest it has while nobody else does.
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     guaranteed_bytes: Option<u64>,
-    /// What the driver may take for itself for this VM; no limit if not given.
+    /// Bytes beside the quota, to which what the driver takes for this VM is charged first; 0 if not given.
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     headroom_bytes: Option<u64>,
     /// Guest memory it may have pinned; no limit if not given.
@@ -212,7 +212,7 @@ pub(crate) struct Vm {
     memory_bytes: u64,
     /// Of that, what is kept for it.
     guaranteed_bytes: u64,
-    /// What the driver may take for itself for this VM; 0 for no limit.
+    /// Bytes beside the quota, to which what the driver takes for this VM is charged first.
     headroom_bytes: u64,
     /// Guest memory it may have pinned; 0 for no limit.
     pinned_bytes: u64,
@@ -398,7 +398,7 @@ pub(crate) struct VmUnit {
     unit: u32,
     /// Device memory lent to it.
     lent_bytes: u64,
-    /// What the driver has taken for it.
+    /// What the driver takes for it; beyond the VM's headroom it is part of the quota.
     headroom_bytes: u64,
     /// What it gave back and is not clean yet.
     dirty_bytes: u64,
