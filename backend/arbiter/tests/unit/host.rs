@@ -58,14 +58,28 @@ pub(crate) fn null_driver() -> PathBuf {
 pub(crate) struct Listed {
     /// Processes it lists although they are dead.
     pub(crate) stuck: HashSet<u32>,
-    /// Processes it lists, with their bytes.
-    pub(crate) processes: Vec<(u32, u64)>,
+    /// Processes it lists, with their bytes; `None` lists every worker that has begun and lives, with its context.
+    pub(crate) processes: Option<Vec<(u32, u64)>>,
+    /// Processes of workers that have begun.
+    pub(crate) begun: Vec<u32>,
+    /// Bytes of a context.
+    pub(crate) context: u64,
     /// Percent of the time for which kernels of a process run, where that is known.
     pub(crate) busy: HashMap<u32, u32>,
     /// Bytes used on the device; `None` does not answer.
     pub(crate) used: Option<u64>,
     /// How often that was asked for.
     pub(crate) asked: u64,
+}
+
+impl Listed {
+    fn nth(&self, index: usize) -> Option<(u32, u64)> {
+        if let Some(processes) = &self.processes {
+            return processes.get(index).copied();
+        }
+        let known = self.begun.iter().filter(|process| self.stuck.contains(process) || lives(**process));
+        known.map(|process| (*process, self.context)).nth(index)
+    }
 }
 
 /// How an arbiter is started.
@@ -130,6 +144,7 @@ impl Host {
         match host.receive() {
             FromArbiter::Ready { bytes, context, margin } => {
                 (host.bytes, host.context, host.margin) = (bytes, context, margin);
+                host.listed.lock().unwrap().context = context;
             }
             other => panic!("{other:?} before Ready"),
         }
@@ -272,6 +287,11 @@ impl Host {
         }
     }
 
+    /// Bytes of its quota that a VM is charged for a worker that has begun.
+    pub(crate) const fn driver_share(&self) -> u64 {
+        (self.context + self.margin).next_multiple_of(2 * MIB)
+    }
+
     /// A VM with a limit and nothing else.
     pub(crate) fn vm(&self, vm: u32, limit: u64) {
         self.terms(vm, 1, limit, [0; 4]);
@@ -290,7 +310,7 @@ impl Host {
 
     pub(crate) fn worker_of(&self, vm: u32, epoch: u64) -> Worker {
         let (custody, theirs) = socket::pair().unwrap();
-        let worker = Worker::start(&self.driver, &self.environment, theirs);
+        let worker = Worker::start(&self.driver, &self.environment, theirs, Arc::clone(&self.listed));
         let pid = Pid::from_raw(i32::try_from(worker.process()).unwrap()).unwrap();
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         let message = ToArbiter::Worker { vm, epoch, process: worker.process(), session: 1 };
@@ -423,7 +443,7 @@ fn inventory(socket: &OwnedFd, listed: &Mutex<Listed>) {
                 None => FromInventory::Failed { serial, error: 3 },
             },
             ToInventory::Nth { serial, index, .. } => {
-                let found = listed.processes.get(index as usize).copied();
+                let found = listed.nth(index as usize);
                 let (process, bytes) = found.unwrap_or((0, 0));
                 let busy = listed.busy.get(&process).copied().unwrap_or(u32::MAX);
                 FromInventory::Process { serial, process, present: found.is_some(), bytes, busy }

@@ -185,7 +185,7 @@ fn a_vm_that_uses_more_time_than_its_workers_say_is_told_of() {
     honest.ask("flies 1 0");
     {
         let mut listed = host.listed.lock().unwrap();
-        listed.processes = vec![(secretive.process(), MIB), (honest.process(), MIB)];
+        listed.processes = Some(vec![(secretive.process(), MIB), (honest.process(), MIB)]);
         listed.busy = [(secretive.process(), 50), (honest.process(), 50)].into();
     }
     eventually("who says nothing of it is told of", || host.saw_of(ArbiterEvent::Undercharged, 1));

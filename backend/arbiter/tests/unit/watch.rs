@@ -39,7 +39,8 @@ fn a_driver_that_takes_more_than_the_quota_is_ended() {
     host.vm(1, 64 * MIB);
     let (mut greedy, modest) = (host.worker(1), host.worker(1));
     let list = |host: &Host, bytes: u64| {
-        host.listed.lock().unwrap().processes = vec![(modest.process(), MIB), (greedy.process(), bytes)];
+        host.listed.lock().unwrap().processes =
+            Some(vec![(modest.process(), MIB), (greedy.process(), bytes)]);
     };
     list(&host, 8 * MIB);
     eventually("it is booked", || host.describe(1).0[1] == 10 * MIB);
@@ -60,7 +61,7 @@ fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_befor
     let process = first.process();
     {
         let mut listed = host.listed.lock().unwrap();
-        listed.processes = vec![(process, context)];
+        listed.processes = Some(vec![(process, context)]);
         listed.stuck.insert(process);
     }
     host.looks();
@@ -68,7 +69,7 @@ fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_befor
     first.kill();
     second.say("begin");
     assert!(!second.speaks_within(Duration::from_millis(200)), "the driver still has what the first one had");
-    host.listed.lock().unwrap().processes.clear();
+    host.listed.lock().unwrap().processes = Some(Vec::new());
     host.listed.lock().unwrap().stuck.clear();
     assert_eq!(second.hear(), "0 0");
 }
@@ -86,7 +87,7 @@ fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
     let (first, second) = (host.worker(1), host.worker(1));
     {
         let mut listed = host.listed.lock().unwrap();
-        listed.processes = vec![(first.process(), 0)];
+        listed.processes = Some(vec![(first.process(), 0)]);
         listed.used = Some(used + 40 * MIB);
     }
     eventually("a context is counted", || host.describe(1).0[1] == context);
@@ -94,7 +95,7 @@ fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
     host.looks();
     assert!(!host.saw(ArbiterEvent::Drift), "nothing is compared with what is not known");
     assert!(!host.saw(ArbiterEvent::Headroom) && lives(first.process()), "nobody is ended for an estimate");
-    host.listed.lock().unwrap().processes = vec![(first.process(), MIB)];
+    host.listed.lock().unwrap().processes = Some(vec![(first.process(), MIB)]);
     eventually("what it says is counted", || host.describe(1).0[1] == 2 * MIB);
     eventually("drift", || host.saw(ArbiterEvent::Drift));
     assert_eq!(second.ask("begin"), "0 0");
@@ -109,7 +110,7 @@ fn strangers_and_drift_are_reported() {
     {
         let mut listed = host.listed.lock().unwrap();
         listed.used = Some(used + 10 * MIB);
-        listed.processes = vec![(host.arbiter.id(), used), (1, 5 * MIB)];
+        listed.processes = Some(vec![(host.arbiter.id(), used), (1, 5 * MIB)]);
     }
     host.looks();
     eventually("a stranger", || host.saw(ArbiterEvent::Stranger));

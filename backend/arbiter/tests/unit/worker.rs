@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, reason = "says which of its mappings the driver may touch")]
 
-use crate::host::{PATIENCE, eventually, speaks_within};
+use crate::host::{Listed, PATIENCE, eventually, speaks_within};
 use rustix::fd::{AsFd, OwnedFd};
 use sluice_driver::{Device, Driver, Handle, Host, Rows};
 use sluice_protocol::{
@@ -15,6 +15,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -22,10 +23,16 @@ use std::{
 pub(crate) struct Worker {
     child: Child,
     control: OwnedFd,
+    listed: Arc<Mutex<Listed>>,
 }
 
 impl Worker {
-    pub(crate) fn start(driver: &Path, environment: &[(&'static str, String)], custody: OwnedFd) -> Worker {
+    pub(crate) fn start(
+        driver: &Path,
+        environment: &[(&'static str, String)],
+        custody: OwnedFd,
+        listed: Arc<Mutex<Listed>>,
+    ) -> Worker {
         let (control, theirs) = socket::pair().unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "worker::process", "--ignored", "--nocapture"])
@@ -36,7 +43,7 @@ impl Worker {
             .spawn()
             .unwrap();
         socket::send(&control, b"custody", &[custody.as_fd()]).unwrap();
-        Worker { child, control }
+        Worker { child, control, listed }
     }
 
     pub(crate) fn process(&self) -> u32 {
@@ -62,7 +69,11 @@ impl Worker {
 
     pub(crate) fn ask(&self, what: &str) -> String {
         self.say(what);
-        self.hear()
+        let answer = self.hear();
+        if (what, answer.as_str()) == ("begin", "0 0") {
+            self.listed.lock().unwrap().begun.push(self.process());
+        }
+        answer
     }
 
     /// As numbers.
