@@ -296,7 +296,7 @@ impl Blocks {
     }
 
     /// Lets other processes of the system open a block; answers the share.
-    pub(crate) fn share(&self, process: &Process, handle: u64) -> Result<(Block, u64)> {
+    pub(crate) fn share(&self, process: &Process, handle: u64) -> Result<(Block, u128)> {
         let block = self.get(handle)?;
         let shared = process.session.sync(
             0,
@@ -308,7 +308,7 @@ impl Blocks {
     }
 
     /// Opens a block of another process of the system.
-    pub(crate) fn open(&self, process: &Process, device: i32, share: u64, shareable: u32) -> Result<u64> {
+    pub(crate) fn open(&self, process: &Process, device: i32, share: u128, shareable: u32) -> Result<u64> {
         let ordinal = process.devices.get(device)?.ordinal;
         let opened = process.session.sync(
             0,

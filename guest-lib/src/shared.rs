@@ -1,7 +1,8 @@
 //! Memory that several processes of the system have: tokens that name a share, and what is open here.
 //!
-//! A token is no secret and no proof: the host gives a share to processes of one VM only, whoever shows what. The check
-//! word only tells a token from bytes that never were one.
+//! A token holds the share's number, 128 random bits that the arbiter draws. The host opens a share for processes of its VM
+//! that name all of them, so a token is a secret of the processes that it is handed to: one that was never handed a token
+//! cannot make one.
 
 use crate::{
     error::{Error, Result},
@@ -29,7 +30,7 @@ pub(crate) struct Token {
     pub(crate) device: [u8; 16],
     /// The process that made it.
     process: u64,
-    pub(crate) share: u64,
+    pub(crate) share: u128,
     offset: u64,
     bytes: u64,
 }
@@ -44,16 +45,9 @@ fn this_process() -> u64 {
     })
 }
 
-/// FNV-1a.
-fn check_word(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 impl Token {
     /// Names a block.
-    pub(crate) fn block(device: [u8; 16], share: u64, bytes: u64) -> Token {
+    pub(crate) fn block(device: [u8; 16], share: u128, bytes: u64) -> Token {
         Token { magic: BLOCK, device, process: this_process(), share, offset: 0, bytes }
     }
 
@@ -61,25 +55,24 @@ impl Token {
         let mut bytes = [0; 64];
         bytes[..8].copy_from_slice(&self.magic.to_le_bytes());
         bytes[8..24].copy_from_slice(&self.device);
-        for (place, word) in
-            bytes[24..56].chunks_exact_mut(8).zip([self.process, self.share, self.offset, self.bytes])
-        {
+        bytes[24..40].copy_from_slice(&self.share.to_le_bytes());
+        for (place, word) in bytes[40..].chunks_exact_mut(8).zip([self.process, self.offset, self.bytes]) {
             place.copy_from_slice(&word.to_le_bytes());
         }
-        let check = check_word(&bytes[..56]);
-        bytes[56..].copy_from_slice(&check.to_le_bytes());
         bytes
     }
 
     fn from_bytes(magic: u64, bytes: &[u8; 64]) -> Result<Token> {
         let (words, _) = bytes.as_chunks::<8>();
         let word = |index: usize| words.get(index).map_or(0, |word| u64::from_le_bytes(*word));
-        if word(0) != magic || word(7) != check_word(&bytes[..56]) {
+        if word(0) != magic {
             return Err(Error::INVALID_VALUE);
         }
-        let mut device = [0; 16];
+        let (mut device, mut share) = ([0; 16], [0; 16]);
         device.copy_from_slice(&bytes[8..24]);
-        Ok(Token { magic, device, process: word(3), share: word(4), offset: word(5), bytes: word(6) })
+        share.copy_from_slice(&bytes[24..40]);
+        let share = u128::from_le_bytes(share);
+        Ok(Token { magic, device, process: word(5), share, offset: word(6), bytes: word(7) })
     }
 
     /// A block's token.
@@ -173,15 +166,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let token = Token { magic: MEMORY, device: [7; 16], process: 1, share: 2, offset: 3, bytes: 4 };
+    fn a_token_is_read_as_it_was_written_and_no_byte_of_it_is_without_meaning() {
+        let token =
+            Token { magic: MEMORY, device: [7; 16], process: 1, share: 2 << 64 | 3, offset: 4, bytes: 5 };
         let bytes = token.to_bytes();
         assert_eq!(Token::from_bytes(MEMORY, &bytes), Ok(token));
         assert_eq!(Token::from_block(&bytes), Err(Error::INVALID_VALUE), "of another kind");
         for at in 0..64 {
             let mut changed = bytes;
             changed[at] ^= 1;
-            assert_eq!(Token::from_bytes(MEMORY, &changed), Err(Error::INVALID_VALUE), "byte {at}");
+            let read = Token::from_bytes(MEMORY, &changed);
+            assert_eq!(read.is_err(), at < 8, "byte {at}");
+            assert_ne!(read, Ok(token), "byte {at}");
         }
         assert_eq!(Token::from_bytes(MEMORY, &[0; 64]), Err(Error::INVALID_VALUE));
     }

@@ -103,13 +103,13 @@ macro_rules! for_each_wire_call {
             /// Gives a whole reservation back.
             0x0126 sync range_free(address: u64, bytes: u64) -> ();
             /// Lets other processes of the VM open a block.
-            0x0127 sync block_share(block: u64) -> (unit: u32, share: u64);
+            0x0127 sync block_share(block: u64) -> (unit: u32, share: u128);
             /// Opens a block of another process of the VM.
-            0x0128 sync block_open(device: u32, share: u64) -> (block: u64, bytes: u64);
+            0x0128 sync block_open(device: u32, share: u128) -> (block: u64, bytes: u64);
             /// Lets other processes of the VM open the allocation that begins at `address`.
-            0x0130 sync memory_share(address: DeviceAddress) -> (unit: u32, share: u64, offset: u64);
+            0x0130 sync memory_share(address: DeviceAddress) -> (unit: u32, share: u128, offset: u64);
             /// Opens `bytes` from `offset` of a share of another process of the VM; freed as an allocation is.
-            0x0131 sync memory_open(share: u64, offset: u64, bytes: u64) -> (address: u64);
+            0x0131 sync memory_open(share: u128, offset: u64, bytes: u64) -> (address: u64);
 
             /// Loads an image that lies in an arena: a module of the current context, or a library. `kind`: 0 as found,
             /// 1 the arena holds a NULL-terminated chain of fatbins (linked images). The JIT's messages go to the arena

@@ -204,6 +204,8 @@ messages! {
             /** See [`Shares::guarantee`]. */ guarantee: u32,
             /** See [`Shares::hang`]. */ hang: u32
         } fds 0,
+        /// Try whether the device works. Not answered when it does; else an event says [`ArbiterEvent::ProbeFailed`].
+        10 Probe {} fds 0,
     }
     /// From an arbiter to `sluiced`.
     enum FromArbiter {
@@ -579,6 +581,8 @@ pub enum ArbiterEvent {
     Hung = 10,
     /// The driver saw a VM use more of the device's time than it is charged.
     Undercharged = 11,
+    /// The device failed the arbiter's own probe of it, or did not end it in time; the arbiter ends.
+    ProbeFailed = 12,
     /// Receipts of scrubs could not be written: as many as the event has bytes.
     ReceiptsLost = 20,
 }
@@ -599,6 +603,7 @@ impl ArbiterEvent {
             9 => ArbiterEvent::Growing,
             10 => ArbiterEvent::Hung,
             11 => ArbiterEvent::Undercharged,
+            12 => ArbiterEvent::ProbeFailed,
             20 => ArbiterEvent::ReceiptsLost,
             _ => return None,
         })

@@ -75,12 +75,12 @@ messages! {
         /// The driver has taken what was granted.
         6 Grown { /** That of the `Grow`. */ serial: u64 } fds 0,
         /// Adds a leased chunk to a share, which other workers of the same VM may open. `share` 0 makes a new one. Answered
-        /// by `Granted` with its number.
-        7 Share { /** Comes back in the answer. */ serial: u64, /** The share. */ share: u64, /** The lease. */ lease: u64 } fds 0,
+        /// by `Shared` with its number.
+        7 Share { /** Comes back in the answer. */ serial: u64, /** The share. */ share: u128, /** The lease. */ lease: u64 } fds 0,
         /// Ends a share of this worker. What others have opened stays theirs.
-        8 Unshare { /** The share. */ share: u64 } fds 0,
+        8 Unshare { /** The share. */ share: u128 } fds 0,
         /// Lends the chunks of a share of the same VM, in order: `Lent` for each, or `Refused`. They are charged once.
-        9 Open { /** Comes back in the answers. */ serial: u64, /** The share. */ share: u64 } fds 0,
+        9 Open { /** Comes back in the answers. */ serial: u64, /** The share. */ share: u128 } fds 0,
         /// Counts guest memory that the driver is about to pin. Answered by `Granted` or `Refused`.
         10 Pin { /** Comes back in the answer. */ serial: u64, /** Bytes. */ bytes: u64 } fds 0,
         /// Guest memory is no longer pinned.
@@ -119,6 +119,11 @@ messages! {
             /** That of the request. */ serial: u64,
             /** The guest's number of its process; 0 if it did not say. */ process: u32,
             /** Bytes lent to it that are not idle. */ bytes: u64
+        } fds 0,
+        /// The lease is in a share.
+        7 Shared {
+            /** That of the request. */ serial: u64,
+            /** The share: 128 random bits, which open it for every process of the VM that knows them. */ share: u128
         } fds 0,
     }
 }

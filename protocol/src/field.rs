@@ -145,6 +145,15 @@ macro_rules! scalars {
 }
 scalars!(u8, u16, u32, u64);
 
+impl<'a> Field<'a> for u128 {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        writer.bytes(&self.to_le_bytes())
+    }
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        <[u8; 16]>::get(reader).map(u128::from_le_bytes)
+    }
+}
+
 impl<'a> Field<'a> for i32 {
     fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
         self.cast_unsigned().put(writer)

@@ -98,6 +98,13 @@ pub const POOLS: u32 = 1024;
 pub const RESERVATIONS: usize = 1 << 14;
 /// Shares of one VM.
 pub const SHARES: usize = 4096;
+/// Leases in all shares of one VM.
+pub const SHARED_LEASES: usize = LEASES;
+/// Leases of one chunk: each session of a VM may open what another one shares, twice.
+pub const CHUNK_LEASES: u32 = 1024;
+const _: () = assert!(CHUNK_LEASES as usize == 2 * SESSIONS);
+/// Leases of all workers of one VM: all memory of the largest device, twice.
+pub const VM_LEASES: usize = 2 * LEASES;
 /// Requests of one worker that its arbiter takes on before it answers; more wait in the socket.
 pub const CUSTODY_REQUESTS: usize = 64;
 /// Processes that may ask the inventory at once: `sluiced` and the arbiters.

@@ -67,6 +67,7 @@ macro_rules! samples {
 samples! {
     u32: 8, |source| source.word() as u32;
     u64: 8, |source| source.word();
+    u128: 16, |source| u128::from(source.word()) << 64 | u128::from(source.word());
     i32: 8, |source| source.word() as i32;
     f32: 8, |source| f32::from_bits(source.word() as u32);
     bool: 8, |source| source.word() % 2 == 1;

@@ -50,21 +50,50 @@ pub type Received<'b> = (&'b [u8], Vec<OwnedFd>);
 /// The kernel's; EAGAIN when a non-blocking socket is empty; EMSGSIZE for a message that was cut.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Option<Received<'_>>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let mut descriptors = Vec::with_capacity(DESCRIPTORS);
+    let message = take_in(socket, buffer, &mut space, &mut descriptors)?;
+    // Rounding for alignment leaves room for more descriptors than are allowed, so they are counted.
+    if descriptors.len() > DESCRIPTORS {
+        return Err(Errno::MSGSIZE);
+    }
+    Ok(message.map(|message| (message, descriptors)))
+}
+
+/// As [`receive`], for a caller that must not wait for the close of a hostile peer's descriptors: all that came are in
+/// `descriptors`, also with an error.
+///
+/// # Errors
+/// As [`receive`], but for the number of descriptors.
+pub fn receive_from_stranger<'b>(
+    socket: impl AsFd,
+    buffer: &'b mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+) -> Result<Option<&'b [u8]>, Errno> {
+    /// What Linux lets one message carry.
+    const MOST: usize = 253;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    take_in(socket, buffer, &mut space, descriptors)
+}
+
+fn take_in<'b>(
+    socket: impl AsFd,
+    buffer: &'b mut [u8],
+    space: &mut [MaybeUninit<u8>],
+    descriptors: &mut Vec<OwnedFd>,
+) -> Result<Option<&'b [u8]>, Errno> {
+    let mut control = RecvAncillaryBuffer::new(space);
+    let got = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let before = descriptors.len();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
             descriptors.extend(fds);
         }
     }
-    // Rounding for alignment leaves room for more descriptors than are allowed, so they are counted.
-    let cut = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    if cut || descriptors.len() > DESCRIPTORS {
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(Errno::MSGSIZE);
     }
-    if got.bytes == 0 && descriptors.is_empty() {
+    if got.bytes == 0 && descriptors.len() == before {
         return Ok(None);
     }
-    Ok(Some((&buffer[..got.bytes], descriptors)))
+    Ok(Some(&buffer[..got.bytes]))
 }

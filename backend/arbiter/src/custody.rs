@@ -108,7 +108,9 @@ struct Worker {
     pinned: u64,
     /// Every chunk it ever got a descriptor of.
     imported: HashSet<ChunkId>,
-    shares: BTreeSet<u64>,
+    shares: BTreeSet<u128>,
+    /// Leases in these.
+    shared: usize,
     /// Requests that wait for an answer.
     waiting: usize,
     /// When it was last asked for idle chunks.
@@ -206,7 +208,7 @@ pub struct Custody {
     /// Workers of each VM in order of their arrival.
     members: BTreeMap<VmKey, Vec<WorkerId>>,
     /// What workers share, by number.
-    shares: HashMap<u64, Share>,
+    shares: HashMap<u128, Share>,
     waiters: VecDeque<Waiter>,
     growth: Growth,
     kept: Vec<Kept>,
@@ -223,7 +225,8 @@ pub struct Custody {
     /// Whether somebody took a chunk since the last look at what is free.
     taken_from: bool,
     next_lease: u64,
-    next_share: u64,
+    /// The number of the next share: random, and used once.
+    next_share: Option<u128>,
     /// Something changed for which somebody may wait.
     stirred: bool,
     /// Something changed since the last audit.
@@ -258,7 +261,7 @@ impl Custody {
             wanted: None,
             taken_from: false,
             next_lease: 1,
-            next_share: 1,
+            next_share: None,
             stirred: false,
             changed: true,
             touched: BTreeSet::new(),
@@ -266,6 +269,17 @@ impl Custody {
             stale: 0,
             look_at: 0,
         }
+    }
+
+    /// How much is to be done outside.
+    #[must_use]
+    pub fn effects(&self) -> usize {
+        self.effects.len()
+    }
+
+    /// VMs whose workers are served.
+    pub fn vms(&self) -> impl Iterator<Item = VmKey> {
+        self.ledger.accounts().filter(|(_, account)| !account.closed).map(|(key, _)| key)
     }
 
     /// What is to be done next outside.
@@ -412,7 +426,10 @@ impl Custody {
                 let described = self.describe_unit();
                 self.effects.push_back(Effect::Tell(described));
             }
-            ToArbiter::Worker { .. } | ToArbiter::Inventory {} | ToArbiter::Shares { .. } => {
+            ToArbiter::Worker { .. }
+            | ToArbiter::Inventory {}
+            | ToArbiter::Shares { .. }
+            | ToArbiter::Probe {} => {
                 tracing::error!("a message came to where it is not for");
             }
         }
@@ -545,10 +562,16 @@ impl Custody {
         self.ledger.account(key).map_or(0, |account| account.driver)
     }
 
+    /// Whether a worker of a VM may be served; one of an old epoch is counted, and is not.
+    pub fn admits(&mut self, key: VmKey) -> bool {
+        let closed = self.ledger.account(key).is_none_or(|account| account.closed);
+        self.stale += u64::from(closed);
+        !closed
+    }
+
     /// A worker of a VM. `false` when it is of an old epoch and is not heard.
     pub fn add_worker(&mut self, id: WorkerId, key: VmKey, process: u32) -> bool {
-        if self.ledger.account(key).is_none_or(|account| account.closed) {
-            self.stale += 1;
+        if !self.admits(key) {
             return false;
         }
         let worker = Worker {
@@ -562,6 +585,7 @@ impl Custody {
             pinned: 0,
             imported: HashSet::new(),
             shares: BTreeSet::new(),
+            shared: 0,
             waiting: 0,
             recalled: None,
             granted: 0,
@@ -584,6 +608,11 @@ impl Custody {
         self.workers
             .get(&id)
             .is_some_and(|worker| worker.life == Life::Alive && worker.waiting < limits::CUSTODY_REQUESTS)
+    }
+
+    /// The number that the next new share gets: drawn outside, for nothing here is random.
+    pub const fn set_next_share(&mut self, number: u128) {
+        self.next_share = Some(number);
     }
 
     /// What a worker asks for.
@@ -684,6 +713,7 @@ impl Custody {
         let key = worker.vm;
         let leases = core::mem::take(&mut worker.leases);
         let shares = core::mem::take(&mut worker.shares);
+        worker.shared = 0;
         let pinned = core::mem::take(&mut worker.pinned);
         let idle = worker.idle();
         worker.lent = 0;
@@ -746,6 +776,13 @@ impl Custody {
 
     /// The inventory says that the driver still knows a dead worker.
     pub fn still_listed(&mut self, id: WorkerId, now: Millis) {
+        // Its number may be a living worker's by now, whom the driver lists rightly: the dead one's memory waits for both.
+        let number = self.workers.get(&id).map(|worker| worker.process);
+        let lives =
+            |worker: &Worker| !matches!(worker.life, Life::Dead { .. }) && Some(worker.process) == number;
+        if self.workers.values().any(lives) {
+            return;
+        }
         let Some(worker) = self.workers.get_mut(&id) else { return };
         let Life::Dead { since, reported } = &mut worker.life else { return };
         if !*reported && now.saturating_sub(*since) >= limits::STUCK_MILLISECONDS {

@@ -13,16 +13,19 @@
 //! - [`tally`]: what workers say they have done, added up. Pure.
 //! - `time`: who may submit work, in a thread of its own.
 //! - [`page`], `workers`, [`inventory`]: the other parties.
+//! - `rounds`: whose turn it is to be served; `closer`: the thread that closes workers' descriptors.
 //! - [`server`]: the loop.
 
 pub mod audit;
 pub mod chunks;
+mod closer;
 pub mod custody;
 pub mod ids;
 pub mod inventory;
 pub mod ledger;
 pub mod page;
 pub mod receipts;
+mod rounds;
 pub mod scrub;
 pub mod server;
 mod space;

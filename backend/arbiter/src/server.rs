@@ -6,12 +6,14 @@
 
 use crate::{
     audit::Audit,
+    closer::Closer,
     custody::{Custody, Effect, Estimates, Millis, Settings, Task},
     ids::{ChunkId, VmKey, WorkerId},
     inventory::{Inventory, Listed, News},
     page::{Page, PageError, Report},
     receipts::Receipts,
-    scrub::{Hand, Rules, Work},
+    rounds::Rounds,
+    scrub::{Done as TaskDone, Fault, Hand, News as HandNews, Rules, Work},
     tally::{Tally, Work as Done},
     time::{Ended, Time},
     unit::{Piece, Unit, UnitError},
@@ -27,17 +29,19 @@ use rustix::{
     fd::{AsFd as _, BorrowedFd, OwnedFd},
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
     io::Errno,
+    process::{Resource, getrlimit},
+    rand::{GetRandomFlags, getrandom},
 };
 use sluice_driver::Driver;
 use sluice_protocol::{
     control::{self, ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Priority, Shares, ToArbiter, codec},
-    custody::{Answer, UNIT},
+    custody::{Answer, Request, UNIT},
     limits,
 };
 use sluice_sandbox::{Role, SandboxError};
 use sluice_shared_memory::socket;
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -67,11 +71,29 @@ pub enum RunError {
     /// The process cannot be confined.
     #[error("cannot enter the filter: {0}")]
     Sandbox(#[from] SandboxError),
+    /// The driver fails.
+    #[error(transparent)]
+    Driver(#[from] Fault),
+    /// The driver does not end what it was asked for.
+    #[error("the driver does not end a task within {0:?}")]
+    Hung(Duration),
     /// The driver has no context for the loop.
     #[error("the context cannot be used: CUresult {0}")]
     Context(u32),
 }
 
+/// Events taken from the kernel at once: of all workers that a unit may have, so that none is passed over.
+const EVENTS: usize = 8192;
+/// How long workers are served before the loop looks for news.
+const ROUND: Duration = Duration::from_millis(1);
+/// Requests of a worker, and messages to it, per turn of its own.
+const REQUESTS: usize = 16;
+const SAID: usize = 64;
+/// Effects that follow from requests before they are carried out; those of one request may be more.
+const EFFECTS: usize = 64;
+/// Descriptors that a worker takes: socket, process and bell; and those that the arbiter and its driver have themselves.
+const WORKER_DESCRIPTORS: usize = 3;
+const OWN_DESCRIPTORS: usize = 96;
 /// Messages of `sluiced` or the inventory per turn.
 const MESSAGES: usize = 64;
 /// Messages to `sluiced` that wait while it does not read; then the oldest are dropped.
@@ -80,6 +102,9 @@ const BACKLOG: usize = 4096;
 const MEASURE: Millis = 500;
 /// Milliseconds until a send is tried again that failed for want of room elsewhere.
 const RETRY: Millis = 2;
+/// How long the driver may take for a task, a probe of the device included; and for the first ones, which take all memory.
+const TASK: Duration = Duration::from_secs(20);
+const FIRST_TASKS: Duration = Duration::from_secs(120);
 /// Bytes that must be clean before lending begins.
 const FIRST_CLEAN: u64 = 32 << 20;
 /// Bytes of one scrub at first; then by how long they take.
@@ -155,7 +180,23 @@ struct Server {
     pieces: Vec<Option<Piece>>,
     /// Whose chunks the hand has.
     away: Vec<ChunkId>,
+    /// Since when the hand has a task; and a probe, which it comes to after the task.
+    working: Option<Instant>,
+    probing: Option<Instant>,
+    /// How the driver has failed.
+    fault: Option<Fault>,
     links: HashMap<WorkerId, Link>,
+    /// Workers that are to be served.
+    rounds: Rounds,
+    /// Workers with a request that waits for a look, and the millisecond in which such requests were last gone on with.
+    held: Vec<WorkerId>,
+    held_at: Millis,
+    /// When it was last seen which workers of a VM have ended.
+    looked: HashMap<VmKey, Millis>,
+    closer: Closer,
+    /// Workers that were not served for want of descriptors, and when that was last said.
+    refusals: u64,
+    refusal_told: Option<Millis>,
     next_worker: u64,
     /// Which device of the inventory's the unit is, and which instance of it.
     listed: (u32, u32),
@@ -226,7 +267,17 @@ impl Server {
             tally: Tally::default(),
             pieces: Vec::new(),
             away: Vec::new(),
+            working: None,
+            probing: None,
+            fault: None,
             links: HashMap::new(),
+            rounds: Rounds::default(),
+            held: Vec::new(),
+            held_at: 0,
+            looked: HashMap::new(),
+            closer: Closer::start()?,
+            refusals: 0,
+            refusal_told: None,
             next_worker: 1,
             listed: (setup.listed, setup.instance),
             inventory: None,
@@ -248,14 +299,20 @@ impl Server {
     }
 
     fn serve(mut self) -> Result<(), RunError> {
-        let mut events: Vec<Event> = Vec::with_capacity(256);
+        let mut events: Vec<Event> = Vec::with_capacity(EVENTS);
         loop {
             let timeout = self.turn();
+            self.check_driver()?;
             if self.control.is_none() && !self.custody.serves() {
                 tracing::info!("nobody is left to ask for anything");
                 return Ok(());
             }
             events.clear();
+            let timeout = match (self.rounds.is_empty(), self.held.is_empty()) {
+                (false, _) => 0,
+                (true, false) => timeout.min(1),
+                (true, true) => timeout,
+            };
             let timeout = Timespec {
                 tv_sec: i64::try_from(timeout / 1000).unwrap_or(i64::MAX),
                 tv_nsec: i64::try_from(timeout % 1000 * 1_000_000).unwrap_or(0),
@@ -267,6 +324,7 @@ impl Server {
             for event in &events {
                 self.handle(Token::decode(event.data), event.flags);
             }
+            self.serve_workers();
         }
     }
 
@@ -319,12 +377,34 @@ impl Server {
             Token::Inventory => self.hear_inventory(),
             Token::Time => self.end_wrong(),
             Token::Worker(id) => {
-                if flags.contains(EventFlags::OUT) {
-                    self.say(id);
+                if let Some(link) = self.links.get(&id) {
+                    self.rounds.add(link.vm, id, flags);
                 }
-                self.hear_worker(id, flags.intersects(EventFlags::HUP | EventFlags::ERR));
             }
             Token::Process(id) => self.bury(id),
+        }
+    }
+
+    /// Serves workers in turn, for a bounded time.
+    fn serve_workers(&mut self) {
+        let now = self.now();
+        if self.held_at < now {
+            self.held_at = now;
+            for id in core::mem::take(&mut self.held) {
+                if let Some(link) = self.links.get(&id) {
+                    self.rounds.add(link.vm, id, EventFlags::IN);
+                }
+            }
+        }
+        let began = Instant::now();
+        while let Some((id, flags)) = self.rounds.next() {
+            if flags.contains(EventFlags::OUT) {
+                self.say(id);
+            }
+            self.hear_worker(id, flags.intersects(EventFlags::HUP | EventFlags::ERR));
+            if began.elapsed() >= ROUND {
+                break;
+            }
         }
     }
 
@@ -380,6 +460,7 @@ impl Server {
                     tracing::error!(vm, session, %error, "a worker cannot be served");
                 }
             }
+            ToArbiter::Probe {} => self.probe(),
             ToArbiter::Inventory {} => {
                 let Some(socket) = descriptors.into_iter().next() else { return };
                 let watched = unblock(socket.as_fd()).and_then(|()| {
@@ -428,25 +509,48 @@ impl Server {
         self.tell(FromArbiter::Work { vm, epoch: key.epoch, launches, copies, copied, calls });
     }
 
+    /// Serves a worker. On an error nothing of it is left: it enters custody last.
     fn adopt(&mut self, vm: VmKey, process: u32, socket: OwnedFd, pidfd: OwnedFd) -> Result<(), PageError> {
-        let id = WorkerId(self.next_worker);
-        self.next_worker += 1;
-        unblock(socket.as_fd())?;
-        let (page, descriptor) = Page::new(vm.epoch)?;
-        let (report, theirs) = Report::new()?;
-        let (page, report) = (Arc::new(page), Arc::new(report));
-        if !self.custody.add_worker(id, vm, process) {
+        if !self.custody.admits(vm) {
             tracing::warn!(vm = vm.vm, epoch = vm.epoch, "a worker of an old epoch is not served");
+            self.closer.close(vec![socket]);
             return Ok(());
         }
-        let link = Link::new(vm, socket, pidfd, page, report);
-        if let Some(socket) = link.socket() {
-            epoll::add(&self.epoll, socket, Token::Worker(id).encode(), EventFlags::IN)?;
+        if !self.has_place(vm) {
+            self.closer.close(vec![socket]);
+            self.refused(vm);
+            return Ok(());
         }
-        epoll::add(&self.epoll, link.pidfd(), Token::Process(id).encode(), EventFlags::IN)?;
+        let id = WorkerId(self.next_worker);
+        self.next_worker += 1;
+        let pages = unblock(socket.as_fd()).map_err(PageError::from).and_then(|()| {
+            let (page, descriptor) = Page::new(vm.epoch)?;
+            let (report, theirs) = Report::new()?;
+            Ok((page, report, [descriptor, theirs]))
+        });
+        let (page, report, [descriptor, theirs]) = match pages {
+            Ok(pages) => pages,
+            Err(error) => {
+                self.closer.close(vec![socket]);
+                return Err(error);
+            }
+        };
+        let mut link = Link::new(vm, socket, pidfd, Arc::new(page), Arc::new(report));
+        let bell = match self.enlist(id, &link) {
+            Ok(bell) => bell,
+            Err(error) => {
+                if let Some(socket) = link.close() {
+                    self.unwatch(socket.as_fd());
+                    self.closer.close(vec![socket]);
+                }
+                return Err(error);
+            }
+        };
+        // It was asked above, and nothing happened since.
+        let entered = self.custody.add_worker(id, vm, process);
+        debug_assert!(entered, "the VM is open");
         let (limit, used, open) = self.custody.figures(vm);
         link.page.write(limit, used, open);
-        let bell = self.time.join(id, vm, Arc::clone(&link.page), Arc::clone(&link.report))?;
         let welcome =
             Answer::Welcome { unit: self.custody.unit(), epoch: vm.epoch, limit, version: control::VERSION };
         let sent = [descriptor.as_fd(), theirs.as_fd(), bell.as_fd()];
@@ -457,6 +561,65 @@ impl Server {
         self.links.insert(id, link);
         self.tally.join(id, vm, self.now());
         Ok(())
+    }
+
+    /// Has a worker's socket and process watched, and its time counted. Returns its bell.
+    fn enlist(&mut self, id: WorkerId, link: &Link) -> Result<OwnedFd, PageError> {
+        if let Some(socket) = link.socket() {
+            epoll::add(&self.epoll, socket, Token::Worker(id).encode(), EventFlags::IN)?;
+        }
+        epoll::add(&self.epoll, link.pidfd(), Token::Process(id).encode(), EventFlags::IN)?;
+        self.time.join(id, link.vm, Arc::clone(&link.page), Arc::clone(&link.report)).inspect_err(|_| {
+            self.unwatch(link.pidfd());
+        })
+    }
+
+    /// Takes a descriptor out of the set.
+    fn unwatch(&self, descriptor: BorrowedFd<'_>) {
+        match epoll::delete(&self.epoll, descriptor) {
+            // It never came in, or was taken out before.
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => tracing::error!(%error, "a descriptor is still watched"),
+        }
+    }
+
+    /// Hears a worker no more.
+    fn shut(&mut self, id: WorkerId) {
+        if let Some(socket) = self.links.get_mut(&id).and_then(Link::close) {
+            self.unwatch(socket.as_fd());
+            self.closer.close(vec![socket]);
+        }
+    }
+
+    /// Whether there are descriptors for another worker of a VM. Half of them are set aside for the VMs of the unit in equal
+    /// parts, so that no number of workers of others keeps a VM from its first ones.
+    fn has_place(&self, vm: VmKey) -> bool {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let places = limit.saturating_sub(OWN_DESCRIPTORS.min(limit / 2)) / WORKER_DESCRIPTORS;
+        let mut workers: BTreeMap<VmKey, usize> = self.custody.vms().map(|vm| (vm, 0)).collect();
+        let part = places / 2 / workers.len().max(1);
+        for link in self.links.values() {
+            *workers.entry(link.vm).or_default() += 1;
+        }
+        let free = places.saturating_sub(self.links.len());
+        let own = workers.remove(&vm).unwrap_or(0);
+        let aside: usize = workers.values().map(|count| part.saturating_sub(*count)).sum();
+        free > if own < part { 0 } else { aside }
+    }
+
+    /// A VM has as many workers as there are descriptors for: said once a second.
+    fn refused(&mut self, vm: VmKey) {
+        self.refusals += 1;
+        let now = self.now();
+        if self.refusal_told.is_none_or(|told| now.saturating_sub(told) >= 1000) {
+            self.refusal_told = Some(now);
+            tracing::warn!(
+                vm = vm.vm,
+                in_all = self.refusals,
+                "there are no descriptors for another worker of a VM: it is not served"
+            );
+        }
     }
 
     fn tell(&mut self, message: FromArbiter) {
@@ -495,42 +658,70 @@ impl Server {
     // Workers.
 
     fn hear_worker(&mut self, id: WorkerId, hung_up: bool) {
-        let now = self.now();
-        for _ in 0..limits::CUSTODY_REQUESTS {
-            let Some(link) = self.links.get(&id) else { return };
+        let mut strange = Vec::new();
+        for _ in 0..REQUESTS {
+            let now = self.now();
+            let Some(link) = self.links.get_mut(&id) else { break };
             let heard = hung_up || (link.is_clear() && self.custody.listens(id));
-            if !heard {
+            // What follows from one request may be thousands of messages.
+            if !heard || self.custody.effects() >= EFFECTS {
                 break;
             }
-            match link.hear() {
-                Heard::Request(request) => {
-                    if self.custody.exceeds(id, &request) {
-                        self.see_ends(id);
+            let (request, since) = match link.held.take() {
+                Some(held) => held,
+                None => match link.hear(&mut strange) {
+                    Heard::Request(request) => (request, now),
+                    Heard::Nothing => break,
+                    Heard::Left => {
+                        self.custody.worker_left(id);
+                        break;
                     }
-                    self.custody.request(id, request, now);
+                    Heard::Abuse(how) => {
+                        self.custody.abuse(id, how);
+                        break;
+                    }
+                },
+            };
+            if self.custody.exceeds(id, &request) && !self.sees_ends(id, since, now) {
+                if let Some(link) = self.links.get_mut(&id) {
+                    link.held = Some((request, since));
+                    self.held.push(id);
                 }
-                Heard::Nothing => break,
-                Heard::Left => {
-                    self.custody.worker_left(id);
-                    break;
-                }
-                Heard::Abuse(how) => self.custody.abuse(id, how),
+                break;
             }
+            if matches!(request, Request::Share { share: 0, .. }) {
+                self.custody.set_next_share(random());
+            }
+            self.custody.request(id, request, now);
         }
+        self.closer.close(strange);
         self.follow();
         self.watch(id);
     }
 
     /// What exceeds the VM's limit may be asked for because another worker has ended: that is heard of first, in whatever order
-    /// the kernel reports it.
-    fn see_ends(&mut self, id: WorkerId) {
-        let Some(vm) = self.links.get(&id).map(|link| link.vm) else { return };
-        let (mut others, mut polled) = (Vec::new(), Vec::new());
-        for (other, link) in self.links.iter().filter(|(other, link)| **other != id && link.vm == vm) {
-            others.push((*other, false));
+    /// the kernel reports it. Looks at most once per VM and millisecond: `false` for a request since which nobody looked, and
+    /// which has to wait for the next.
+    fn sees_ends(&mut self, id: WorkerId, since: Millis, now: Millis) -> bool {
+        let Some(vm) = self.links.get(&id).map(|link| link.vm) else { return true };
+        match self.looked.get(&vm) {
+            Some(last) if *last > since => return true,
+            Some(last) if *last == now => return false,
+            _ => {}
+        }
+        self.looked.retain(|_, last| *last == now);
+        self.looked.insert(vm, now);
+        self.see_ends(vm);
+        true
+    }
+
+    fn see_ends(&mut self, vm: VmKey) {
+        let (mut workers, mut polled) = (Vec::new(), Vec::new());
+        for (id, link) in self.links.iter().filter(|(_, link)| link.vm == vm) {
+            workers.push((*id, false));
             polled.push(PollFd::from_borrowed_fd(link.pidfd(), PollFlags::IN));
             if let Some(socket) = link.socket() {
-                others.push((*other, true));
+                workers.push((*id, true));
                 polled.push(PollFd::from_borrowed_fd(socket, PollFlags::empty()));
             }
         }
@@ -539,11 +730,11 @@ impl Server {
             Err(error) => return tracing::error!(%error, "it cannot be seen which workers have ended"),
         }
         let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
-        for ((other, _), _) in others.iter().zip(&ready).filter(|((_, socket), ready)| **ready && *socket) {
-            self.custody.worker_left(*other);
+        for ((id, _), _) in workers.iter().zip(&ready).filter(|((_, socket), ready)| **ready && *socket) {
+            self.custody.worker_left(*id);
         }
-        for ((other, _), _) in others.iter().zip(&ready).filter(|((_, socket), ready)| **ready && !*socket) {
-            self.bury(*other);
+        for ((id, _), _) in workers.iter().zip(&ready).filter(|((_, socket), ready)| **ready && !*socket) {
+            self.bury(*id);
         }
     }
 
@@ -551,7 +742,7 @@ impl Server {
     fn watch(&mut self, id: WorkerId) {
         let Some(link) = self.links.get_mut(&id) else { return };
         let mut wanted = EventFlags::empty();
-        wanted.set(EventFlags::IN, link.is_clear() && self.custody.listens(id));
+        wanted.set(EventFlags::IN, link.is_clear() && link.held.is_none() && self.custody.listens(id));
         wanted.set(EventFlags::OUT, !link.is_clear());
         if wanted == link.interest {
             return;
@@ -567,13 +758,10 @@ impl Server {
     /// A worker's process has ended.
     fn bury(&mut self, id: WorkerId) {
         let now = self.now();
-        if let Some(link) = self.links.get_mut(&id) {
-            match epoll::delete(&self.epoll, link.pidfd()) {
-                // Seen already, and reported once more among what the kernel reported then.
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(error) => tracing::error!(%error, "a dead worker is still watched"),
-            }
-            drop(link.close());
+        self.shut(id);
+        if let Some(link) = self.links.get(&id) {
+            // It may have been taken out before, and reported once more among what the kernel reported then.
+            self.unwatch(link.pidfd());
             self.tally.see(id, link.report.work(), now);
         }
         self.tally.leave(id);
@@ -608,10 +796,10 @@ impl Server {
                 }
                 Effect::Answer { worker, answer } => (worker, Message::Plain(answer)),
                 Effect::Kill { worker } => {
-                    if let Some(link) = self.links.get_mut(&worker) {
+                    if let Some(link) = self.links.get(&worker) {
                         link.kill();
-                        drop(link.close());
                     }
+                    self.shut(worker);
                     continue;
                 }
                 Effect::Tell(message) => {
@@ -633,12 +821,12 @@ impl Server {
         }
     }
 
-    /// Says what is to be said to a worker, as far as it reads.
+    /// Says what is to be said to a worker, as far as it reads and its turn goes.
     fn say(&mut self, id: WorkerId) {
         let now = self.now();
-        while let Some(link) = self.links.get_mut(&id)
-            && let Some(message) = link.front()
-        {
+        for _ in 0..SAID {
+            let Some(link) = self.links.get_mut(&id) else { break };
+            let Some(message) = link.front() else { break };
             let sent = match message {
                 Message::Plain(answer) => link.send(&answer.encode(), &[]),
                 Message::Lend { serial, lease, chunk, bytes, more } => {
@@ -671,7 +859,7 @@ impl Server {
                     break;
                 }
                 Sent::Gone => {
-                    drop(link.close());
+                    self.shut(id);
                     self.custody.worker_left(id);
                     break;
                 }
@@ -694,38 +882,90 @@ impl Server {
             .filter_map(|chunk| self.pieces.get_mut(chunk.0 as usize).and_then(Option::take))
             .collect();
         assert_eq!(pieces.len(), self.away.len(), "a chunk that is not lent is here or with the hand");
+        self.working = Some(Instant::now());
         self.hand.submit(Work { task, pieces });
     }
 
-    fn hear_hand(&mut self) {
-        while let Some(done) = self.hand.done() {
-            let scrubbed = matches!(done.outcome, crate::custody::Outcome::Scrubbed(_));
-            let taken = matches!(done.outcome, crate::custody::Outcome::Taken { .. });
-            if let Some((time, bytes)) = done.scrubbed {
-                self.scrubs.add(done.pieces.len(), bytes, time);
-                self.adapt(time, bytes);
-            }
-            if done.receipts_lost > 0 {
-                let kind = ArbiterEvent::ReceiptsLost as u32;
-                self.tell(FromArbiter::Event { kind, vm: 0, process: 0, bytes: done.receipts_lost });
-            }
-            let made = self.custody.finished(done.outcome);
-            let places = if scrubbed { core::mem::take(&mut self.away) } else { made };
-            for (chunk, piece) in places.into_iter().zip(done.pieces) {
-                let index = chunk.0 as usize;
-                if self.pieces.len() <= index {
-                    self.pieces.resize_with(index + 1, || None);
-                }
-                if let Some(place) = self.pieces.get_mut(index) {
-                    *place = Some(piece);
-                }
-            }
-            if taken && !self.taken {
-                self.taken = true;
-                self.custody.set_nominal();
-            }
-            self.announce();
+    /// Ends the arbiter when the driver has failed or hangs: memory that cannot be proven clean is no use to anybody.
+    fn check_driver(&mut self) -> Result<(), RunError> {
+        let limit = self.patience();
+        let hangs = self.driver_since().is_some_and(|since| since.elapsed() > limit);
+        let failed = match self.fault.take() {
+            Some(fault) => RunError::Driver(fault),
+            None if hangs => RunError::Hung(limit),
+            None => return Ok(()),
+        };
+        // Chunks that fail although the device works are what the next arbiter may get from the driver whole.
+        if !matches!(failed, RunError::Driver(Fault::Scrubs(_))) {
+            let kind = ArbiterEvent::ProbeFailed as u32;
+            self.tell(FromArbiter::Event { kind, vm: 0, process: 0, bytes: 0 });
+            self.flush();
         }
+        Err(failed)
+    }
+
+    /// Since when the driver is busy with one thing.
+    fn driver_since(&self) -> Option<Instant> {
+        // The probe comes after the task, so its time begins with that one's end.
+        self.working.or(self.probing)
+    }
+
+    const fn patience(&self) -> Duration {
+        if self.ready { TASK } else { FIRST_TASKS }
+    }
+
+    /// Tries whether the device works.
+    fn probe(&mut self) {
+        if self.probing.is_none() {
+            self.probing = Some(Instant::now());
+            self.hand.probe();
+        }
+    }
+
+    fn hear_hand(&mut self) {
+        while let Some(news) = self.hand.news() {
+            match news {
+                HandNews::Done(done) => {
+                    self.working = None;
+                    self.probing = self.probing.map(|_| Instant::now());
+                    self.done(done);
+                }
+                HandNews::Probed => {
+                    self.probing = None;
+                    tracing::info!("the device passes a probe");
+                }
+                HandNews::Failed(fault) => self.fault = Some(fault),
+            }
+        }
+    }
+
+    fn done(&mut self, done: TaskDone) {
+        let scrubbed = matches!(done.outcome, crate::custody::Outcome::Scrubbed(_));
+        let taken = matches!(done.outcome, crate::custody::Outcome::Taken { .. });
+        if let Some((time, bytes)) = done.scrubbed {
+            self.scrubs.add(done.pieces.len(), bytes, time);
+            self.adapt(time, bytes);
+        }
+        if done.receipts_lost > 0 {
+            let kind = ArbiterEvent::ReceiptsLost as u32;
+            self.tell(FromArbiter::Event { kind, vm: 0, process: 0, bytes: done.receipts_lost });
+        }
+        let made = self.custody.finished(done.outcome);
+        let places = if scrubbed { core::mem::take(&mut self.away) } else { made };
+        for (chunk, piece) in places.into_iter().zip(done.pieces) {
+            let index = chunk.0 as usize;
+            if self.pieces.len() <= index {
+                self.pieces.resize_with(index + 1, || None);
+            }
+            if let Some(place) = self.pieces.get_mut(index) {
+                *place = Some(piece);
+            }
+        }
+        if taken && !self.taken {
+            self.taken = true;
+            self.custody.set_nominal();
+        }
+        self.announce();
     }
 
     /// Scrubs as much at a time as takes neither long nor no time.
@@ -838,6 +1078,20 @@ impl Server {
 /// a small device a margin must not use up the quotas.
 fn margin(free: u64) -> u64 {
     (free / 1024).clamp(UNIT, 64 << 20).next_multiple_of(UNIT)
+}
+
+/// 128 random bits.
+fn random() -> u128 {
+    let mut bytes = [0; 16];
+    // Up to 256 bytes the kernel gives whole, and it has been random since long before there was an arbiter.
+    match getrandom(&mut bytes, GetRandomFlags::empty()) {
+        Ok(16) => u128::from_le_bytes(bytes),
+        other => {
+            tracing::error!(?other, "the kernel has no random number: nothing can be shared");
+            // No share has this number, so none is made.
+            0
+        }
+    }
 }
 
 fn unblock(descriptor: BorrowedFd<'_>) -> Result<(), Errno> {

@@ -38,6 +38,15 @@ impl Piece {
     }
 }
 
+/// What became of taking all that is free.
+#[derive(Debug)]
+pub struct Taken {
+    /// The chunks that were made, also when something failed after them.
+    pub pieces: Vec<Piece>,
+    /// Why no more were made, if the driver failed.
+    pub failed: Option<Code>,
+}
+
 /// Why a unit cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum UnitError {
@@ -202,8 +211,8 @@ impl Unit {
     /// Makes chunks of what is free, but leaves so much, and makes no more than `most` bytes.
     ///
     /// # Errors
-    /// The driver's, when it does not say what is free.
-    pub fn take_free(&mut self, leave: u64, most: u64) -> Result<Vec<Piece>, Code> {
+    /// The driver's, when it does not say what is free before anything is made.
+    pub fn take_free(&mut self, leave: u64, most: u64) -> Result<Taken, Code> {
         let found = self.free()?;
         let leave = leave.max(found.saturating_sub(most));
         let mut pieces = Vec::new();
@@ -214,13 +223,37 @@ impl Unit {
         }
         // What the driver says is free it need not have in pieces of each size: the rest by the smallest.
         let least = Class::ALL[Class::ALL.len() - 1];
-        while self.free()?.saturating_sub(leave) >= UNIT {
-            match self.create(least) {
-                Ok(piece) => pieces.push(piece),
-                Err(_) => break,
+        let failed = loop {
+            match self.free() {
+                Ok(free) if free.saturating_sub(leave) >= UNIT => match self.create(least) {
+                    Ok(piece) => pieces.push(piece),
+                    Err(_) => break None,
+                },
+                Ok(_) => break None,
+                Err(failed) => break Some(failed),
             }
+        };
+        Ok(Taken { pieces, failed })
+    }
+
+    /// Tries whether the device works: clears a chunk of its own and reads it back, where there is room for one.
+    ///
+    /// # Errors
+    /// The driver's, or that the chunk is not clear.
+    pub fn probe(&mut self) -> Result<(), Code> {
+        self.free()?;
+        self.wait()?;
+        let piece = match self.create(Class::ALL[Class::ALL.len() - 1]) {
+            Ok(piece) => piece,
+            Err(sluice_driver::code::OUT_OF_MEMORY) => return Ok(()),
+            Err(failed) => return Err(failed),
+        };
+        let cleared = self.clear(&piece).and_then(|()| self.wait()).and_then(|()| self.is_all_zero(&piece));
+        let released = self.release(piece);
+        match cleared.and_then(|clean| released.map(|()| clean))? {
+            true => Ok(()),
+            false => Err(sluice_driver::code::UNKNOWN),
         }
-        Ok(pieces)
     }
 
     /// Makes chunks of one size, as many as there are.

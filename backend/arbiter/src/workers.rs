@@ -61,6 +61,8 @@ pub(crate) struct Link {
     outbox: VecDeque<Message>,
     /// Since when it has not read.
     unread: Option<Millis>,
+    /// A request that waits for a look at the VM's other workers, and when it was heard.
+    pub(crate) held: Option<(Request, Millis)>,
     pub(crate) interest: EventFlags,
 }
 
@@ -85,7 +87,7 @@ impl Link {
             tracing::warn!(%error, "a worker's socket keeps its buffer");
         }
         let (outbox, interest) = (VecDeque::new(), EventFlags::IN);
-        Link { vm, socket: Some(socket), pidfd, page, report, outbox, unread: None, interest }
+        Link { vm, socket: Some(socket), pidfd, page, report, outbox, unread: None, held: None, interest }
     }
 
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
@@ -96,7 +98,8 @@ impl Link {
         self.pidfd.as_fd()
     }
 
-    /// Hears nothing any more.
+    /// Hears nothing any more. The socket may be full of descriptors, so the caller does not close it.
+    #[must_use]
     pub(crate) fn close(&mut self) -> Option<OwnedFd> {
         self.outbox.clear();
         self.unread = None;
@@ -111,12 +114,14 @@ impl Link {
         }
     }
 
-    pub(crate) fn hear(&self) -> Heard {
+    /// Reads a request. Descriptors that came are in `strange`.
+    pub(crate) fn hear(&self, strange: &mut Vec<OwnedFd>) -> Heard {
         let Some(socket) = &self.socket else { return Heard::Nothing };
         let mut buffer = [0; BYTES];
-        match socket::receive(socket, &mut buffer) {
-            Ok(Some((bytes, descriptors))) => match Request::decode(bytes) {
-                Ok(request) if descriptors.len() == request.descriptors() => Heard::Request(request),
+        let before = strange.len();
+        match socket::receive_from_stranger(socket, &mut buffer, strange) {
+            Ok(Some(bytes)) => match Request::decode(bytes) {
+                Ok(request) if strange.len() - before == request.descriptors() => Heard::Request(request),
                 Ok(_) => Heard::Abuse("sends descriptors"),
                 Err(_) => Heard::Abuse("sends what is no request"),
             },

@@ -102,6 +102,7 @@ struct Link {
 enum Reply {
     Lent { lease: u64, bytes: u64, more: bool, descriptor: OwnedFd },
     Granted(u64),
+    Shared(u128),
     Refused(Code),
     Process { process: u32, bytes: u64 },
 }
@@ -497,6 +498,7 @@ impl Link {
                 self.deliver(serial, Reply::Lent { lease, bytes, more, descriptor });
             }
             (Answer::Granted { serial, value }, _) => self.deliver(serial, Reply::Granted(value)),
+            (Answer::Shared { serial, share }, _) => self.deliver(serial, Reply::Shared(share)),
             (Answer::Refused { serial, error }, _) => self.deliver(serial, Reply::Refused(error)),
             (Answer::Process { serial, process, bytes }, _) => {
                 self.deliver(serial, Reply::Process { process, bytes });
@@ -552,29 +554,29 @@ impl ChunkSource for Arc<Custody> {
         })
     }
 
-    fn share(&mut self, share: u64, chunk: &Chunk) -> Result<u64, Code> {
+    fn share(&mut self, share: u128, chunk: &Chunk) -> Result<u128, Code> {
         let lease = chunk.lease.number().ok_or(code::NOT_SUPPORTED)?;
         let link = self.link(chunk.device)?;
         match link.ask(|serial| Request::Share { serial, share, lease }, Some)? {
-            Reply::Granted(share) => Ok(share),
+            Reply::Shared(share) => Ok(share),
             Reply::Refused(failed) => Err(failed),
             unexpected => Err(link.strange(unexpected)),
         }
     }
 
-    fn unshare(&mut self, device: i32, share: u64) {
+    fn unshare(&mut self, device: i32, share: u128) {
         if let Ok(link) = self.link(device) {
             link.tell(Request::Unshare { share });
         }
     }
 
-    fn open(&mut self, device: i32, share: u64) -> Result<Vec<Chunk>, Code> {
+    fn open(&mut self, device: i32, share: u128) -> Result<Vec<Chunk>, Code> {
         self.open_share(device, share)
     }
 }
 
 impl Custody {
-    fn open_share(&self, device: i32, share: u64) -> Result<Vec<Chunk>, Code> {
+    fn open_share(&self, device: i32, share: u128) -> Result<Vec<Chunk>, Code> {
         let link = self.link(device)?;
         let mut chunks = Vec::new();
         let mut failed = None;

@@ -76,13 +76,13 @@ pub(crate) trait ChunkSource {
     /// Whether `bytes` more could be had, idle ones included.
     fn affords(&mut self, device: i32, bytes: u64) -> bool;
     /// Adds a chunk to a share, 0 for a new one; answers the share.
-    fn share(&mut self, _share: u64, _chunk: &Chunk) -> Result<u64, Code> {
+    fn share(&mut self, _share: u128, _chunk: &Chunk) -> Result<u128, Code> {
         Err(code::NOT_SUPPORTED)
     }
     /// Ends a share.
-    fn unshare(&mut self, _device: i32, _share: u64) {}
+    fn unshare(&mut self, _device: i32, _share: u128) {}
     /// The chunks of a share of the same VM.
-    fn open(&mut self, _device: i32, _share: u64) -> Result<Vec<Chunk>, Code> {
+    fn open(&mut self, _device: i32, _share: u128) -> Result<Vec<Chunk>, Code> {
         Err(code::NOT_SUPPORTED)
     }
 }
@@ -112,13 +112,13 @@ impl ChunkSource for Box<dyn ChunkSource + Send> {
     fn affords(&mut self, device: i32, bytes: u64) -> bool {
         (**self).affords(device, bytes)
     }
-    fn share(&mut self, share: u64, chunk: &Chunk) -> Result<u64, Code> {
+    fn share(&mut self, share: u128, chunk: &Chunk) -> Result<u128, Code> {
         (**self).share(share, chunk)
     }
-    fn unshare(&mut self, device: i32, share: u64) {
+    fn unshare(&mut self, device: i32, share: u128) {
         (**self).unshare(device, share);
     }
-    fn open(&mut self, device: i32, share: u64) -> Result<Vec<Chunk>, Code> {
+    fn open(&mut self, device: i32, share: u128) -> Result<Vec<Chunk>, Code> {
         (**self).open(device, share)
     }
 }
@@ -192,7 +192,7 @@ pub(crate) struct Memory<S, M> {
     /// Live allocations by address.
     live: BTreeMap<u64, Allocation>,
     /// Shares of chunks by the address they are mapped at.
-    shares: BTreeMap<u64, u64>,
+    shares: BTreeMap<u64, u128>,
     /// Physical memory that the guest maps itself.
     blocks: BTreeMap<u64, Block>,
     next_block: u64,

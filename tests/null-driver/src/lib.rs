@@ -20,6 +20,7 @@
 #![expect(unsafe_code, reason = "a C library: exported functions that write through their callers' pointers")]
 
 mod life;
+mod faults;
 mod memory;
 
 use core::{
@@ -233,6 +234,9 @@ const ACCESSIBLE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 // part in its file position; so no descriptor is kept per chunk.
 export! {
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        if faults::plays("info-fails") {
+            return ILLEGAL_ADDRESS;
+        }
         let used = memory().used;
         put(free, memory_bytes().saturating_sub(used));
         put(total, memory_bytes())
@@ -609,6 +613,12 @@ export! {
         SUCCESS
     }
     cuStreamSynchronize(stream: Handle) {
+        while faults::plays("sync-blocks") {
+            std::thread::sleep(core::time::Duration::from_millis(10));
+        }
+        if faults::plays("sync-fails") {
+            return ILLEGAL_ADDRESS;
+        }
         let stream = held(stream);
         let _call = stream.1.call("cuStreamSynchronize");
         loop {

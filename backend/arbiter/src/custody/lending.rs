@@ -12,7 +12,7 @@ use sluice_protocol::{
     custody::{Answer, Request},
     limits,
 };
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 /// Milliseconds between two recalls of one worker.
 const RECALL_EVERY: Millis = 20;
@@ -32,7 +32,8 @@ pub(super) struct Waiter {
 pub(super) struct Share {
     vm: VmKey,
     owner: WorkerId,
-    leases: Vec<u64>,
+    /// Leases of the owner, in order, no chunk twice.
+    leases: Vec<(u64, ChunkId)>,
 }
 
 /// What became of a take.
@@ -288,50 +289,67 @@ impl Custody {
         self.stirred = true;
     }
 
-    pub(super) fn share(&mut self, id: WorkerId, serial: u64, share: u64, lease: u64) {
-        let Some(worker) = self.workers.get_mut(&id) else { return };
+    /// Workers of a VM.
+    fn workers_of(&self, vm: VmKey) -> impl Iterator<Item = &Worker> {
+        self.members.get(&vm).into_iter().flatten().filter_map(|member| self.workers.get(member))
+    }
+
+    pub(super) fn share(&mut self, id: WorkerId, serial: u64, share: u128, lease: u64) {
+        let Some(worker) = self.workers.get(&id) else { return };
         let vm = worker.vm;
-        if !worker.leases.contains_key(&lease) {
+        let Some(chunk) = worker.leases.get(&lease).copied() else {
             return self.abuse(id, "shares a lease that is not its own");
+        };
+        if self.workers_of(vm).map(|worker| worker.shared).sum::<usize>() >= limits::SHARED_LEASES {
+            return self.refuse(id, serial, code::OUT_OF_MEMORY);
         }
         if share == 0 {
-            let members = self.members.get(&vm).into_iter().flatten();
-            let shares: usize =
-                members.filter_map(|member| self.workers.get(member)).map(|member| member.shares.len()).sum();
-            if shares >= limits::SHARES {
+            if self.workers_of(vm).map(|worker| worker.shares.len()).sum::<usize>() >= limits::SHARES {
                 return self.refuse(id, serial, code::OUT_OF_MEMORY);
             }
-            let number = self.next_share;
-            self.next_share += 1;
-            self.shares.insert(number, Share { vm, owner: id, leases: vec![lease] });
+            let fresh = self.next_share.take().filter(|number| !self.shares.contains_key(number));
+            let Some(number) = fresh.filter(|number| *number != 0) else {
+                return self.refuse(id, serial, code::UNKNOWN);
+            };
+            self.shares.insert(number, Share { vm, owner: id, leases: vec![(lease, chunk)] });
             if let Some(worker) = self.workers.get_mut(&id) {
                 worker.shares.insert(number);
+                worker.shared += 1;
             }
-            return self.answer(id, Answer::Granted { serial, value: number });
+            return self.answer(id, Answer::Shared { serial, share: number });
         }
         match self.shares.get_mut(&share).filter(|share| share.owner == id) {
             None => self.abuse(id, "adds to a share that is not its own"),
             Some(entry) if entry.leases.len() >= limits::SHARE_CHUNKS => {
                 self.refuse(id, serial, code::OUT_OF_MEMORY);
             }
+            Some(entry) if entry.leases.iter().any(|(_, other)| *other == chunk) => {
+                self.refuse(id, serial, code::INVALID_VALUE);
+            }
             Some(entry) => {
-                entry.leases.push(lease);
-                self.answer(id, Answer::Granted { serial, value: share });
+                entry.leases.push((lease, chunk));
+                if let Some(worker) = self.workers.get_mut(&id) {
+                    worker.shared += 1;
+                }
+                self.answer(id, Answer::Shared { serial, share });
             }
         }
     }
 
-    pub(super) fn unshare(&mut self, id: WorkerId, share: u64) {
-        if self.shares.get(&share).is_none_or(|share| share.owner != id) {
+    pub(super) fn unshare(&mut self, id: WorkerId, share: u128) {
+        let Some(leases) =
+            self.shares.get(&share).filter(|share| share.owner == id).map(|share| share.leases.len())
+        else {
             return self.abuse(id, "ends a share that is not its own");
-        }
+        };
         self.shares.remove(&share);
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.shares.remove(&share);
+            worker.shared = worker.shared.saturating_sub(leases);
         }
     }
 
-    pub(super) fn open(&mut self, id: WorkerId, serial: u64, share: u64) {
+    pub(super) fn open(&mut self, id: WorkerId, serial: u64, share: u128) {
         let Some(worker) = self.workers.get(&id) else { return };
         let vm = worker.vm;
         let known = self.shares.get(&share).filter(|share| share.vm == vm);
@@ -341,20 +359,25 @@ impl Custody {
             return self.refuse(id, serial, code::DEVICE_UNAVAILABLE);
         }
         let owner = self.workers.get(&known.owner);
-        let chunks: Option<Vec<ChunkId>> = owner
-            .and_then(|owner| known.leases.iter().map(|lease| owner.leases.get(lease).copied()).collect());
+        let chunks: Option<Vec<ChunkId>> = owner.and_then(|owner| {
+            known.leases.iter().map(|(lease, _)| owner.leases.get(lease).copied()).collect()
+        });
         // The owner has given one of them back: there is nothing whole to open.
         let Some(chunks) = chunks else { return self.refuse(id, serial, code::INVALID_VALUE) };
-        if worker.leases.len().saturating_add(chunks.len()) > limits::LEASES {
-            return self.refuse(id, serial, code::OUT_OF_MEMORY);
-        }
-        let distinct: BTreeSet<&ChunkId> = chunks.iter().collect();
-        let lent = |chunk: &&ChunkId| {
-            self.chunks.get(**chunk).is_some_and(|chunk| chunk.state == State::Lent && chunk.vm == Some(vm))
+        let of_vm: usize = self.workers_of(vm).map(|worker| worker.leases.len()).sum();
+        let too_many = worker.leases.len().saturating_add(chunks.len()) > limits::LEASES
+            || of_vm.saturating_add(chunks.len()) > limits::VM_LEASES;
+        let lent = |chunk: &ChunkId| {
+            let chunk = self.chunks.get(*chunk)?;
+            (chunk.state == State::Lent && chunk.vm == Some(vm)).then_some(chunk.leases)
         };
-        if !distinct.iter().all(lent) {
+        let leases: Option<Vec<u32>> = chunks.iter().map(lent).collect();
+        let Some(leases) = leases else {
             self.event(ArbiterEvent::LedgerBroken, vm.vm, 0, 0);
             return self.refuse(id, serial, code::UNKNOWN);
+        };
+        if too_many || leases.iter().any(|leases| *leases >= limits::CHUNK_LEASES) {
+            return self.refuse(id, serial, code::OUT_OF_MEMORY);
         }
         let count = chunks.len();
         for (chunk, number) in chunks.into_iter().zip(1..) {

@@ -76,6 +76,7 @@ struct World {
     limits: BTreeMap<VmKey, u64>,
     next_worker: u64,
     serial: u64,
+    shares: u128,
     lent: usize,
     failing: bool,
 }
@@ -98,6 +99,7 @@ impl World {
             limits: BTreeMap::new(),
             next_worker: 1,
             serial: 0,
+            shares: 0,
             lent: 0,
             failing: false,
         }
@@ -488,9 +490,11 @@ impl World {
             }
             Ask::Share(index) => {
                 let Some(lease) = lease(index) else { return };
+                self.shares += 1;
+                self.custody.set_next_share(self.shares);
                 Request::Share { serial, share: 0, lease }
             }
-            Ask::Open(share) => Request::Open { serial, share },
+            Ask::Open(share) => Request::Open { serial, share: share.into() },
             Ask::Forge(lease) => {
                 if worker.leases.contains_key(&lease) {
                     return;

@@ -4,8 +4,13 @@ use crate::{
     MIB,
     host::{Host, Options, eventually, null_driver},
 };
+use rustix::{fd::AsFd as _, net::sockopt::set_socket_linger};
 use sluice_protocol::{control::ArbiterEvent, limits};
-use std::time::{Duration, Instant};
+use std::{
+    io::Write as _,
+    net::{TcpListener, TcpStream},
+    time::{Duration, Instant},
+};
 
 // Promise: F21
 #[test]
@@ -63,6 +68,69 @@ fn a_worker_that_floods_starves_nobody_and_is_ended() {
     let patience = Duration::from_millis(limits::TAKE_MILLISECONDS);
     assert!(took[100] < Duration::from_millis(50) && took[199] < patience, "{took:?}");
     assert!(host.saw(ArbiterEvent::Abuse));
+    host.assert_sound();
+}
+
+// Promise: F82
+#[test]
+fn a_worker_that_cannot_be_served_leaves_nothing_behind() {
+    for more in 2..9 {
+        let mut host = Host::start();
+        host.vm(1, 64 * MIB);
+        host.leave_descriptors(more);
+        let failed = host.worker(1);
+        // Said behind it.
+        let served = host.describe(1).1 == 1;
+        if served {
+            assert!(failed.take(2 * MIB).is_ok(), "with {more} descriptors");
+        }
+        failed.kill();
+        eventually("no holder is left", || host.describe(1).1 == 0);
+        host.assert_sound();
+    }
+}
+
+// Promise: F82
+#[test]
+fn a_vm_with_many_workers_leaves_descriptors_for_others() {
+    let mut host = Host::with(Options { descriptors: Some(160), ..Options::default() });
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let greedy: Vec<_> = (0..60).map(|_| host.worker(1)).collect();
+    let served = host.describe(1).1;
+    assert!((15..60).contains(&served), "{served} of 60 are served");
+    let others: Vec<_> = (0..5).map(|_| host.worker(2)).collect();
+    assert_eq!(host.describe(2).1, 5, "the other VM's workers are served");
+    drop(others);
+    drop(greedy);
+    eventually("their end", || host.describe(1).1 == 0);
+    host.assert_sound();
+}
+
+// Promise: F83
+#[test]
+fn a_descriptor_that_takes_long_to_close_delays_no_neighbour() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let (mut stranger, neighbour) = (host.worker(1), host.worker(2));
+    // Its last close waits until the other end has read, for ten seconds at most.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (_unread, _) = listener.accept().unwrap();
+    slow.set_nonblocking(true).unwrap();
+    while (&slow).write(&[0; 65536]).is_ok() {}
+    slow.set_nonblocking(false).unwrap();
+    set_socket_linger(&slow, Some(Duration::from_secs(10))).unwrap();
+    stranger.say_with("strange", slow.as_fd());
+    drop(slow);
+    eventually("its end", || stranger.is_killed());
+    for _ in 0..20 {
+        let asked = Instant::now();
+        let lease = neighbour.take(2 * MIB).unwrap();
+        assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+        assert_eq!(neighbour.ask(&format!("give-only {lease}")), "0");
+    }
     host.assert_sound();
 }
 

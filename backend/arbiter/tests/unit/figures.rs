@@ -15,7 +15,7 @@ use tempfile::TempDir;
 fn process() {
     let mut unit = Unit::open(&driver(), 0, None).unwrap();
     unit.enter().unwrap();
-    let pieces = unit.take_free(8 * MIB, u64::MAX).unwrap();
+    let pieces = unit.take_free(8 * MIB, u64::MAX).unwrap().pieces;
     let bytes: u64 = pieces.iter().map(Piece::bytes).sum();
     let clear = |unit: &Unit| {
         pieces.iter().for_each(|piece| unit.clear(piece).unwrap());

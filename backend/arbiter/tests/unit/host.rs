@@ -6,7 +6,7 @@ use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{Mode, OFlags, open},
     io::Errno,
-    process::{Pid, PidfdFlags, Resource, Rlimit, Signal, kill_process, pidfd_open, prlimit},
+    process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, prlimit},
 };
 use sluice_protocol::control::{
     ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, FromInventory, ToArbiter, ToInventory, Verify, codec,
@@ -163,6 +163,8 @@ impl Host {
             ("SLUICE_SOFTGPU_FILL", "0xA5".to_owned()),
             ("SLUICE_SOFTGPU_CONTEXT_BYTES", (4 * MIB).to_string()),
         ];
+        let faults = state.path().join("fault").display().to_string();
+        environment.push(("SLUICE_NULL_FAULTS", faults));
         environment.extend(options.environment);
         let placed = options.instance.map(|(profile, start, expected)| {
             environment.extend([
@@ -393,6 +395,37 @@ impl Host {
     pub(crate) fn saw_of(&mut self, kind: ArbiterEvent, vm: u32) -> bool {
         self.unit();
         self.events.iter().any(|(other, of, ..)| (*other, *of) == (kind, vm))
+    }
+
+    /// The fault that the null driver plays from now on; another driver plays none.
+    pub(crate) fn play(&self, fault: &str) {
+        std::fs::write(self.state.path().join("fault"), fault).unwrap();
+    }
+
+    /// Hears the arbiter to its end; how it ended, and the events it told of.
+    pub(crate) fn ends(&mut self) -> (std::process::ExitStatus, Vec<ArbiterEvent>) {
+        let mut buffer = [0; BYTES];
+        let mut events = Vec::new();
+        loop {
+            assert!(speaks_within(&self.control, PATIENCE), "the arbiter neither speaks nor ends");
+            match socket::receive(&self.control, &mut buffer) {
+                Ok(Some((message, _))) => {
+                    if let FromArbiter::Event { kind, .. } = FromArbiter::decode(message).unwrap() {
+                        events.push(ArbiterEvent::from_number(kind).unwrap());
+                    }
+                }
+                Ok(None) | Err(Errno::CONNRESET) => return (self.arbiter.wait().unwrap(), events),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Bounds the descriptors of the arbiter: those it has, and so many more.
+    pub(crate) fn leave_descriptors(&self, more: u64) {
+        let pid = Pid::from_raw(i32::try_from(self.arbiter.id()).unwrap());
+        let limit = getrlimit(Resource::Nofile);
+        let count = self.descriptors() as u64 + more;
+        prlimit(pid, Resource::Nofile, Rlimit { current: Some(count), ..limit }).unwrap();
     }
 
     /// Nothing contradicted itself.

@@ -85,7 +85,7 @@ fn a_share_is_opened_inside_its_vm_only_and_charged_once() {
     let lease = one.take(2 * MIB).unwrap();
     let more = one.take(2 * MIB).unwrap();
     one.ask("fill 4711");
-    let share = one.numbers(&format!("share 0 {lease}"))[1];
+    let share = one.share(0, lease).unwrap();
     assert_eq!(one.ask(&format!("share {share} {more}")), format!("0 {share}"));
     assert_eq!(two.ask(&format!("open {share}")), "0 2");
     assert_eq!(two.numbers("scan 4711")[0], 4 * MIB / 4, "the same memory");
@@ -99,6 +99,73 @@ fn a_share_is_opened_inside_its_vm_only_and_charged_once() {
     assert_eq!(host.describe(1).0[0], 4 * MIB);
     two.kill();
     eventually("the last holder's end", || host.describe(1).0[0] == 0);
+    host.assert_sound();
+}
+
+// Promise: S20
+#[test]
+fn a_process_of_the_vm_that_guesses_numbers_opens_no_share() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    let (owner, thief) = (host.worker(1), host.worker(1));
+    assert_eq!(owner.ask("begin"), "0 0");
+    assert_eq!(thief.ask("begin"), "0 0");
+    let shares: Vec<u128> = (0..8)
+        .map(|_| {
+            let lease = owner.take(2 * MIB).unwrap();
+            owner.share(0, lease).unwrap()
+        })
+        .collect();
+    assert_eq!(thief.ask("guess 1000"), "0");
+    // All of the number counts: neither half of it alone, and none beside it.
+    for share in &shares {
+        let low = share & u128::from(u64::MAX);
+        for guess in [low, share ^ low, share ^ 1, share ^ 1 << 127, share.swap_bytes()] {
+            assert_eq!(thief.ask(&format!("open {guess}")), "1 0");
+        }
+    }
+    let halves: std::collections::HashSet<u128> =
+        shares.iter().flat_map(|share| [share & u128::from(u64::MAX), share >> 64]).collect();
+    assert_eq!(halves.len(), 16, "both halves of each are random: {shares:x?}");
+    assert_eq!(thief.ask(&format!("open {}", shares[0])), "0 1", "handed the number, it has the memory");
+    host.assert_sound();
+}
+
+// Promise: S21
+#[test]
+fn a_lease_shared_twice_in_one_share_is_refused() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    host.vm(2, 64 * MIB);
+    let (worker, neighbour) = (host.worker(1), host.worker(2));
+    assert_eq!(worker.ask("begin"), "0 0");
+    assert_eq!(neighbour.ask("begin"), "0 0");
+    let lease = worker.take(2 * MIB).unwrap();
+    let share = worker.share(0, lease).unwrap();
+    assert_eq!(worker.share(share, lease), Err(1));
+    assert_eq!(worker.ask(&format!("open {share}")), "0 1", "it opens one chunk");
+    // By another lease on the same chunk, too.
+    assert_eq!(worker.share(share, lease + 1), Err(1));
+    let other = worker.take(2 * MIB).unwrap();
+    assert_eq!(worker.share(share, other), Ok(share));
+    assert_eq!(worker.ask(&format!("open {share}")), "0 2");
+    assert!(neighbour.take(2 * MIB).is_ok());
+    host.assert_sound();
+}
+
+// Promise: S21
+#[test]
+fn leases_of_a_vm_are_bounded_by_its_chunks() {
+    let mut host = Host::start();
+    host.vm(1, 4 * MIB);
+    let worker = host.worker(1);
+    assert_eq!(worker.ask("begin"), "0 0");
+    let lease = worker.take(2 * MIB).unwrap();
+    let share = worker.share(0, lease).unwrap();
+    let opened = worker.numbers(&format!("open-many {share}"))[0];
+    assert_eq!(opened + 1, u64::from(limits::CHUNK_LEASES), "one lease for each time that it was opened");
+    worker.kill();
+    eventually("the end of its leases", || host.describe(1).0[0] == 0);
     host.assert_sound();
 }
 

@@ -3,6 +3,7 @@
 
 mod bounds;
 mod death;
+mod faults;
 mod figures;
 mod host;
 mod instances;

@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "says which of its mappings the driver may touch")]
 
 use crate::host::{Listed, PATIENCE, eventually, speaks_within};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use sluice_driver::{Device, Driver, Handle, Host, Rows};
 use sluice_protocol::{
     control::{BYTES, Run},
@@ -55,6 +55,11 @@ impl Worker {
         socket::send(&self.control, what.as_bytes(), &[]).unwrap();
     }
 
+    /// The same, with a descriptor.
+    pub(crate) fn say_with(&self, what: &str, descriptor: BorrowedFd<'_>) {
+        socket::send(&self.control, what.as_bytes(), &[descriptor]).unwrap();
+    }
+
     pub(crate) fn hear(&self) -> String {
         let mut buffer = [0; 4096];
         assert!(self.speaks_within(PATIENCE), "no answer");
@@ -89,6 +94,15 @@ impl Worker {
             [0, lease] => Ok(lease),
             [error, _] => Err(error),
             _ => panic!("an answer of two numbers"),
+        }
+    }
+
+    /// Adds a lease to a share, 0 for a new one: the share, or the CUresult.
+    pub(crate) fn share(&self, share: u128, lease: u64) -> Result<u128, u32> {
+        let answer = self.ask(&format!("share {share} {lease}"));
+        match answer.split_once(' ').unwrap() {
+            ("0", share) => Ok(share.parse().unwrap()),
+            (error, _) => Err(error.parse().unwrap()),
         }
     }
 
@@ -160,6 +174,8 @@ struct Played {
     serial: u64,
     /// What goes to the test with the next answer.
     handed: Vec<OwnedFd>,
+    /// What came from the test with the command.
+    given: Vec<OwnedFd>,
 }
 
 fn receive(custody: &OwnedFd) -> (Answer, Vec<OwnedFd>) {
@@ -190,6 +206,7 @@ impl Played {
                 | Answer::Granted { serial, .. }
                 | Answer::Refused { serial, .. }
                 | Answer::Process { serial, .. }
+                | Answer::Shared { serial, .. }
                     if serial == wanted =>
                 {
                     return (answer, descriptors);
@@ -206,6 +223,7 @@ impl Played {
             Answer::Granted { value, .. } => format!("0 {value}"),
             Answer::Refused { error, .. } => format!("{error} 0"),
             Answer::Process { process, bytes, .. } => format!("{process} {bytes}"),
+            Answer::Shared { share, .. } => format!("0 {share}"),
             other => panic!("{other:?}"),
         }
     }
@@ -264,7 +282,7 @@ impl Played {
         }
     }
 
-    fn open(&mut self, share: u64) -> String {
+    fn open(&mut self, share: u128) -> String {
         let serial = self.next();
         self.send(Request::Open { serial, share });
         let mut count = 0;
@@ -326,7 +344,10 @@ impl Played {
     fn obey(&mut self, command: &str) -> Option<String> {
         let mut words = command.split(' ');
         let verb = words.next()?;
-        let numbers: Vec<u64> = words.map(|word| word.parse().unwrap()).collect();
+        let large: Vec<u128> = words.map(|word| word.parse().unwrap()).collect();
+        let share = large.first().copied().unwrap_or(0);
+        let numbers: Vec<u64> =
+            large.iter().map(|number| u64::try_from(*number).unwrap_or(u64::MAX)).collect();
         let number = |index: usize| numbers.get(index).copied().unwrap_or(0);
         let small = |index: usize| u32::try_from(number(index)).unwrap();
         Some(match verb {
@@ -373,6 +394,19 @@ impl Played {
                 self.unmap(&chunk);
                 self.send(Request::Give { lease: number(0) });
                 "0".to_owned()
+            }
+            // Of a chunk that was never imported.
+            "give-only" => {
+                self.send(Request::Give { lease: number(0) });
+                "0".to_owned()
+            }
+            // Sends what the test has given it.
+            "strange" => {
+                let request = Request::Idle { bytes: 0 }.encode();
+                let given = core::mem::take(&mut self.given);
+                let strange: Vec<_> = given.iter().map(AsFd::as_fd).collect();
+                socket::send(&self.custody, &request, &strange).unwrap();
+                return None;
             }
             "lie" => {
                 let chunk = self.chunks.remove(&number(0)).unwrap();
@@ -429,8 +463,26 @@ impl Played {
                 "0".to_owned()
             }
             "serial" => self.serial.to_string(),
-            "share" => self.plain(|serial| Request::Share { serial, share: number(0), lease: number(1) }),
-            "open" => self.open(number(0)),
+            "share" => self.plain(|serial| Request::Share { serial, share, lease: number(1) }),
+            "open" => self.open(share),
+            // Opens a share until that is refused, without looking at the memory.
+            "open-many" => {
+                let mut count = 0_u64;
+                loop {
+                    let serial = self.next();
+                    self.send(Request::Open { serial, share });
+                    match self.answer(serial) {
+                        (Answer::Lent { .. }, _) => count += 1,
+                        (Answer::Refused { error: 2, .. }, _) => break count.to_string(),
+                        (other, _) => panic!("{other:?}"),
+                    }
+                }
+            }
+            // Opens every number from 1 to the first word, and says how many of them were shares.
+            "guess" => {
+                let found = (1..=share).filter(|share| self.open(*share).starts_with("0 ")).count();
+                found.to_string()
+            }
             "hello" => {
                 self.send(Request::Hello { process: small(0) });
                 "0".to_owned()
@@ -517,8 +569,10 @@ fn process() {
         answers: VecDeque::new(),
         serial: 0,
         handed: Vec::new(),
+        given: Vec::new(),
     };
-    while let Ok(Some((message, _))) = socket::receive(&control, &mut buffer) {
+    while let Ok(Some((message, given))) = socket::receive(&control, &mut buffer) {
+        played.given = given;
         let command = std::str::from_utf8(message).unwrap().to_owned();
         if let Some(answer) = played.obey(&command) {
             let handed = core::mem::take(&mut played.handed);

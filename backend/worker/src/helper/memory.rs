@@ -129,7 +129,7 @@ pub(crate) enum VirtualJob {
     Reserve { bytes: u64, alignment: u64, hint: u64 },
     FreeRange { address: u64, bytes: u64 },
     Share { block: u64 },
-    Open { device: i32, share: u64 },
+    Open { device: i32, share: u128 },
 }
 
 /// An arena and the context it is pinned through.
@@ -353,10 +353,10 @@ impl MemoryHelper {
 
     fn virtual_memory(&mut self, to: ReplyTo, job: VirtualJob) {
         let session = Arc::clone(&self.session);
-        let none = |()| [None; 2];
-        let one = |word| [Some(word), None];
+        let none = |()| [None; 3];
+        let one = |word| [Some(word), None, None];
         // The answers' fields are words, one behind the other.
-        let done: Result<[Option<u64>; 2], Code> = match job {
+        let done: Result<[Option<u64>; 3], Code> = match job {
             VirtualJob::Create { device, bytes } => self.memory().create_block(device, bytes).map(one),
             VirtualJob::Release { block } => self.memory().release_block(block).map(none),
             VirtualJob::Map { block, address, bytes } => {
@@ -376,10 +376,14 @@ impl MemoryHelper {
             VirtualJob::FreeRange { address, bytes } => self.memory().free_range(address, bytes).map(none),
             VirtualJob::Share { block } => {
                 let shared = self.memory().share_block(block);
-                shared.and_then(|(device, share)| Ok([Some(self.unit(device)?.into()), Some(share)]))
+                shared.and_then(|(device, share)| {
+                    let share = share.to_le_bytes();
+                    let word = |at: usize| share.as_chunks::<8>().0.get(at).copied().map(u64::from_le_bytes);
+                    Ok([Some(self.unit(device)?.into()), word(0), word(1)])
+                })
             }
             VirtualJob::Open { device, share } => {
-                self.memory().open_block(device, share).map(|(block, bytes)| [Some(block), Some(bytes)])
+                self.memory().open_block(device, share).map(|(block, bytes)| [Some(block), Some(bytes), None])
             }
         };
         self.helper.memory_done();

@@ -7,7 +7,7 @@ use sluice_protocol::{custody::UNIT, limits};
 /// An allocation in a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shared {
-    pub(crate) share: u64,
+    pub(crate) share: u128,
     /// Where the allocation begins in the share.
     pub(crate) offset: u64,
 }
@@ -17,7 +17,7 @@ const fn block_key(number: u64) -> u64 {
     1 << 63 | number
 }
 
-fn share_all(sharing: &mut impl ChunkSource, chunks: &[Chunk]) -> Result<u64, Code> {
+fn share_all(sharing: &mut impl ChunkSource, chunks: &[Chunk]) -> Result<u128, Code> {
     if chunks.len() > limits::SHARE_CHUNKS {
         return Err(code::NOT_SUPPORTED);
     }
@@ -83,7 +83,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     }
 
     /// Shares a block; answers its device and the share.
-    pub(crate) fn share_block(&mut self, number: u64) -> Result<(i32, u64), Code> {
+    pub(crate) fn share_block(&mut self, number: u64) -> Result<(i32, u128), Code> {
         let block = self.blocks.get(&number).ok_or(code::INVALID_VALUE)?;
         let device = block.chunks.first().map_or(0, |chunk| chunk.device);
         if let Some(share) = self.shares.get(&block_key(number)) {
@@ -95,7 +95,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     }
 
     /// A block of the chunks of a share; answers its number and its bytes.
-    pub(crate) fn open_block(&mut self, device: i32, share: u64) -> Result<(u64, u64), Code> {
+    pub(crate) fn open_block(&mut self, device: i32, share: u128) -> Result<(u64, u64), Code> {
         let chunks = self.source.open(device, share)?;
         let bytes = chunks.iter().map(|chunk| chunk.bytes).sum::<u64>();
         debug_assert!(bytes.is_multiple_of(UNIT), "chunks are");

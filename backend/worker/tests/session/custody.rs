@@ -272,7 +272,8 @@ fn processes_of_a_vm_share_memory_and_are_charged_once() {
         one.wait(0, last);
         let shared =
             one.call(wire::memory_share::CALL, |w| wire::memory_share::put(w, DeviceAddress(address)));
-        let [unit, share, offset] = words::<3>(shared).unwrap();
+        let [unit, low, high, offset] = words::<4>(shared).unwrap();
+        let share = u128::from(high) << 64 | u128::from(low);
         assert_eq!(unit, 0);
         let charged = one.info().0;
         let open = |guest: &mut Guest, share| {
@@ -288,6 +289,7 @@ fn processes_of_a_vm_share_memory_and_are_charged_once() {
         two.wait(0, last);
         assert_eq!(theirs.read(8192, 27), b"from one process to another");
         assert_eq!(open(&mut two, share + 100), Err(1), "no such share");
+        assert_eq!(open(&mut two, low.into()), Err(1), "half of a number is none");
         free(&mut one, address);
         one.info();
         assert!(two.info().0 < before, "the other still has it");

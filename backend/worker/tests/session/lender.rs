@@ -60,7 +60,7 @@ struct Books {
     /// Chunks by handle: bytes and leases on them.
     chunks: BTreeMap<u64, (u64, u32)>,
     leases: BTreeMap<u64, u64>,
-    shares: BTreeMap<u64, Vec<u64>>,
+    shares: BTreeMap<u128, Vec<u64>>,
     next: u64,
     tenants: Vec<Arc<Tenant>>,
     pinned: u64,
@@ -309,10 +309,11 @@ impl Books {
                 Vec::new()
             }
             Request::Share { serial, share, lease } => {
-                let share = if share == 0 { self.shares.len() as u64 + 1 } else { share };
+                // Wider than one word, as real ones are.
+                let share = if share == 0 { (1 << 64) + u128::from(self.shares.len() as u64) } else { share };
                 let chunk = self.leases[&lease];
                 self.shares.entry(share).or_default().push(chunk);
-                vec![(Answer::Granted { serial, value: share }, None)]
+                vec![(Answer::Shared { serial, share }, None)]
             }
             Request::Unshare { share } => {
                 self.shares.insert(share, Vec::new());

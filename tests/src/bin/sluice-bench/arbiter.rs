@@ -92,7 +92,7 @@ pub(crate) fn print_scrub_rates() -> Result<()> {
     let mut unit = Unit::open(Path::new(&driver), 0, None)?;
     let failed = |code| anyhow::anyhow!("the driver answers {code}");
     unit.enter().map_err(failed)?;
-    let pieces = unit.take_free(8 << 20, u64::MAX).map_err(failed)?;
+    let pieces = unit.take_free(8 << 20, u64::MAX).map_err(failed)?.pieces;
     let bytes: u64 = pieces.iter().map(Piece::bytes).sum();
     let mut rates = [Vec::new(), Vec::new()];
     for round in 0..=ROUNDS {

@@ -401,7 +401,7 @@ impl Hostile {
         let own = self.take_all(1)?;
         let number = own.first().map_or(0, |lease| lease.number);
         let mut opened = 0;
-        for share in (0..64).chain([u64::MAX, 1 << 32, 1 << 63]) {
+        for share in (0..1024).chain([u128::MAX, u128::from(u64::MAX), 1 << 32, 1 << 63, 1 << 127]) {
             self.serial += 1;
             if self.say(Request::Open { serial: self.serial, share }).is_err() {
                 break;
@@ -417,7 +417,7 @@ impl Hostile {
         }
         self.tell("opened", opened);
         // These may end us: the most harmless first.
-        let shares = [0, 1, u64::MAX].map(|share| Request::Unshare { share });
+        let shares = [0, 1, u128::MAX].map(|share| Request::Unshare { share });
         let near = (number.saturating_sub(8)..number + 8).filter(|near| *near != number);
         let leases = near.chain([u64::MAX]).map(|lease| Request::Give { lease });
         for request in shares.into_iter().chain(leases) {

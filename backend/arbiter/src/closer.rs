@@ -1,0 +1,37 @@
+//! A thread that closes descriptors of workers.
+//!
+//! The last close of a file may take seconds: a memory file of a hundred gigabytes, a socket that lingers. A worker may send any
+//! descriptor, also one that is never received because its socket is closed first, so the loop closes none of them.
+
+use rustix::fd::OwnedFd;
+use std::{
+    sync::mpsc::{Sender, channel},
+    thread,
+};
+
+/// The thread, seen from the loop.
+#[derive(Debug)]
+pub(crate) struct Closer {
+    work: Sender<Vec<OwnedFd>>,
+}
+
+impl Closer {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The kernel's, when it has no thread for us.
+    pub(crate) fn start() -> Result<Closer, std::io::Error> {
+        let (work, descriptors) = channel::<Vec<OwnedFd>>();
+        thread::Builder::new()
+            .name("closer".to_owned())
+            .spawn(move || descriptors.into_iter().for_each(drop))?;
+        Ok(Closer { work })
+    }
+
+    /// Has descriptors closed.
+    pub(crate) fn close(&self, descriptors: Vec<OwnedFd>) {
+        if !descriptors.is_empty() && self.work.send(descriptors).is_err() {
+            tracing::error!("the closing thread is gone");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! A driver that fails or hangs, and what its unit does then.
+
+use crate::{
+    MIB,
+    host::{Host, Options, eventually, null_driver},
+};
+use sluice_protocol::control::{ArbiterEvent, ToArbiter};
+
+fn host() -> Host {
+    let environment = vec![("SLUICE_NULL_MEMORY_MIB", "128".to_owned())];
+    Host::with(Options { driver: null_driver(), environment, ..Options::default() })
+}
+
+/// Plays a fault, and leaves something to scrub.
+fn scrub_with(host: &Host, fault: &str) {
+    host.vm(1, 0);
+    let worker = host.worker(1);
+    assert!(worker.take(2 * MIB).is_ok());
+    host.play(fault);
+    worker.kill();
+}
+
+// Promise: F81
+#[test]
+fn a_driver_that_hangs_while_it_scrubs_ends_the_arbiter() {
+    let mut host = host();
+    scrub_with(&host, "sync-blocks");
+    let (status, events) = host.ends();
+    assert!(!status.success());
+    assert!(events.contains(&ArbiterEvent::ProbeFailed), "{events:?}");
+}
+
+// Promise: F81
+#[test]
+fn a_driver_that_fails_every_scrub_ends_the_arbiter() {
+    let mut host = host();
+    scrub_with(&host, "sync-fails");
+    let (status, events) = host.ends();
+    assert!(!status.success());
+    assert!(events.contains(&ArbiterEvent::ProbeFailed), "{events:?}");
+}
+
+// Promise: F81
+#[test]
+fn a_driver_that_does_not_say_what_is_free_ends_the_arbiter() {
+    let mut host = host();
+    host.play("info-fails");
+    let (status, events) = host.ends();
+    assert!(!status.success());
+    assert!(events.contains(&ArbiterEvent::ProbeFailed), "{events:?}");
+}
+
+// Promise: F80
+#[test]
+fn a_probe_of_a_device_that_works_changes_nothing() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    let worker = host.worker(1);
+    assert!(worker.take(2 * MIB).is_ok());
+    // One that waits for memory of the device for longer than a probe takes sees all of it again.
+    for _ in 0..20 {
+        host.send(ToArbiter::Probe {}, &[]);
+        assert!(worker.take(2 * MIB).is_ok());
+    }
+    assert!(!host.saw(ArbiterEvent::ProbeFailed));
+    worker.kill();
+    eventually("its memory is back", || host.describe(1) == ([0; 3], 0));
+    host.assert_sound();
+}
+
+// Promise: F80
+#[test]
+fn a_probe_of_a_device_that_fails_is_told_of() {
+    let mut host = host();
+    host.play("sync-fails");
+    host.send(ToArbiter::Probe {}, &[]);
+    let (_, events) = host.ends();
+    assert!(events.contains(&ArbiterEvent::ProbeFailed), "{events:?}");
+}
