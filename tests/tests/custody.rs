@@ -344,7 +344,10 @@ fn a_grant_that_a_worker_keeps_holds_up_no_other_vm() -> Result<()> {
     signal(guard.id(), Signal::USR1)?;
     let status = guard.wait(PATIENCE)?.context("the guard ends")?;
     ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
-    println!("the neighbour started, took all of its quota and ended in {:?} beside a grant that was kept", start.elapsed());
+    println!(
+        "the neighbour started, took all of its quota and ended in {:?} beside a grant that was kept",
+        start.elapsed()
+    );
     ensure!(!stage.has_event("abuse")?, "slow growth is no abuse");
     kill(stage.client.id());
     stage.clear()

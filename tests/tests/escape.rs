@@ -185,7 +185,10 @@ fn escape_with(way: &str, quota: u64, more: &[&str], limit: Duration) -> Result<
         (finished, watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
     let (finished, (driver, all)) = (finished?, most?);
-    println!("{way}: at most {all} of {quota} bytes charged, {driver} of them for drivers\n{}", finished.stdout);
+    println!(
+        "{way}: at most {all} of {quota} bytes charged, {driver} of them for drivers\n{}",
+        finished.stdout
+    );
     ensure!(all <= quota, "{all} bytes were charged at once, with a quota of {quota}");
     ensure!(
         finished.status.success() && finished.stdout.ends_with("PASS\n"),

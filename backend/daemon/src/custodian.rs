@@ -119,22 +119,16 @@ impl Custodian {
             Notice::Xid { unit, xid, process, instance } => self.heed_xid(unit, xid, process, instance),
             Notice::Hung { vm, process } => {
                 self.event("hung", vm, || format!("process {process} was killed and is still there"));
-                // Where it hangs is not known: none of the units it had memory of can be trusted to give it back.
+                self.fence(vm, "a killed worker of it is still there");
+                // Whether its devices hang or the process is only slow is theirs to show.
                 let of_vm = self.roster.get(vm).map(|vm| vm.units().to_vec());
-                of_vm
-                    .unwrap_or_else(|| self.units.iter().collect())
-                    .iter()
-                    .for_each(|unit| self.quarantine(unit.number(), "a killed worker is still there"));
+                of_vm.unwrap_or_else(|| self.units.iter().collect()).iter().for_each(|unit| unit.probe());
             }
         }
     }
 
     fn heed_arbiter(&self, unit: u32, kind: ArbiterEvent, vm: u32) {
-        let fence = |reason| {
-            if let Some(vm) = self.roster.get(vm) {
-                vm.fence(FencedBy::Policy, reason);
-            }
-        };
+        let fence = |reason| self.fence(vm, reason);
         match kind {
             ArbiterEvent::Abuse | ArbiterEvent::Headroom if vm != 0 => {
                 if self.conduct.borrow_mut().note(vm, Instant::now()) {
@@ -146,7 +140,13 @@ impl Custodian {
             ArbiterEvent::Undercharged if self.policy.undercharged => {
                 fence("it used more GPU time than its workers say");
             }
-            ArbiterEvent::Stuck => self.quarantine(unit, "its driver does not let go of a killed process"),
+            ArbiterEvent::Stuck => {
+                fence("its driver does not let go of a killed process");
+                if let Some(unit) = self.units.get(unit) {
+                    unit.probe();
+                }
+            }
+            ArbiterEvent::ProbeFailed => self.quarantine(unit, "the device fails its arbiter's probe"),
             // Told of and counted: what was lost is found already, what is not clean is not lent, and what grows is within
             // its limit.
             ArbiterEvent::Abuse
@@ -159,6 +159,12 @@ impl Custodian {
             | ArbiterEvent::Hung
             | ArbiterEvent::Undercharged
             | ArbiterEvent::ReceiptsLost => {}
+        }
+    }
+
+    fn fence(&self, vm: u32, reason: &str) {
+        if let Some(vm) = self.roster.get(vm) {
+            vm.fence(reason);
         }
     }
 
@@ -385,5 +391,6 @@ fn name(event: ArbiterEvent) -> &'static str {
         ArbiterEvent::Hung => "hung",
         ArbiterEvent::Undercharged => "undercharged",
         ArbiterEvent::ReceiptsLost => "receipts-lost",
+        ArbiterEvent::ProbeFailed => "probe-failed",
     }
 }

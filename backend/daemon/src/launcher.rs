@@ -54,8 +54,9 @@ use crate::{
 
 /// Descriptors a device may have: five per session, and memory regions, resources and queues.
 const DEVICE_DESCRIPTORS: u64 = 8192;
-/// Descriptors an arbiter may have: two per worker of its unit; chunks take none.
-const ARBITER_DESCRIPTORS: u64 = 8192;
+/// Descriptors an arbiter may have: three per worker of its unit, for as many VMs as one shares out among all their sessions; chunks
+/// take none.
+const ARBITER_DESCRIPTORS: u64 = 3 * limits::SESSIONS as u64 * 32;
 /// Descriptors the inventory may have.
 const INVENTORY_DESCRIPTORS: u64 = 1024;
 /// Inventories at once: one that hangs in the kernel cannot be killed, and must not keep the next from starting.

@@ -377,6 +377,11 @@ impl Unit {
         self.tell(ToArbiter::Escrow { ancestor, bytes });
     }
 
+    /// Has the arbiter try whether the device works; it reports when it does not.
+    pub(crate) fn probe(&self) {
+        self.tell(ToArbiter::Probe {});
+    }
+
     /// A project or organisation is gone, and no VM is in it.
     pub(crate) fn forget_ancestor(&self, ancestor: u32) {
         if self.escrows.borrow_mut().remove(&ancestor).is_some() {

@@ -326,6 +326,32 @@ fn workers_that_break_the_rules_again_and_again_have_their_vm_fenced() {
     place.wait_empty();
 }
 
+// Promise: F80
+#[test]
+fn a_stuck_worker_costs_its_vm_and_only_a_failed_probe_costs_the_unit() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let slow = watch(pid_of(&place.front(1).open(1))).expect("a process");
+    let mut front = place.front(2);
+    let other = watch(pid_of(&front.open(1))).expect("a process");
+    place.tell("unit-0", "event 8 1 100 0");
+    wait_gone(&slow);
+    reaches(&place, "quarantined");
+    let told =
+        until(|| place.tell("unit-0", "told").into(), |told: &Value| told.to_string().contains("Probe"));
+    assert!(told.to_string().contains("Probe"), "the device is probed: {told}");
+    assert!(is_alive(&other), "the neighbour's worker was ended");
+    assert_eq!(place.vm(2)["fence"]["step"], "active");
+    assert_ne!(place.unit(0)["state"], "quarantined");
+    front.open(2);
+    place.tell("unit-0", "event 12 0 0 0");
+    wait_gone(&other);
+    let unit = until(|| place.unit(0), |unit| unit["state"] == "quarantined");
+    assert!(unit["reason"].as_str().is_some_and(|why| why.contains("probe")), "{unit}");
+    daemon.end();
+    place.wait_empty();
+}
+
 // Promise: T35
 #[test]
 fn a_vm_that_owns_up_to_less_time_than_the_driver_saw_is_fenced_where_that_is_asked_for() {

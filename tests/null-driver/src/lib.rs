@@ -19,8 +19,8 @@
 
 #![expect(unsafe_code, reason = "a C library: exported functions that write through their callers' pointers")]
 
-mod life;
 mod faults;
+mod life;
 mod memory;
 
 use core::{
