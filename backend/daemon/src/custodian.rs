@@ -164,7 +164,7 @@ impl Custodian {
 
     fn fence(&self, vm: u32, reason: &str) {
         if let Some(vm) = self.roster.get(vm) {
-            vm.fence(reason);
+            vm.fence(FencedBy::Policy, reason);
         }
     }
 
