@@ -101,6 +101,9 @@ fn a_vm_with_many_workers_leaves_descriptors_for_others() {
     assert!((15..60).contains(&served), "{served} of 60 are served");
     let others: Vec<_> = (0..5).map(|_| host.worker(2)).collect();
     assert_eq!(host.describe(2).1, 5, "the other VM's workers are served");
+    for other in &others {
+        assert!(other.take(2 * MIB).is_ok());
+    }
     drop(others);
     drop(greedy);
     eventually("their end", || host.describe(1).1 == 0);

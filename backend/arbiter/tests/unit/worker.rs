@@ -540,7 +540,12 @@ fn process() {
     let mut buffer = [0; 4096];
     let (_, mut descriptors) = socket::receive(&control, &mut buffer).unwrap().unwrap();
     let custody = descriptors.pop().unwrap();
-    let (welcome, descriptors) = receive(&custody);
+    let (welcome, descriptors) = match socket::receive(&custody, &mut buffer) {
+        Ok(Some((message, descriptors))) => (Answer::decode(message).unwrap(), descriptors),
+        // It is not served. A panic of each of many such processes would load the machine with their traces.
+        Ok(None) | Err(_) => std::process::exit(1),
+    };
+    assert_eq!(descriptors.len(), welcome.descriptors());
     let Answer::Welcome { limit, .. } = welcome else { panic!("{welcome:?}") };
     let run = Run { offset: 0, bytes: page::BYTES as u64 };
     let writable = Mapping::scattered(0, run.bytes, [(descriptors[0].as_fd(), run)]);
