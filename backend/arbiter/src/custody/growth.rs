@@ -374,9 +374,8 @@ impl Custody {
     fn next_wish(&self) -> Option<(usize, Wish)> {
         let growth = &self.growth;
         let ready = |wish: &Wish| {
-            !growth.is_blocked(wish.vm)
-                && !(wish.starts && growth.turns.pays_until(wish.vm, growth.now).is_some())
-                && self.admit_growth(wish.worker, wish.bytes).is_ok()
+            let pays = wish.starts && growth.turns.pays_until(wish.vm, growth.now).is_some();
+            !growth.is_blocked(wish.vm) && !pays && self.admit_growth(wish.worker, wish.bytes).is_ok()
         };
         let wishes = growth.queue.iter().zip(0..).filter(|(wish, _)| ready(wish));
         wishes.min_by_key(|(wish, at)| (growth.turns.last(wish.vm), *at)).map(|(wish, at)| (at, *wish))
