@@ -485,7 +485,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         Request::Idle { bytes: 6 } => [4, 6], fds 0;
         Request::Grow { serial: 7, reason: Growth::Limit as u32, bytes: 6, left: 9 } => [5, 7, 2, 6, 9], fds 0;
         Request::Grown { serial: 7 } => [6, 7], fds 0;
-        Request::Share { serial: 7, share: 8, lease: 5 } => [7, 7, 8, 5], fds 0;
+        Request::Share { serial: 7, share: 8, lease: 5 } => [7, 7, 8, 0, 5], fds 0;
         Request::Unshare { share: 8 } => [8, 8], fds 0;
         Request::Open { serial: 7, share: 8 } => [9, 7, 8], fds 0;
         Request::Pin { serial: 7, bytes: 6 } => [10, 7, 6], fds 0;

@@ -425,7 +425,7 @@ mod tests {
     fn sums_that_contradict_each_other_are_found() {
         type Plant = fn(&mut Ledger, &mut HashMap<VmKey, u64>);
         const OTHER: VmKey = VmKey { vm: 2, epoch: 1 };
-        let planted: [(&str, Plant); 8] = [
+        let planted: [(&str, Plant); 9] = [
             ("the unit's sum is not that of its VMs", |ledger, _| ledger.lent += UNIT),
             ("the unit's sum is not that of its VMs", |ledger, _| {
                 ledger.accounts.get_mut(&VM).unwrap().lent = u64::MAX;
@@ -434,6 +434,9 @@ mod tests {
             ("the unit's sum is not that of its chunks", |ledger, _| ledger.capacity -= UNIT),
             ("a VM's sum is not that of its chunks", |_, lent| *lent.get_mut(&VM).unwrap() += UNIT),
             ("a VM's sum is not that of its chunks", |_, lent| lent.clear()),
+            ("a VM's driver share is not that of its workers", |ledger, _| {
+                ledger.set_driver(VM, 0, UNIT).unwrap();
+            }),
             ("chunks are lent to an unknown VM", |_, lent| _ = lent.insert(OTHER, UNIT)),
             ("an ancestor's sum is not that of its VMs", |ledger, _| {
                 ledger.ancestors.get_mut(&7).unwrap().used -= UNIT;
@@ -449,10 +452,11 @@ mod tests {
             let terms = Terms { limit: 4 * UNIT, ancestors: [7, 0], ..Terms::default() };
             ledger.set_terms(VM, terms).unwrap();
             ledger.charge(VM, 2 * UNIT).unwrap();
+            ledger.set_driver(VM, 0, UNIT).unwrap();
             let mut lent = HashMap::from([(VM, 2 * UNIT)]);
-            assert_eq!(ledger.check(&lent, 4 * UNIT), Ok(()), "before it is planted");
+            assert_eq!(ledger.check(&lent, &HashMap::from([(VM, UNIT)]), 4 * UNIT), Ok(()), "before it is planted");
             plant(&mut ledger, &mut lent);
-            assert_eq!(ledger.check(&lent, 4 * UNIT), Err(Broken(expected)));
+            assert_eq!(ledger.check(&lent, &HashMap::from([(VM, UNIT)]), 4 * UNIT), Err(Broken(expected)));
         }
     }
 

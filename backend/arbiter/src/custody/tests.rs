@@ -988,8 +988,9 @@ fn memory_that_a_driver_gave_back_serves_its_next_growth_uncharged() {
     let mut growing = Growing::new();
     growing.terms(1, 64 * MIB, 0);
     let id = growing.worker(1);
-    growing.start(id);
+    let serial = growing.start(id);
     growing.pass(1);
+    growing.world.custody.request(id, Request::Grown { serial }, 1);
     for round in 0..100 {
         let left = if round == 0 { 0 } else { ESTIMATES.margin };
         let serial = growing.world.serial();
