@@ -454,7 +454,11 @@ mod tests {
             ledger.charge(VM, 2 * UNIT).unwrap();
             ledger.set_driver(VM, 0, UNIT).unwrap();
             let mut lent = HashMap::from([(VM, 2 * UNIT)]);
-            assert_eq!(ledger.check(&lent, &HashMap::from([(VM, UNIT)]), 4 * UNIT), Ok(()), "before it is planted");
+            assert_eq!(
+                ledger.check(&lent, &HashMap::from([(VM, UNIT)]), 4 * UNIT),
+                Ok(()),
+                "before it is planted"
+            );
             plant(&mut ledger, &mut lent);
             assert_eq!(ledger.check(&lent, &HashMap::from([(VM, UNIT)]), 4 * UNIT), Err(Broken(expected)));
         }

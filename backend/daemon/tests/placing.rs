@@ -258,3 +258,21 @@ fn capacity_is_what_can_be_lent() {
     );
     daemon.end();
 }
+
+// Promise: Q64
+#[test]
+fn a_quota_too_small_for_a_context_is_refused_in_words() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place);
+    // The stand-in's contexts take 3 MiB.
+    let refused = put(&place, "small", &json!({ "memory_bytes": 2 << 20 }));
+    assert_eq!(refused.status, 409, "{refused:?}");
+    let message = refused.body["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("2097152") && message.contains("3145728"), "{refused:?}");
+    assert_eq!(place.api("GET", "/v1/vms/small", None).status, 404, "nothing of it is left");
+    let made = put(&place, "small", &json!({ "memory_bytes": 2 << 20, "headroom_bytes": 1 << 20 }));
+    assert_eq!(made.status, 201, "headroom counts: {made:?}");
+    let changed = put(&place, "small", &json!({ "memory_bytes": 2 << 20, "headroom_bytes": 1 << 19 }));
+    assert_eq!(changed.status, 409, "{changed:?}");
+    daemon.end();
+}

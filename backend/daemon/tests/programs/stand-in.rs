@@ -238,7 +238,7 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
             }
             socket::send(
                 &*daemon,
-                &FromArbiter::Ready { bytes: 1 << 30, context: 1 << 20, margin: 0 }.encode(),
+                &FromArbiter::Ready { bytes: 1 << 30, context: 3 << 20, margin: 0 }.encode(),
                 &[],
             )
         }
