@@ -159,6 +159,8 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     let receipts = Receipts::new(descriptors, setup.receipts).map_err(RunError::Receipts)?;
     let span = tracing::info_span!("arbiter", unit = setup.unit);
     let _entered = span.enter();
+    // Afterwards the flags of a standard stream cannot be set, and this socket may be one.
+    unblock(control.as_fd())?;
     sluice_sandbox::enter(Role::Arbiter)?;
     let unit = Unit::open(Path::new(&setup.driver), setup.device, setup.identity)?;
     unit.enter().map_err(RunError::Context)?;
@@ -211,6 +213,10 @@ struct Server {
     scrubs: Scrubs,
     /// Unknown processes that were seen once (`false`) or reported.
     strangers: HashMap<u32, bool>,
+    /// Bytes used of the device, when the inventory last said.
+    device_used: Option<u64>,
+    /// Whether it was said that the driver counts memory twice.
+    counted_twice: bool,
     /// The unit's memory is taken, so lending may begin; and it was said.
     taken: bool,
     ready: bool,
@@ -240,7 +246,6 @@ impl Server {
         receipts: Receipts,
     ) -> Result<Server, RunError> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        unblock(control.as_fd())?;
         epoll::add(&epoll, &control, Token::Control.encode(), EventFlags::IN)?;
         let free = unit.free().map_err(RunError::Context)?;
         let context_bytes = unit.context_bytes();
@@ -289,6 +294,8 @@ impl Server {
             context_bytes,
             scrubs: Scrubs::default(),
             strangers: HashMap::new(),
+            device_used: None,
+            counted_twice: false,
             taken: false,
             ready: false,
         })
@@ -1014,6 +1021,7 @@ impl Server {
     }
 
     fn reconcile(&mut self, total: u64, used: u64) {
+        self.device_used = Some(used);
         let Some(known) = self.custody.known() else { return };
         if let Some(drift) = self.audit.reconcile(known, used, total, !self.custody.is_idle()) {
             tracing::warn!(known, used, drift, "the device has other figures than the ledger");
@@ -1050,9 +1058,10 @@ impl Server {
         self.strangers.retain(|process, _| listed.contains(process) && !workers.contains_key(process));
         self.compare_time(list, &workers);
         let now = self.now();
+        let judges = self.names_owners(list);
         for Listed { process, bytes, .. } in list.iter().filter(|listed| listed.process != own) {
             if let Some(id) = workers.get(process) {
-                self.custody.set_booked(*id, *bytes, now);
+                self.custody.set_booked(*id, bytes.filter(|_| judges), now);
                 continue;
             }
             // A worker may be listed just before we hear of it, or just after it is gone.
@@ -1070,7 +1079,27 @@ impl Server {
                 Some(true) => {}
             }
         }
-        self.custody.judge();
+        if judges {
+            self.custody.judge();
+        }
+    }
+
+    /// Whether the driver's bytes per process are those of the process that made the memory. A driver that books imported
+    /// chunks to their importers, too, lists more than the device has in use; its figures say nothing of growth. No
+    /// process can bring that about: its own memory is in use as well.
+    fn names_owners(&mut self, list: &[Listed]) -> bool {
+        let listed = list.iter().filter_map(|listed| listed.bytes).fold(0, u64::saturating_add);
+        let most = self.device_used.map(|used| used.saturating_add(self.custody.margin()));
+        let twice = most.is_some_and(|most| listed > most);
+        if twice && !self.counted_twice {
+            tracing::warn!(
+                listed,
+                used = self.device_used,
+                "the driver counts memory twice; growth is charged as granted"
+            );
+        }
+        self.counted_twice = twice;
+        !twice
     }
 }
 

@@ -50,6 +50,27 @@ fn a_driver_that_takes_more_than_the_quota_is_ended() {
     assert!(modest.take(2 * MIB).is_ok());
 }
 
+// Promise: Q24
+#[test]
+fn a_driver_that_books_chunks_to_their_importers_ends_no_honest_worker() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    let worker = host.worker(1);
+    assert_eq!(worker.ask("begin"), "0 0");
+    assert!(worker.take(32 * MIB).is_ok());
+    let used = host.bytes;
+    {
+        let mut listed = host.listed.lock().unwrap();
+        listed.used = Some(used);
+        listed.processes = Some(vec![(host.arbiter.id(), used), (worker.process(), 80 * MIB)]);
+    }
+    for _ in 0..5 {
+        host.looks();
+    }
+    assert!(!host.saw(ArbiterEvent::Headroom) && lives(worker.process()), "its figure is no growth");
+    assert_eq!(host.describe(1).0[1], host.driver_share(), "what it was granted is charged");
+}
+
 // Promise: Q51
 #[test]
 fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_before() {
