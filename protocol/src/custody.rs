@@ -118,7 +118,7 @@ messages! {
         6 Process {
             /** That of the request. */ serial: u64,
             /** The guest's number of its process; 0 if it did not say. */ process: u32,
-            /** Bytes lent to it that are not idle. */ bytes: u64
+            /** Bytes lent to it that are not idle, and what its driver takes. */ bytes: u64
         } fds 0,
         /// The lease is in a share.
         7 Shared {

@@ -104,7 +104,8 @@ struct Search {
 
 impl Matrix {
     fn start(environment: &[(&str, &str)]) -> Result<Self> {
-        let mut options = Options::with_limits(DEVICE_MIB, &[64, 0]);
+        let mut options = Options::with_limits(DEVICE_MIB, &[128, 0]);
+        // Local memory of a kernel, some 90 MiB, is part of the quota.
         // What is left to the driver nobody can read, so it is little: else a pattern may hide there.
         let configuration = tempfile::NamedTempFile::new()?;
         std::fs::write(configuration.path(), "reserve = \"4MiB\"\n")?;

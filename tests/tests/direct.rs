@@ -192,7 +192,8 @@ fn a_thousand_starts_leave_nothing_behind() -> Result<()> {
     };
     start(20)?;
     let device = backend.device()?;
-    let all = ["sluiced", "sluice-launcher", "sluice-device", "sluice-arbiter"];
+    // Not the arbiter: here is no inventory to tell it that the driver has forgotten a dead worker.
+    let all = ["sluiced", "sluice-launcher", "sluice-device"];
     for name in all {
         ensure!(!backend.processes(name)?.is_empty(), "there is no {name} to count");
     }

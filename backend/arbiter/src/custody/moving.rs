@@ -8,7 +8,7 @@
 //! What does not come back somebody holds. Its VM is charged for it until the unit is whole again.
 
 use super::{
-    Custody, Kept,
+    Custody, Kept, Millis,
     tasks::{Busy, Task},
 };
 use crate::{
@@ -19,6 +19,8 @@ use sluice_protocol::{control::ArbiterEvent, custody::UNIT};
 
 /// Chunks that go back to the driver at once: a taker that waits may have to wait for them.
 const MOVED: usize = 32;
+/// Milliseconds after which memory that does not come back is reported.
+const REPORTED: Millis = 3_000;
 
 impl Custody {
     /// Whether memory can be made lendable to everybody without anybody giving more back.
@@ -94,7 +96,8 @@ impl Custody {
             let importers = importers.into_iter().filter(|id| self.workers.contains_key(id)).collect();
             let done = self.ledger.keep(vm, missing);
             self.must(vm, done);
-            self.kept.push(Kept { vm, bytes: missing, importers, reported: false });
+            let since = self.growth.now();
+            self.kept.push(Kept { vm, bytes: missing, importers, since, reported: false });
             self.touched.insert(vm);
         }
         self.forget_leaving();
@@ -125,9 +128,15 @@ impl Custody {
             self.touched.insert(vm);
             self.stirred |= bytes > 0;
         }
-        let news: Vec<(VmKey, u64)> =
-            self.kept.iter().filter(|kept| !kept.reported).map(|kept| (kept.vm, kept.bytes)).collect();
-        self.kept.iter_mut().for_each(|kept| kept.reported = true);
+        // A driver that used its margin meanwhile is missed, too, until its figure says so.
+        let now = self.growth.now();
+        let mut news: Vec<(VmKey, u64)> = Vec::new();
+        for kept in self.kept.iter_mut().filter(|kept| !kept.reported) {
+            if now.saturating_sub(kept.since) >= REPORTED {
+                kept.reported = true;
+                news.push((kept.vm, kept.bytes));
+            }
+        }
         for (vm, bytes) in news {
             tracing::warn!(
                 vm = vm.vm,

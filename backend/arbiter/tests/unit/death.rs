@@ -108,7 +108,7 @@ fn memory_that_a_liar_keeps_serves_no_other_vm_while_it_lives() {
     assert_eq!(other.numbers(&format!("scan {TAG}")), [0, 0], "nothing it has can be written by the liar");
     let total = host.unit()[0];
     assert!(got <= total, "{got} of {total}");
-    assert!(host.saw(ArbiterEvent::Leak), "the lie is found when its memory is wanted");
+    eventually("the lie is found when its memory is wanted", || host.saw(ArbiterEvent::Leak));
     assert!(host.describe(1).0[0] >= 32 * MIB, "and the liar's VM pays for it");
     liar.kill();
     eventually("what the liar kept", || {
@@ -135,7 +135,7 @@ fn what_a_dead_worker_handed_on_serves_no_other_vm_while_anybody_has_it() {
     eventually("the driver has let go of it, and all that came back is clean", || {
         host.describe(1) == ([32 * MIB, 0, 0], 0)
     });
-    assert!(host.saw(ArbiterEvent::Leak), "what did not come back is missed");
+    eventually("what did not come back is missed", || host.saw(ArbiterEvent::Leak));
     let got = other.take_all();
     let [total, lent, ..] = host.unit();
     assert_eq!((got, lent), (total, total), "all but what was handed on, which is none of the unit's");

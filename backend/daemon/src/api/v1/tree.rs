@@ -120,12 +120,18 @@ pub(crate) struct Projects {
     projects: Vec<Project>,
 }
 
+/// The name of a size, as the description of the API has it.
+#[derive(ToSchema)]
+#[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+#[expect(dead_code, reason = "only its schema is used")]
+struct SizeName(String);
+
 /// What tenants may set of their VMs. A field that is not given has a default that takes nothing from others.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Limits {
     /// The sizes that a VM may have; each figure of its size then holds, whatever the other limits say. Any memory if not given.
-    #[schema(max_items = 64)]
+    #[schema(max_items = 64, value_type = Option<Vec<SizeName>>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     sizes: Option<BTreeSet<String>>,
     /// The largest weight; 100 if not given.
