@@ -18,8 +18,6 @@ const DEVICE_MIB: u64 = 256;
 /// What the VM of the liar may have.
 const QUOTA: u64 = 32 * MIB;
 
-/// What its driver may take beside that.
-
 /// A liar at work, and its neighbour.
 struct Stage {
     tenants: Tenants,
