@@ -662,8 +662,15 @@ impl Custody {
         let members = self.members.get(&worker.vm).into_iter().flatten();
         let living = members.filter_map(|id| self.workers.get(id)).filter(|other| other.life == Life::Alive);
         let index = usize::try_from(index).unwrap_or(usize::MAX);
-        let found =
-            living.skip(index).map(|other| (other.guest, other.lent - other.idle() + other.charged)).next();
+        // Of the driver's share, the part that counts towards the quota.
+        let (driver, headroom) =
+            self.ledger.account(worker.vm).map_or((0, 0), |account| (account.driver, account.terms.headroom));
+        let counts = |charged: u64| match u128::from(driver.saturating_sub(headroom)) {
+            0 => 0,
+            part => u64::try_from(u128::from(charged) * part / u128::from(driver)).unwrap_or(charged),
+        };
+        let bytes = |other: &Worker| other.lent - other.idle() + counts(other.charged);
+        let found = living.skip(index).map(|other| (other.guest, bytes(other))).next();
         match found {
             Some((process, bytes)) => self.answer(id, Answer::Process { serial, process, bytes }),
             None => self.refuse(id, serial, code::INVALID_VALUE),

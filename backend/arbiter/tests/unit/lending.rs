@@ -158,7 +158,7 @@ fn a_lease_shared_twice_in_one_share_is_refused() {
 #[test]
 fn leases_of_a_vm_are_bounded_by_its_chunks() {
     let mut host = Host::start();
-    host.vm(1, 4 * MIB);
+    host.vm(1, host.driver_share() + 4 * MIB);
     let worker = host.worker(1);
     assert_eq!(worker.ask("begin"), "0 0");
     let lease = worker.take(2 * MIB).unwrap();
