@@ -36,7 +36,7 @@ const KINDS: &[(&str, Carries)] = &[
     ("managed", Nothing("guest memory, which the host's kernel gives out as zeros")),
     ("graph", Refused),
     ("array", Refused),
-    ("local", Remnants),
+    ("local", Nothing("the driver's own: the reader's local memory lies where a pattern would be")),
     ("shared", Remnants),
     ("registers", Nothing("the software GPU keeps registers in the worker's own memory")),
     ("pinned", Nothing("guest memory, which the host's kernel gives out as zeros")),

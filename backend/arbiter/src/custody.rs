@@ -669,7 +669,13 @@ impl Custody {
             0 => 0,
             part => u64::try_from(u128::from(charged) * part / u128::from(driver)).unwrap_or(charged),
         };
-        let bytes = |other: &Worker| other.lent - other.idle() + counts(other.charged);
+        // A margin without a context is nothing that a monitor would list.
+        let margin = self.settings.estimates.margin;
+        let driver = |other: &Worker| match other.granted.saturating_sub(other.returned) > margin {
+            true => counts(other.charged),
+            false => 0,
+        };
+        let bytes = |other: &Worker| other.lent - other.idle() + driver(other);
         let found = living.skip(index).map(|other| (other.guest, bytes(other))).next();
         match found {
             Some((process, bytes)) => self.answer(id, Answer::Process { serial, process, bytes }),
