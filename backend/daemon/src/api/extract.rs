@@ -40,14 +40,19 @@ impl Id {
     }
 }
 
+/// The one variable part of a path, not checked yet.
+async fn name_in_path<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, Error> {
+    let Path(name) = Path::from_request_parts(parts, state)
+        .await
+        .map_err(|error: PathRejection| Error::invalid("the path is not one of the API").because(error))?;
+    Ok(name)
+}
+
 impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        let Path(name): Path<String> =
-            Path::from_request_parts(parts, state).await.map_err(|error: PathRejection| {
-                Error::invalid("the path is not one of the API").because(error)
-            })?;
+        let name = name_in_path(parts, state).await?;
         Self::check(&name)?;
         Ok(Self(name))
     }
@@ -70,10 +75,7 @@ impl<S: Send + Sync> FromRequestParts<S> for VmName {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        let Path(name): Path<String> =
-            Path::from_request_parts(parts, state).await.map_err(|error: PathRejection| {
-                Error::invalid("the path is not one of the API").because(error)
-            })?;
+        let name = name_in_path(parts, state).await?;
         Self::check(&name)?;
         Ok(Self(name))
     }
