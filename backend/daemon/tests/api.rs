@@ -535,7 +535,7 @@ fn clients_at_once_get_what_one_after_the_other_would() {
                 let place = &place;
                 scope.spawn(move || {
                     // Everybody wants the same VM with another limit, and one of its own.
-                    let shared = json!({ "memory_bytes": (client + 1) << 21 });
+                    let shared = json!({ "memory_bytes": (client + 2) << 21 });
                     let made = place.api("PUT", "/v1/vms/shared", Some(&shared)).status;
                     let own = place.api("PUT", &format!("/v1/vms/own-{client}"), Some(&json!({}))).status;
                     assert_eq!(own, 201);

@@ -112,7 +112,7 @@ impl Place {
     /// Makes a VM with next to no memory, one of many. Where a device does not start in time, on a machine that is busy, that is
     /// said, and asked for again.
     pub(crate) fn make_one_of_many(&self, number: usize) {
-        let wanted = serde_json::json!({ "memory_bytes": 2 << 20 });
+        let wanted = serde_json::json!({ "memory_bytes": 4 << 20 });
         let made = until(
             || self.api("PUT", &format!("/v1/vms/vm-{number}"), Some(&wanted)),
             |reply| reply.status != 503,
