@@ -61,6 +61,7 @@ fn record(row: &WireRow, reply: u32) -> Result<Vec<u8>> {
             "ArenaAddress" | "DeviceAddress" => vec![limits::WINDOW_BOUNDS.start],
             "Size" => vec![64],
             "bool" => vec![1],
+            "u128" => vec![0; 2],
             "[u32;" => vec![1; 3],
             "Bytes" if parameter.name == "parameters" => vec![8, 0],
             "Bytes" => vec![0],

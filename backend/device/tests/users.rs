@@ -28,7 +28,7 @@ const OTHER: u32 = 1001;
 /// A device that any user may connect to; `None` where no test can be two users.
 fn start() -> Option<Device> {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIP: only root can be two users");
+        sluice_skip::skip("only root can be two users");
         return None;
     }
     let device = Device::start(&["--direct"]);

@@ -32,6 +32,9 @@ use sluice_protocol::control::{
 use sluice_protocol::inventory::WHOLE;
 use sluice_shared_memory::socket;
 
+/// Bytes of a unit: 500 VMs have room.
+const BYTES: u64 = 2 << 30;
+
 fn main() -> Result<()> {
     let mut arguments = std::env::args();
     let name = arguments.next().unwrap_or_default();
@@ -238,7 +241,7 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
             }
             socket::send(
                 &*daemon,
-                &FromArbiter::Ready { bytes: 1 << 30, context: 3 << 20, margin: 0 }.encode(),
+                &FromArbiter::Ready { bytes: BYTES, context: 3 << 20, margin: 0 }.encode(),
                 &[],
             )
         }
@@ -253,7 +256,7 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
                     FromArbiter::Vm { vm, epoch, lent, headroom: 0, dirty, holders: unit.holders(vm) }
                 }),
                 ToArbiter::DescribeUnit {} => {
-                    let (total, suspect) = (1 << 30, unit.suspect);
+                    let (total, suspect) = (BYTES, unit.suspect);
                     let lent = unit.vms.values().map(|(_, lent, _)| lent).sum();
                     Some(FromArbiter::Unit { total, lent, clean: 0, dirty: 0, headroom: 0, suspect })
                 }
@@ -385,7 +388,7 @@ fn answer_questions(client: &OwnedFd, program: PathBuf) -> Result<()> {
                 FromInventory::Process { serial, process: 0, present: false, bytes: 0, busy: u32::MAX }
             }
             ToInventory::Memory { serial, .. } => {
-                FromInventory::Memory { serial, total: 1 << 30, used: 0, free: 1 << 30 }
+                FromInventory::Memory { serial, total: BYTES, used: 0, free: BYTES }
             }
             ToInventory::Device { serial, .. }
             | ToInventory::DeviceName { serial, .. }

@@ -139,9 +139,8 @@ impl Service {
 
     /// Makes a VM; returns when a VMM can connect.
     fn create(&self, id: &str) -> Result<PathBuf> {
-        // A context is no part of it.
         let answer =
-            self.ask(&format!("PUT /v1/vms/{id}"), r#"{"direct": true, "memory_bytes": 2097152}"#)?;
+            self.ask(&format!("PUT /v1/vms/{id}"), r#"{"direct": true, "memory_bytes": 4194304}"#)?;
         ensure!(answer.starts_with(b"HTTP/1.1 201"), "{}", String::from_utf8_lossy(&answer));
         let body = answer.windows(4).position(|window| window == b"\r\n\r\n").context("a body")?;
         let vm: serde_json::Value = serde_json::from_slice(&answer[body + 4..])?;
