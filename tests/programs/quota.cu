@@ -1,9 +1,17 @@
 // Takes device memory until it is refused, and says whether that was exactly what the device claims to have free.
-// Usage: quota [MEBIBYTES]     with the quota there is to be; without, nothing is taken from whoever runs beside it
+// Usage: quota [MEBIBYTES [hold]]     with the quota there is to be; without, nothing is taken from whoever runs beside it
+// With `hold` it keeps what it has taken until SIGUSR1.
 #include "check.h"
+#include <csignal>
+#include <unistd.h>
 #include <vector>
 
+static volatile sig_atomic_t done = 0;
+
+static void finish(int) { done = 1; }
+
 int main(int argc, char **argv) {
+    signal(SIGUSR1, finish);
     const size_t mebibyte = 1 << 20, block = 2 * mebibyte;
     CHECK(cudaFree(0));
     if (argc < 2) return verdict(true);
@@ -28,5 +36,7 @@ int main(int argc, char **argv) {
     CHECK(cudaMalloc(&blocks.back(), block));
     bool exact = taken == free && left == 0;
     printf("to the byte: %s\n", exact && all == total ? "yes" : "no");
+    fflush(stdout);
+    while (argc > 2 && !done) usleep(10000);
     return verdict(said && exact && refused == cudaErrorMemoryAllocation);
 }
