@@ -301,3 +301,35 @@ fn a_vm_is_moved_for_load_once_it_has_no_session() -> Result<()> {
     host.wait_for("it is moved", |host| Ok(gpu_of(host, &mover)? != one["placed"]["gpu"]))?;
     goes_on.look()
 }
+
+/// A VM joins an instance that is shared by time-slice where VMs of its own organisation are, also after a restart, and one of another
+/// organisation is refused in words; where the configuration says so it joins, too.
+// Promise: P47
+#[test]
+fn organisations_share_an_instance_only_where_the_configuration_says_so() -> Result<()> {
+    let of = |organisation: &str| {
+        let placement = json!({ "policy": "time-slice", "profile": "7g.80gb" });
+        json!({ "direct": true, "organisation": organisation, "memory_bytes": 32 * MIB, "placement": placement })
+    };
+    for file in ["", "share-mig-between-organisations = true\n"] {
+        let mut host = Host::start(&Options { file, ..Options::default() })?;
+        for organisation in ["acme", "other"] {
+            let wanted = json!({ "memory_bytes": 1_u64 << 40 });
+            host.done("PUT", &format!("/v1/organisations/{organisation}"), Some(&wanted))?;
+        }
+        let first = host.done("PUT", "/v1/vms/a", Some(&of("acme")))?;
+        ensure!(first["placed"]["kind"] == "mig" && first["placed"]["shared"] == true, "{first}");
+        host.restart()?;
+        let second = host.done("PUT", "/v1/vms/b", Some(&of("acme")))?;
+        ensure!(second["placed"] == first["placed"], "{second}");
+        if file.is_empty() {
+            let refused = host.refused("PUT", "/v1/vms/c", Some(&of("other")), "placement-unavailable")?;
+            let cause = refused["cause"].to_string();
+            ensure!(cause.contains("another organisation") && cause.contains("share-mig"), "{refused}");
+        } else {
+            let third = host.done("PUT", "/v1/vms/c", Some(&of("other")))?;
+            ensure!(third["placed"] == first["placed"], "{third}");
+        }
+    }
+    Ok(())
+}

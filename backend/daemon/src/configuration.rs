@@ -143,6 +143,7 @@ struct File {
     memory: Option<Size>,
     reserve: Option<Size>,
     overcommit_permille: Option<u32>,
+    share_mig_between_organisations: bool,
     rebalance: Rebalance,
     vm_gpus: Option<Vec<u32>>,
     vm: Vec<VmSpec>,
@@ -276,6 +277,8 @@ pub struct Configuration {
     pub nvml: Option<PathBuf>,
     /// What all VMs of a unit may have together, in thousandths of its memory.
     pub overcommit_permille: u32,
+    /// Whether VMs of several organisations may share a MIG instance, where no figure tells what the driver takes for which VM.
+    pub share_mig_between_organisations: bool,
     /// What is done about units that are overloaded.
     pub rebalance: Rebalance,
     /// Devices whose memory is lent, if that was said.
@@ -424,6 +427,7 @@ impl Configuration {
             nvml,
             units,
             overcommit_permille,
+            share_mig_between_organisations: file.share_mig_between_organisations,
             rebalance: file.rebalance,
             vm_gpus: file.vm_gpus,
             reserve: file.reserve.unwrap_or(RESERVE).0,

@@ -201,6 +201,12 @@ pub(crate) fn vm_id(name: &str) -> VmId {
     VmId(number_of(name))
 }
 
+/// What the plan calls the organisation of a VM, or its project where that has no organisation.
+fn organisation_id(vm: &VmObject) -> Option<u64> {
+    let scope = vm.host_name("");
+    (!scope.is_empty()).then(|| number_of(&scope))
+}
+
 /// The VMs and groups that a VM keeps away from. It names them as its own organisation calls them, so that it neither
 /// reaches nor finds out another organisation's.
 fn anti_affinity(vm: &VmObject) -> Vec<Apart> {
@@ -310,8 +316,11 @@ impl Placer {
             (found.switching && drained.contains(&found.ordinal)).then_some(at)
         };
         let switching = found.iter().enumerate().filter_map(waits).collect();
-        let rules =
-            Rules { overcommit_permille: parts.configuration.overcommit_permille, ..Rules::default() };
+        let rules = Rules {
+            overcommit_permille: parts.configuration.overcommit_permille,
+            mixed_instances: parts.configuration.share_mig_between_organisations,
+            ..Rules::default()
+        };
         let fleet = Fleet::new(rules, found.iter().map(gpu).collect());
         Rc::new(Self {
             parts,
@@ -433,6 +442,7 @@ impl Placer {
                 Isolation::Strict => Strictness::Unit,
                 Isolation::StrictPlus => Strictness::Gpu,
             },
+            organisation: organisation_id(vm),
             overhead_bytes: vm.headroom,
             multiprocessors: placement.multiprocessors,
             replicas: placement.replicas,
@@ -1188,11 +1198,10 @@ impl Placer {
         *self.draining_units.borrow_mut() =
             plan.draining_units.into_iter().filter(|number| numbers.contains(number)).collect();
         for (name, Home { unit, request }) in plan.homes {
-            let Some(apart) = self.parts.checkpoint.objects().vms.get(&name).map(anti_affinity) else {
-                continue;
-            };
+            let Some(vm) = self.parts.checkpoint.objects().vms.get(&name).cloned() else { continue };
+            let (apart, organisation) = (anti_affinity(&vm), organisation_id(&vm));
             // An older version numbered VMs and groups by names that were not of an organisation.
-            let request = Request { vm: vm_id(&name), apart, ..request };
+            let request = Request { vm: vm_id(&name), organisation, apart, ..request };
             let vm = request.vm;
             if self.fleet.borrow_mut().rejoin(unit, request, true).is_ok() {
                 self.names.borrow_mut().insert(vm, name);
@@ -1248,6 +1257,9 @@ impl Placer {
                 format!("ask for {largest_bytes} bytes at most, or for less isolation")
             }
             PlaceError::Refused(Refusal::Apart) => "let it be nearer to others, or move them away".to_owned(),
+            PlaceError::Refused(Refusal::Organisation) => {
+                "ask for another policy or profile, or see share-mig-between-organisations in the configuration".to_owned()
+            }
             PlaceError::Refused(Refusal::NoRoom) => {
                 "delete or move VMs, ask for less, or see /v1/capacity for what would fit".to_owned()
             }

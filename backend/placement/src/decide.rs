@@ -42,6 +42,9 @@ pub enum Refusal {
     /// There is room, but beside VMs that it must be kept apart from.
     #[error("there is room only beside VMs that this one must be kept apart from")]
     Apart,
+    /// There is room, but in a MIG instance of another organisation.
+    #[error("there is room only in MIG instances that VMs of another organisation use")]
+    Organisation,
     /// Everything suitable is in use.
     #[error("all suitable units are in use")]
     NoRoom,
@@ -91,7 +94,7 @@ impl Fleet {
         // Once per GPU: what is wrong with it for this VM, or nothing if it is out of the question.
         let wishes: Vec<Option<Wishes>> =
             (0..self.gpus().len()).map(|gpu| self.wishes(request, gpu)).collect();
-        match self.first_way(request, &wishes) {
+        match self.first_way(request, &wishes, self.rules()) {
             Some(decision) => Ok(decision),
             None => Err(self.refusal(request)),
         }
@@ -103,9 +106,9 @@ impl Fleet {
         Ok((self.reserve(request, decision)?, decision))
     }
 
-    fn first_way(&self, request: &Request, wishes: &[Option<Wishes>]) -> Option<Decision> {
+    fn first_way(&self, request: &Request, wishes: &[Option<Wishes>], rules: &Rules) -> Option<Decision> {
         ways(request).iter().find_map(|way| match *way {
-            Way::Join => self.join(request, wishes),
+            Way::Join => self.join(request, wishes, rules),
             Way::Instance { shared } => self.instance(request, wishes, shared),
             Way::Whole { shared } => self.whole(request, wishes, shared),
         })
@@ -136,7 +139,7 @@ impl Fleet {
         Some(Wishes { unwanted, far })
     }
 
-    fn join(&self, request: &Request, wishes: &[Option<Wishes>]) -> Option<Decision> {
+    fn join(&self, request: &Request, wishes: &[Option<Wishes>], rules: &Rules) -> Option<Decision> {
         let pinned = request.pin.and_then(|pin| pin.start);
         self.units()
             .filter(|unit| unit.shared && unit.standing == Standing::Open && !unit.members().is_empty())
@@ -148,10 +151,11 @@ impl Fleet {
                         && request.profile.is_none_or(|wanted| wanted == profile)
                 }
             })
+            .filter(|unit| unit.admits(request, rules))
             .filter_map(|unit| {
                 let wishes = wishes[unit.gpu]?;
-                let room = unit.room(request, self.rules())?;
-                Some((wishes, fit(request, unit, &room, self.rules()), unit.id))
+                let room = unit.room(request, rules)?;
+                Some((wishes, fit(request, unit, &room, rules), unit.id))
             })
             .min()
             .map(|(_, _, unit)| Decision::Join(unit))
@@ -259,7 +263,14 @@ impl Fleet {
                 .then_some(Wishes { unwanted: 0, far: false })
         };
         let wishes: Vec<_> = (0..self.gpus().len()).map(open).collect();
-        if self.first_way(request, &wishes).is_some() { Refusal::Apart } else { Refusal::NoRoom }
+        let rules = *self.rules();
+        if self.first_way(request, &wishes, &rules).is_some() {
+            Refusal::Apart
+        } else if self.first_way(request, &wishes, &Rules { mixed_instances: true, ..rules }).is_some() {
+            Refusal::Organisation
+        } else {
+            Refusal::NoRoom
+        }
     }
 }
 

@@ -211,6 +211,14 @@ impl Unit {
         &self.members
     }
 
+    /// Whether the VM may be beside those that are in it. In a MIG instance no figure tells what the driver takes for which VM,
+    /// so one organisation's VMs could take what is another's.
+    pub(crate) fn admits(&self, request: &Request, rules: &Rules) -> bool {
+        self.spot == Spot::Whole
+            || rules.mixed_instances
+            || self.members.iter().all(|member| member.request.organisation == request.organisation)
+    }
+
     /// Whether the VM can be added by the sums: memory, time, weight and number of VMs.
     pub(crate) fn room(&self, request: &Request, rules: &Rules) -> Option<Room> {
         let with = |of: fn(&Request) -> u64| {
@@ -256,11 +264,13 @@ pub struct Rules {
     pub overcommit_permille: u32,
     /// Most weight in a unit; 0 for any.
     pub weight_limit: u32,
+    /// Whether VMs of several organisations may share a MIG instance.
+    pub mixed_instances: bool,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { overcommit_permille: 1000, weight_limit: 0 }
+        Self { overcommit_permille: 1000, weight_limit: 0, mixed_instances: false }
     }
 }
 

@@ -86,6 +86,9 @@ pub struct Pin {
 pub struct Request {
     /// Whose.
     pub vm: VmId,
+    /// The organisation of the VM, by a number that its owner gives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub organisation: Option<u64>,
     /// Kind of unit.
     pub policy: Policy,
     /// Isolation.
@@ -120,6 +123,7 @@ impl Request {
     pub fn new(vm: VmId, quota_bytes: u64) -> Self {
         Self {
             vm,
+            organisation: None,
             policy: Policy::Any,
             strictness: Strictness::Shared,
             quota_bytes,

@@ -212,7 +212,7 @@ fn shared_units_hold_what_they_promise_and_no_more() {
     }
 
     // Overcommitted by a half: burstable VMs beyond the memory, guaranteed ones not.
-    let rules = Rules { overcommit_permille: 1500, weight_limit: 3 };
+    let rules = Rules { overcommit_permille: 1500, weight_limit: 3, ..Rules::default() };
     let mut fleet = Fleet::new(rules, vec![whole(0, 0, 100)]);
     for vm in 1..=2 {
         fleet.place(&time_slice(vm, 60)).expect("burstable");
@@ -238,6 +238,32 @@ fn a_unit_is_shared_by_as_many_vms_as_each_of_them_allows() {
     fleet.leave(VmId(1)).expect("it is there");
     fleet.place(&of(4, 4)).expect("the third again");
     assert!(fleet.consistent());
+}
+
+// Promise: P47
+#[test]
+fn an_instance_that_is_shared_by_time_slice_has_vms_of_one_organisation_unless_the_rules_say_otherwise() {
+    let of = |vm, organisation| Request { organisation, profile: Some(0), ..time_slice(vm, 10) };
+    let with = |mixed_instances| {
+        let rules = Rules { mixed_instances, ..Rules::default() };
+        let mut fleet = Fleet::new(rules, vec![mig(0, 0)]);
+        fleet.place(&of(1, Some(7))).expect("an instance is opened");
+        fleet
+    };
+    let mut apart = with(false);
+    apart.place(&of(2, Some(7))).expect("it is of the same organisation");
+    for stranger in [of(3, Some(8)), of(3, None)] {
+        assert_eq!(apart.decide(&stranger), Err(Refusal::Organisation));
+        let any = Request { policy: Policy::Any, ..stranger.clone() };
+        assert_eq!(apart.decide(&any), Err(Refusal::Organisation));
+        assert!(with(true).place(&stranger).is_ok());
+    }
+    // A whole GPU is shared by anybody: there the figures are of each process.
+    let mut whole = Fleet::new(Rules::default(), vec![whole(0, 0, 100)]);
+    for vm in 0..2 {
+        whole.place(&Request { organisation: Some(vm), ..time_slice(vm, 10) }).expect("there is room");
+    }
+    assert!(apart.consistent() && whole.consistent());
 }
 
 // Promise: P11

@@ -100,7 +100,8 @@ fn gpus() -> Vec<Gpu> {
 }
 
 fn start() -> Fleet {
-    let mut fleet = Fleet::new(Rules { overcommit_permille: 1200, weight_limit: 8 }, gpus());
+    let mut fleet =
+        Fleet::new(Rules { overcommit_permille: 1200, weight_limit: 8, ..Rules::default() }, gpus());
     fleet.set_foreign(1, foreign()).expect("foreign");
     fleet
 }
