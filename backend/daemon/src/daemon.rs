@@ -137,6 +137,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     if let Some(why) = checkpoint.recovered() {
         journal.note("state-recovered", None, format!("the last checkpoint cannot be understood: {why}"));
     }
+    if let Some(changed) = checkpoint.changed_meaning() {
+        journal.note("state-changed-meaning", None, changed);
+    }
     if !launching.adopt().await.context("cannot go on with what runs")? {
         adoption.give_up();
     }

@@ -33,6 +33,8 @@ use crate::{
 
 /// The form of the file.
 const VERSION: u32 = 2;
+/// VMs and sizes that are named in one line.
+const NAMED: usize = 16;
 /// How long until what could not be written is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -46,6 +48,35 @@ struct Content {
     /// By unit: an arbiter that may still hold its memory.
     arbiters: BTreeMap<u32, Identity>,
     objects: Objects,
+    /// Whether quotas count what drivers take, and a headroom of 0 is none. Versions before it did not write this, and meant no
+    /// limit by 0.
+    #[serde(default)]
+    drivers_in_quotas: bool,
+}
+
+impl Content {
+    /// Gives the file the meaning that it has now; in words, the VMs and sizes for which that is another than before.
+    fn with_drivers_in_quotas(&mut self) -> Option<String> {
+        if std::mem::replace(&mut self.drivers_in_quotas, true) {
+            return None;
+        }
+        let Objects { vms, sizes, .. } = &self.objects;
+        let vms = vms.iter().filter(|(_, vm)| vm.headroom == 0).map(|(name, _)| format!("VM {name}"));
+        let sizes =
+            sizes.iter().filter(|(_, size)| size.headroom == 0).map(|(name, _)| format!("size {name}"));
+        let mut changed: Vec<String> = vms.chain(sizes).collect();
+        let rest = changed.len().saturating_sub(NAMED);
+        changed.truncate(NAMED);
+        if rest > 0 {
+            changed.push(format!("{rest} more"));
+        }
+        (!changed.is_empty()).then(|| {
+            format!(
+                "headroom 0 was no limit for what drivers take, and is none from now on: that is part of the quota of {}",
+                changed.join(", ")
+            )
+        })
+    }
 }
 
 /// What holds in this process from the moment it is noted, even where it cannot be written.
@@ -134,6 +165,7 @@ pub(crate) struct Checkpoint {
     /// While a change is being written, which is made only then: what is noted meanwhile.
     meanwhile: RefCell<Option<Vec<Note>>>,
     recovered: Option<String>,
+    changed_meaning: Option<String>,
 }
 
 impl Checkpoint {
@@ -155,8 +187,12 @@ impl Checkpoint {
                 file.path().display()
             );
         }
-        let content = Content { objects: content.objects.scoped(), ..content };
-        Ok(Self {
+        let mut content = Content { objects: content.objects.scoped(), ..content };
+        let changed_meaning = content.with_drivers_in_quotas();
+        if let Some(changed) = &changed_meaning {
+            tracing::warn!("{} is of an older version: {changed}", file.path().display());
+        }
+        let checkpoint = Self {
             file,
             content: RefCell::new(content),
             noted: Cell::default(),
@@ -164,7 +200,18 @@ impl Checkpoint {
             writing: Arc::default(),
             meanwhile: RefCell::default(),
             recovered,
-        })
+            changed_meaning,
+        };
+        if checkpoint.changed_meaning.is_some() {
+            // The next daemon finds it written, and says nothing.
+            checkpoint.is_due();
+        }
+        Ok(checkpoint)
+    }
+
+    /// What the last daemon's file means from now on, where it meant something else.
+    pub(crate) fn changed_meaning(&self) -> Option<&str> {
+        self.changed_meaning.as_deref()
     }
 
     /// What is wrong with what was last written, if the one before it had to be taken.
@@ -404,6 +451,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::state::objects::{SizeObject, VmObject};
 
     #[tokio::test]
     async fn what_was_noted_is_there_for_the_next() {
@@ -445,6 +493,39 @@ mod tests {
             fs::write(directory.path().join("checkpoint.json"), text).expect("written");
             assert!(Checkpoint::open(directory.path()).is_err(), "{text:?} was taken");
         }
+    }
+
+    // Promise: A47
+    #[tokio::test]
+    async fn a_state_in_which_headroom_0_was_no_limit_is_told_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let written = |content: &Content| {
+            let mut content = serde_json::to_value(content).expect("written");
+            content.as_object_mut().expect("an object").remove("drivers_in_quotas").expect("it is new");
+            StateFile::new(directory.path().join("checkpoint.json"), VERSION)
+                .store(&content)
+                .expect("stored");
+        };
+        let mut old = Content::default();
+        written(&old);
+        let none = Checkpoint::open(directory.path()).expect("there");
+        assert_eq!(none.changed_meaning(), None, "it is about no VM");
+
+        for (name, headroom) in [("acme/web", 0), ("acme/db", 1)] {
+            let vm = VmObject { headroom, ..VmObject::default() };
+            old.objects.vms.insert(name.to_owned(), vm);
+        }
+        old.objects.sizes.insert("small".to_owned(), SizeObject::default());
+        written(&old);
+        let first = Checkpoint::open(directory.path()).expect("there");
+        let said = first.changed_meaning().expect("it is old");
+        assert!(said.ends_with("part of the quota of VM acme/web, size small"), "{said}");
+        first.written().await.expect("written");
+        let next = Checkpoint::open(directory.path()).expect("there");
+        assert_eq!(next.changed_meaning(), None, "it is said once");
+        assert_eq!(next.objects().vms, old.objects.vms);
+        let new = tempfile::tempdir().expect("a directory");
+        assert_eq!(Checkpoint::open(new.path()).expect("a new one").changed_meaning(), None);
     }
 
     fn quarantined(epoch: u64) -> Fence {
