@@ -81,7 +81,7 @@ pub struct Arguments {
     /// Where what must outlive sluiced is kept, fences above all [default: the runtime directory]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Where the audit log and the receipts of scrubs are kept [default: the state directory]
+    /// Where the audit log, the events and the receipts of scrubs are kept [default: the state directory]
     #[arg(long, value_name = "DIR")]
     pub log_directory: Option<PathBuf>,
     /// Accept memory of VMs that their VMM could shrink, and with that end their device, where a VMM cannot seal it, as

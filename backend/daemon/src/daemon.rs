@@ -57,7 +57,7 @@ use crate::{
 };
 
 /// Clients that may follow events at once.
-const FOLLOWERS: Bounds = Bounds { all: 64, others: 48, each: 16 };
+pub(crate) const FOLLOWERS: Bounds = Bounds { all: 64, others: 48, each: 16 };
 /// How long a disk may take before this daemon goes without having written everything.
 const LEAVE: Duration = Duration::from_secs(20);
 /// How long arbiters of an earlier daemon may take to go away.
@@ -133,7 +133,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     make_directory(&configuration.log_directory)?;
     let trail = Trail::open(&configuration.log_directory, configuration.audit_log_size)
         .context("cannot open the audit log")?;
-    let journal = Arc::new(Journal::open(&configuration.runtime_dir));
+    let journal = Arc::new(Journal::open(&configuration.log_directory));
     if let Some(why) = checkpoint.recovered() {
         journal.note("state-recovered", None, format!("the last checkpoint cannot be understood: {why}"));
     }
@@ -296,6 +296,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         // Nothing is ended, and nothing notices: the next daemon goes on, where this one has written that it stands.
         let write = async {
             registry.sample().await;
+            registry.journal.settled().await;
             checkpoint.written().await
         };
         if let Err(error) = timeout(LEAVE, write).await.map_err(io::Error::from).flatten() {
@@ -329,12 +330,17 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         tracing::warn!("the record of processes stays behind: {error}");
     }
     keeping.abort();
+    if timeout(LEAVE, registry.journal.settled()).await.is_err() {
+        tracing::error!("the last events are lost: {LEAVE:?} were not enough to write them");
+    }
     match checkpoint.finish().await {
         // A supervisor's VMs are nobody's to be billed for.
         Ok(true) if supervised => {
             let trail = registry.trail.forget().await;
             let usage = usage.forget().await;
-            if let Err(error) = trail.and(usage).and_then(|()| registry.journal.forget()) {
+            if let Err(error) =
+                trail.and(usage).and_then(|()| registry.journal.forget(&configuration.log_directory))
+            {
                 tracing::warn!("figures stay behind: {error}");
             }
         }

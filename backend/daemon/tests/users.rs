@@ -254,6 +254,176 @@ fn processes_of_other_users_may_do_what_their_role_says() {
     daemon.end();
 }
 
+/// The least that a caller must be allowed for an operation of the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Needs {
+    /// Any role: it is shown what it may see.
+    Role,
+    /// To look at everything.
+    Reader,
+    /// To manage a VM of its own.
+    Tenant,
+    Operator,
+    Admin,
+}
+
+fn needs(operation: &str) -> Needs {
+    match operation {
+        "healthz" | "readyz" | "get_events" | "get_usage" | "list_vms" | "get_vm" | "list_sizes"
+        | "get_size" | "list_organisations" | "get_organisation" | "list_projects" | "get_project" => {
+            Needs::Role
+        }
+        "metrics" | "get_host" | "get_capacity" | "would_fit" | "get_suggestions" | "list_gpus"
+        | "get_gpu" | "list_units" | "get_unit" => Needs::Reader,
+        "put_vm" | "delete_vm" | "fence_vm" | "readmit_vm" | "drain_vm" => Needs::Tenant,
+        "move_vm" | "drain_gpu" | "readmit_gpu" | "put_gpu_mig" | "drain_unit" | "readmit_unit" => {
+            Needs::Operator
+        }
+        "put_organisation"
+        | "delete_organisation"
+        | "put_project"
+        | "delete_project"
+        | "put_size"
+        | "delete_size" => Needs::Admin,
+        other => panic!("say who may do {other}"),
+    }
+}
+
+// Promise: A3, A10
+#[test]
+fn every_operation_answers_each_role_as_described() {
+    let Some(place) = shared_place() else { return };
+    let access = |role: &str, uid: u32| format!("[[access]]\nrole = \"{role}\"\nuids = [{uid}]\n");
+    let daemon = Daemon::start(
+        &place,
+        &(access("operator", OPERATOR)
+            + &access("read-only", READER)
+            + &access("tenant", TENANT)
+            + "organisation = \"acme\"\n"),
+    );
+    let organisation = json!({ "memory_bytes": 1 << 30 });
+    let project = json!({ "memory_bytes": 1 << 29, "organisation": "acme" });
+    let vm = wanted("acme", &json!({}));
+    let made = |path: &str, wanted: &Value| {
+        let reply = place.api("PUT", path, Some(wanted));
+        assert!(matches!(reply.status, 200 | 201), "{path}: {reply:?}");
+    };
+    made("/v1/organisations/acme", &organisation);
+    made("/v1/organisations/other", &organisation);
+    made("/v1/projects/shop", &project);
+    made("/v1/sizes/small", &json!({ "memory_bytes": 64 << 20 }));
+    made("/v1/vms/foreign", &wanted("other", &json!({})));
+
+    let text = sluice_daemon::api::openapi().expect("a description");
+    let description: Value = serde_json::from_str(&text).expect("JSON");
+    let codes = &description["components"]["schemas"]["Code"]["enum"];
+    let event = &description["components"]["schemas"]["Event"];
+    let mut asked = 0;
+    for (path, methods) in description["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            let name = operation["operationId"].as_str().expect("a name");
+            let body = match name {
+                "put_vm" => Some(vm.clone()),
+                "put_organisation" => Some(organisation.clone()),
+                "put_project" => Some(project.clone()),
+                "put_size" => Some(json!({ "memory_bytes": 64 << 20 })),
+                "put_gpu_mig" => Some(json!({ "enabled": true })),
+                "would_fit" => Some(json!({ "vms": [{ "memory_bytes": 64 << 20 }] })),
+                "fence_vm" => Some(json!({})),
+                _ => None,
+            };
+            let id = match path.split('/').nth(2) {
+                Some("organisations") => "acme",
+                Some("projects") => "shop",
+                Some("sizes") => "small",
+                _ => "mine",
+            };
+            let mut path = path.replace("{id}", id).replace("{gpu}", "0").replace("{unit}", "0");
+            if name == "get_events" {
+                // An answer without an end is followed elsewhere.
+                path.push_str("?follow=false");
+            }
+            for (uid, role) in [
+                (OPERATOR, Some(Needs::Operator)),
+                (TENANT, Some(Needs::Tenant)),
+                (READER, Some(Needs::Reader)),
+                (NOBODY, None),
+            ] {
+                made("/v1/vms/mine", &vm);
+                let reply =
+                    User::new(uid).ask(&place, "api.sock", &method.to_uppercase(), &path, body.as_ref());
+                let what = format!("user {uid}: {method} {path}: {reply:?}");
+                let may = match needs(name) {
+                    Needs::Role => role.is_some(),
+                    Needs::Reader => matches!(role, Some(Needs::Operator | Needs::Reader)),
+                    Needs::Tenant => matches!(role, Some(Needs::Operator | Needs::Tenant)),
+                    Needs::Operator => role == Some(Needs::Operator),
+                    Needs::Admin => false,
+                };
+                assert_eq!(reply.status == 403, !may, "{what}");
+                assert!(
+                    operation["responses"].get(reply.status.to_string()).is_some(),
+                    "not described: {what}"
+                );
+                if reply.status >= 400 {
+                    let described = codes.as_array().expect("codes").contains(&reply.body["code"]);
+                    assert!(described && reply.body["message"].is_string(), "{what}");
+                }
+                if name == "get_events" && may {
+                    let all =
+                        reply.body.as_str().expect("lines").lines().filter(|line| line.starts_with('{'));
+                    let all: Vec<Value> =
+                        all.map(|line| serde_json::from_str(line).expect("an event")).collect();
+                    assert!(!all.is_empty(), "{what}");
+                    for one in &all {
+                        let fields = one.as_object().expect("an object");
+                        let required = event["required"].as_array().expect("names").iter();
+                        assert!(
+                            required.clone().all(|name| fields.contains_key(name.as_str().expect("a name")))
+                        );
+                        assert!(fields.keys().all(|name| event["properties"].get(name).is_some()), "{one}");
+                    }
+                    let foreign = all.iter().any(|one| one["vm"] == "foreign");
+                    let numbered = all.iter().all(|one| one["sequence"].is_u64());
+                    let sees_all = role != Some(Needs::Tenant);
+                    assert_eq!((foreign, numbered), (sees_all, sees_all), "{what}");
+                }
+                asked += 1;
+                // As it was: whatever was fenced or drained by whomever.
+                for path in ["/v1/vms/mine/readmit", "/v1/units/0/readmit", "/v1/gpus/0/readmit"] {
+                    if needs(name) == Needs::Tenant || needs(name) == Needs::Operator {
+                        place.api("POST", path, None);
+                    }
+                }
+            }
+        }
+    }
+    println!("{asked} requests");
+    daemon.end();
+}
+
+// Promise: A55
+#[test]
+fn a_tenant_is_told_of_its_own_vms_when_the_host_is_not_ready() {
+    let Some((place, daemon, [tenant, _])) = two_tenants(&Value::Null) else { return };
+    assert_eq!(tenant.ask(&place, "api.sock", "GET", "/readyz", None).status, 200);
+    // The next arbiter is not ready while this is there.
+    place.mark("slow", "");
+    let arbiter = place.unit(0)["arbiter_process"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+    signal(&watch(arbiter.expect("a process")).expect("an arbiter"), Signal::KILL);
+    let told = until(|| place.api("GET", "/readyz", None), |reply| reply.status == 503);
+    assert!(told.body["cause"][0].as_str().is_some_and(|cause| cause.contains("unit 0")), "{told:?}");
+    let told = tenant.ask(&place, "api.sock", "GET", "/readyz", None);
+    let causes = told.body["cause"].as_array().map_or(0, Vec::len);
+    assert_eq!((told.status, causes), (503, 0), "{told:?}");
+    place.unmark("slow");
+    assert!(
+        until(|| tenant.ask(&place, "api.sock", "GET", "/readyz", None).status, |status| *status == 200)
+            == 200
+    );
+    daemon.end();
+}
+
 /// Clients that run until this is dropped.
 struct Clients(Vec<Child>);
 

@@ -136,7 +136,7 @@ async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response
     // A path is as long as its client likes.
     let asked: String =
         format!("{} {}", request.method(), request.uri().path()).chars().take(ASKED).collect();
-    let response = bounded(request, next).await;
+    let response = bounded(&api.journal, request, next).await;
     if let Some(caller) = caller
         && let Some(refusal) = response.extensions().get::<Refusal>().filter(|refusal| refusal.is_audited())
         && let Some(left_out) = api.refusals.take(caller.uid, Instant::now())
@@ -156,7 +156,7 @@ async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response
     response
 }
 
-async fn bounded(request: Request, next: Next) -> Response {
+async fn bounded(journal: &Journal, request: Request, next: Next) -> Response {
     let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
     let reading = request.extensions().get::<Caller>().is_none_or(|caller| caller.reading);
     if changes && reading {
@@ -169,6 +169,14 @@ async fn bounded(request: Request, next: Next) -> Response {
     }
     let path = request.uri().path().to_owned();
     let answer = next.run(request);
+    let answer = async {
+        let answer = answer.await;
+        if changes {
+            // Events of what is acknowledged are there for the next daemon.
+            journal.settled().await;
+        }
+        answer
+    };
     let answer = async {
         match user {
             Some(user) => user.serve(answer).await,

@@ -13,7 +13,7 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 use utoipa::{IntoParams, ToSchema};
 
@@ -30,6 +30,8 @@ use crate::{
 
 /// Events in one piece of the answer.
 const PIECE: usize = 64;
+/// How long who does not follow waits for events that are being written.
+const SETTLING: Duration = Duration::from_secs(1);
 /// How long nothing may be said, so that a dead client is noticed.
 const SILENCE: Duration = Duration::from_secs(15);
 
@@ -49,9 +51,10 @@ pub(crate) struct Begin {
 /// Something that has happened: one line of the answer.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Event {
-    /// Counts without a hole, through restarts of the daemon; a tenant, who does not see all events, sees holes.
-    sequence: u64,
-    /// To go on behind this event.
+    /// Counts without a hole, through restarts of the daemon. A tenant, who does not see all events, is told none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequence: Option<u64>,
+    /// To go on behind this event. It tells nothing else.
     token: String,
     /// When, in milliseconds since 1970.
     time: u64,
@@ -74,6 +77,8 @@ struct Reader {
     follow: bool,
     /// Whether what was before is of another list.
     lost: bool,
+    /// How long nothing may be said.
+    silence: Duration,
     /// When something is said at the latest, whatever happens that this reader may not see.
     silent_until: Instant,
     _place: Place,
@@ -82,7 +87,7 @@ struct Reader {
 impl Reader {
     /// The next piece of the answer; `None` at its end.
     async fn next(&mut self) -> Option<Bytes> {
-        self.silent_until = Instant::now() + SILENCE;
+        self.silent_until = Instant::now() + self.silence;
         if std::mem::take(&mut self.lost) {
             let text = "what the token is of is not known here; these are the oldest events there are";
             return Some(line(&self.own("gap", text)));
@@ -92,7 +97,11 @@ impl Reader {
             match self.journal.after(self.at, PIECE) {
                 Next::Gap(count) => {
                     self.at += count;
-                    return Some(line(&self.own("gap", &format!("{count} events were lost"))));
+                    let text = match self.sees_all() {
+                        true => format!("{count} events were lost"),
+                        false => "events were lost, of which some may have been yours".to_owned(),
+                    };
+                    return Some(line(&self.own("gap", &text)));
                 }
                 Next::Events(events) => {
                     self.at = events.last().map_or(self.at, |event| event.sequence);
@@ -103,6 +112,9 @@ impl Reader {
                         .collect();
                     if !text.is_empty() {
                         return Some(text.into());
+                    }
+                    if self.follow && Instant::now() >= self.silent_until {
+                        return Some(line(&self.own("alive", "")));
                     }
                 }
                 Next::Nothing if !self.follow => return None,
@@ -116,16 +128,20 @@ impl Reader {
         }
     }
 
+    fn sees_all(&self) -> bool {
+        self.caller.may_read().is_ok()
+    }
+
     fn may_see(&self, event: &Entry) -> bool {
         event.vm.as_ref().map_or_else(
-            || self.caller.may_read().is_ok(),
+            || self.sees_all(),
             |vm| self.caller.may_see(vm.organisation.as_deref(), vm.project.as_deref()).is_ok(),
         )
     }
 
     fn show(&self, event: &Entry) -> Event {
         Event {
-            sequence: event.sequence,
+            sequence: self.sees_all().then_some(event.sequence),
             token: self.journal.token(event.sequence),
             time: event.time,
             kind: event.kind.to_string(),
@@ -137,8 +153,8 @@ impl Reader {
     /// Something that is said to this reader only.
     fn own(&self, kind: &str, detail: &str) -> Event {
         Event {
-            sequence: self.at,
-            token: self.journal.token(self.at),
+            sequence: self.sees_all().then_some(self.at),
+            token: self.journal.salted_token(self.at),
             time: crate::journal::now(),
             kind: kind.to_owned(),
             vm: None,
@@ -169,18 +185,98 @@ pub(crate) async fn events(
     let place = api.followers.enter(&caller).ok_or_else(too_many)?;
     let journal = Arc::clone(&api.journal);
     let follow = begin.follow.unwrap_or(true);
+    if !follow {
+        // What has happened is written in a moment; a disk that does not answer keeps nobody waiting.
+        _ = timeout(SETTLING, journal.settled()).await;
+    }
     let (at, lost) = match &begin.after {
         None if follow => (journal.last(), false),
         None => (journal.oldest(), false),
         Some(token) => journal.resume(token).map_or_else(|| (journal.oldest(), true), |at| (at, false)),
     };
     let changes = journal.changes();
-    let silent_until = Instant::now() + SILENCE;
-    let reader = Reader { journal, changes, caller, at, follow, lost, silent_until, _place: place };
+    let (silence, silent_until) = (SILENCE, Instant::now() + SILENCE);
+    let reader = Reader { journal, changes, caller, at, follow, lost, silence, silent_until, _place: place };
     let pieces = futures_util::stream::unfold(reader, |mut reader| async move {
         let piece = reader.next().await?;
         Some((Ok::<_, Infallible>(piece), reader))
     });
     let kind: [(HeaderName, &str); 1] = [(header::CONTENT_TYPE, "application/x-ndjson")];
     Ok((kind, Body::from_stream(pieces)).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        api::{
+            peer::tests::{operator, tenant},
+            places::Places,
+        },
+        daemon::FOLLOWERS,
+        journal::Subject,
+    };
+
+    fn reader(journal: &Arc<Journal>, caller: Caller, silence: Duration) -> Reader {
+        let place = Places::new(FOLLOWERS).enter(&caller).expect("a place");
+        Reader {
+            journal: Arc::clone(journal),
+            changes: journal.changes(),
+            caller,
+            at: 0,
+            follow: true,
+            lost: false,
+            silence,
+            silent_until: Instant::now(),
+            _place: place,
+        }
+    }
+
+    fn parsed(piece: Option<Bytes>) -> Vec<serde_json::Value> {
+        let piece = piece.expect("a piece");
+        let lines = piece.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        lines.map(|line| serde_json::from_slice(line).expect("an event")).collect()
+    }
+
+    // Promise: A55
+    #[tokio::test]
+    async fn a_tenant_is_told_no_number_of_an_event_and_an_operator_is() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let journal = Arc::new(Journal::open(directory.path()));
+        let subject = |organisation: &str| Subject {
+            id: "web".to_owned(),
+            organisation: Some(organisation.to_owned()),
+            project: None,
+        };
+        for organisation in ["other", "acme", "other", "acme"] {
+            journal.note("vm-created", Some(subject(organisation)), "");
+        }
+        journal.settled().await;
+        let mine = parsed(reader(&journal, tenant(), SILENCE).next().await);
+        assert_eq!(mine.len(), 2, "{mine:?}");
+        assert!(mine.iter().all(|event| event.get("sequence").is_none()), "{mine:?}");
+        assert_eq!(journal.resume(mine[0]["token"].as_str().expect("a token")), Some(2));
+        let all = parsed(reader(&journal, operator(), SILENCE).next().await);
+        assert_eq!(
+            all.iter().map(|event| event["sequence"].as_u64()).collect::<Vec<_>>(),
+            [1, 2, 3, 4].map(Some)
+        );
+    }
+
+    // Promise: A55
+    #[tokio::test]
+    async fn alive_is_said_while_events_stream_that_the_reader_may_not_see() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let journal = Arc::new(Journal::open(directory.path()));
+        for _ in 0..3 * PIECE {
+            journal.note("unit-readmitted", None, "");
+        }
+        journal.settled().await;
+        // The time is over at once; two thirds of the events are still unread then.
+        let said = parsed(reader(&journal, tenant(), Duration::ZERO).next().await);
+        assert_eq!(said[0]["kind"], "alive", "{said:?}");
+        assert!(said[0].get("sequence").is_none(), "{said:?}");
+        let at = journal.resume(said[0]["token"].as_str().expect("a token"));
+        assert_eq!(at, u64::try_from(PIECE).ok(), "it is said when all is read");
+    }
 }
