@@ -145,12 +145,12 @@ impl StateFile {
         fault::point("state-begin");
         let file = self.write(content)?;
         fault::point("state-written");
-        file.sync_all()?;
+        flush(&file)?;
         fault::point("state-flushed");
         self.put()?;
         fault::point("state-renamed");
         // The names, too, have to be there after a power cut.
-        File::open(self.path.parent().unwrap_or(Path::new("/")))?.sync_all()?;
+        flush(&File::open(self.path.parent().unwrap_or(Path::new("/")))?)?;
         fault::point("state-done");
         Ok(())
     }
@@ -197,6 +197,13 @@ impl StateFile {
     }
 }
 
+/// Has a file or directory survive a power cut.
+fn flush(file: &File) -> io::Result<()> {
+    #[cfg(test)]
+    tests::note_flush(file);
+    file.sync_all()
+}
+
 fn sum(content: &[u8]) -> String {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(64);
@@ -209,8 +216,55 @@ fn sum(content: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::{cell::RefCell, os::unix::fs::MetadataExt as _};
+
     use super::*;
     use proptest::prelude::*;
+
+    /// What was flushed: its inode, and that of the current state at that moment.
+    #[derive(Debug, PartialEq, Eq)]
+    struct Flush {
+        of: u64,
+        current: Option<u64>,
+    }
+
+    #[derive(Debug)]
+    struct Watch {
+        current: PathBuf,
+        flushes: Vec<Flush>,
+    }
+
+    thread_local! {
+        static WATCH: RefCell<Option<Watch>> = const { RefCell::new(None) };
+    }
+
+    fn inode(path: &Path) -> Option<u64> {
+        fs::metadata(path).ok().map(|metadata| metadata.ino())
+    }
+
+    pub(super) fn note_flush(file: &File) {
+        WATCH.with_borrow_mut(|watch| {
+            let Some(watch) = watch else { return };
+            let of = file.metadata().expect("an open file").ino();
+            watch.flushes.push(Flush { of, current: inode(&watch.current) });
+        });
+    }
+
+    // Promise: A9
+    #[test]
+    fn a_state_is_flushed_before_it_is_current_and_its_directory_is_flushed_after_it() {
+        let (directory, file) = place();
+        file.store(&"the old one").expect("written");
+        let old = inode(file.path());
+        WATCH.set(Some(Watch { current: file.path().to_owned(), flushes: Vec::new() }));
+        file.store(&"the new one").expect("written");
+        let watch = WATCH.take().expect("it was set");
+        let (new, directory) = (inode(file.path()), inode(directory.path()).expect("a directory"));
+        assert_ne!(old, new);
+        let expected =
+            [Flush { of: new.expect("there"), current: old }, Flush { of: directory, current: new }];
+        assert_eq!(watch.flushes, expected);
+    }
 
     fn place() -> (tempfile::TempDir, StateFile) {
         let directory = tempfile::tempdir().expect("a directory");
