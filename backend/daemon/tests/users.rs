@@ -436,7 +436,7 @@ impl Drop for Clients {
     }
 }
 
-// Promise: A52
+// Promise: A7, A52
 #[test]
 fn operator_is_answered_within_a_second_while_strangers_and_tenants_flood() {
     let Some(place) = shared_place() else { return };
