@@ -1010,9 +1010,10 @@ mod tests {
         ) {
             let mut scheduler = Scheduler::new(Settings::default(), 0);
             let mut slots = Vec::new();
+            // Who promises more than there is takes it from the others.
+            let promised: u32 = all.iter().map(|(terms, ..)| terms.guarantee).sum();
             for (terms, flying, begins) in all {
-                // Who promises more than there is takes it from the others.
-                let guarantee = terms.guarantee.min(100);
+                let guarantee = terms.guarantee * 900 / promised.max(900);
                 let terms = Terms { cap: terms.cap.max(50), weight: terms.weight.max(100), guarantee, ..terms };
                 slots.push((scheduler.add(terms, 0), flying, begins, 0_u64));
             }
