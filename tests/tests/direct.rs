@@ -191,26 +191,29 @@ fn a_thousand_starts_leave_nothing_behind() -> Result<()> {
         backend.wait_for_workers(0).map(drop)
     };
     start(20)?;
-    let device = backend.device()?;
-    // Not the arbiter: here is no inventory to tell it that the driver has forgotten a dead worker.
-    let all = ["sluiced", "sluice-launcher", "sluice-device"];
+    let (device, arbiter) = (backend.device()?, backend.processes("sluice-arbiter")?);
+    // Here is no inventory to tell the arbiter that the driver has forgotten a dead worker, and it keeps nothing open all the same.
+    let all = ["sluiced", "sluice-launcher", "sluice-device", "sluice-arbiter"];
     for name in all {
         ensure!(!backend.processes(name)?.is_empty(), "there is no {name} to count");
     }
     let count = |what: fn(u32) -> Result<usize>| -> Result<Vec<usize>> {
         all.iter().map(|name| backend.processes(name)?.into_iter().map(what).sum::<Result<usize>>()).collect()
     };
-    let before = (count(direct::descriptors)?, direct::mappings(device)?);
+    let mapped = || -> Result<Vec<usize>> {
+        [device].iter().chain(&arbiter).map(|process| direct::mappings(*process)).collect()
+    };
+    let before = (count(direct::descriptors)?, mapped()?);
     let began = Instant::now();
     start(1000)?;
     println!("1,000 starts in {:?}", began.elapsed());
     // The device forgets a connection a moment after its worker is gone.
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let after = (count(direct::descriptors)?, direct::mappings(device)?);
+        let after = (count(direct::descriptors)?, mapped()?);
         // A thread's arena or a cache may come and stay; what a start leaves behind would be there a thousand times.
-        let grown =
-            after.0.iter().zip(&before.0).any(|(after, before)| after > before) || after.1 > before.1 + 50;
+        let grown = after.0.iter().zip(&before.0).any(|(after, before)| after > before)
+            || after.1.iter().zip(&before.1).any(|(after, before)| *after > before + 50);
         if !grown {
             break;
         }

@@ -70,11 +70,6 @@ pub enum Effect {
     },
     /// Tell `sluiced`.
     Tell(FromArbiter),
-    /// The worker is gone from the driver: nothing about it is kept.
-    Gone {
-        /// Which.
-        worker: WorkerId,
-    },
 }
 
 /// How far a worker's life is.
@@ -777,7 +772,6 @@ impl Custody {
             }
         }
         self.growth.gone(id);
-        self.effects.push_back(Effect::Gone { worker: id });
         self.stirred = true;
         self.changed = true;
         self.touched.insert(key);

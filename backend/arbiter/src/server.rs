@@ -762,12 +762,12 @@ impl Server {
         }
     }
 
-    /// A worker's process has ended.
+    /// A worker's process has ended: nothing more is learnt from it, so nothing of it stays open.
     fn bury(&mut self, id: WorkerId) {
         let now = self.now();
         self.shut(id);
-        if let Some(link) = self.links.get(&id) {
-            // It may have been taken out before, and reported once more among what the kernel reported then.
+        if let Some(link) = self.links.remove(&id) {
+            // Others have the same file open, so closing it would leave it in the set.
             self.unwatch(link.pidfd());
             self.tally.see(id, link.report.work(), now);
         }
@@ -811,10 +811,6 @@ impl Server {
                 }
                 Effect::Tell(message) => {
                     self.tell(message);
-                    continue;
-                }
-                Effect::Gone { worker } => {
-                    self.links.remove(&worker);
                     continue;
                 }
             };

@@ -143,7 +143,7 @@ impl World {
                 Effect::Tell(FromArbiter::Event { kind, .. }) => {
                     assert_ne!(kind, ArbiterEvent::LedgerBroken as u32, "a step that cannot be was tried");
                 }
-                Effect::Answer { .. } | Effect::Tell(_) | Effect::Gone { .. } => {}
+                Effect::Answer { .. } | Effect::Tell(_) => {}
             }
         }
         self.check();
