@@ -594,18 +594,20 @@ impl Device {
         }
     }
 
-    /// What an owner holds.
-    pub(crate) fn held_by(&self, owner: usize) -> Held {
+    /// What owners hold together.
+    pub(crate) fn held_by(&self, owners: &[usize]) -> Held {
         let mut held = Held::default();
         for words in self.used_records() {
-            if words.holders[owner / 64].load(Relaxed) >> (owner % 64) & 1 == 0 {
+            let holds = |owner: &usize| words.holders[owner / 64].load(Relaxed) >> (owner % 64) & 1 != 0;
+            if !owners.iter().any(holds) {
                 continue;
             }
             let bytes = words.pages.load(Relaxed) * PAGE_BYTES;
             match Use::from_flags(words.flags.load(Relaxed)) {
                 Use::Chunk => {
                     held.chunks += bytes;
-                    if words.maker.load(Relaxed) != maker(owner) {
+                    let made_by = words.maker.load(Relaxed);
+                    if owners.iter().all(|owner| maker(*owner) != made_by) {
                         held.imported += bytes;
                     }
                 }

@@ -215,12 +215,23 @@ impl Device {
                     client: if words.client.load(Relaxed) == 1 { Client::Cuda } else { Client::Nvml },
                     confinement: Confinement::of_word(words.instance.load(Relaxed)),
                     contexts: words.contexts.load(Relaxed),
-                    held: self.held_by(slot),
+                    held: self.held_by(&[slot]),
                     busy_nanoseconds: words.busy_nanoseconds.load(Relaxed),
                     launches: words.launches.load(Relaxed),
                 })
             })
             .collect()
+    }
+
+    /// What processes hold together: an allocation of which several are holders counts once. Imported is what none of them
+    /// made.
+    #[must_use]
+    pub fn held_together(&self, processes: &[u32]) -> Held {
+        let is_one = |pid: u64| processes.iter().any(|process| u64::from(*process) == pid);
+        let owners = self.header.owners().iter().enumerate();
+        let slots: Vec<usize> =
+            owners.filter(|(_, words)| is_one(words.pid.load(Acquire))).map(|(slot, _)| slot).collect();
+        self.held_by(&slots)
     }
 }
 

@@ -151,6 +151,10 @@ fn what_a_process_holds_is_told_by_purpose() {
             Held { chunks: 3 * page, heap: 0, driver: page, imported: 3 * page }
         ]
     );
+    // Both are owners of this process, which made all of it.
+    let together = Held { chunks: 3 * page, heap: 2 * page, driver: page, imported: 0 };
+    assert_eq!(device.held_together(&[std::process::id()]), together);
+    assert_eq!(device.held_together(&[u32::MAX]), Held::default());
     // What two hold is used once.
     assert_eq!(device.used_bytes(), 6 * page);
     assert_eq!(device.free_bytes(), device.total_bytes() - 6 * page);
