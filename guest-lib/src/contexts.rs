@@ -12,7 +12,10 @@ use sluice_protocol::{
     handle::{Context as Kind, Id},
     limits,
 };
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::{
+    sync::{Condvar, Mutex, MutexGuard},
+    time::Duration,
+};
 
 struct Slot {
     /// Raw id, 0 while free.
@@ -24,6 +27,9 @@ struct Slot {
 }
 
 const NONE: u32 = u32::MAX;
+
+/// How long until a worker that is busy is asked again.
+const BUSY: Duration = Duration::from_millis(1);
 
 /// The contexts of the session. The first slots are the devices' primary contexts, which have a handle before they are
 /// active.
@@ -173,12 +179,19 @@ impl Contexts {
             process.session.wait_complete(stream, sequence)?;
         }
         process.device_map.forget_context(raw);
-        process.session.sync(
+        // Nothing of this context is under way. The worker may not see that while its queue has work of others, which is no
+        // error of this call.
+        while let Err(error) = process.session.sync(
             0,
             wire::context_destroy::CALL,
             |writer| wire::context_destroy::put(writer, id),
             wire::context_destroy::Reply::get,
-        )?;
+        ) {
+            if error != Error::NOT_READY {
+                return Err(error);
+            }
+            std::thread::sleep(BUSY);
+        }
         process.streams.give_all(streams);
         process.events.forget_context(raw);
         process.modules.forget_context(process, raw);
