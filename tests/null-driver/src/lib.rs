@@ -238,6 +238,9 @@ export! {
             return ILLEGAL_ADDRESS;
         }
         let used = memory().used;
+        if used > 0 && faults::plays("info-fails-once") && !faults::FAILED.swap(true, Ordering::Relaxed) {
+            return ILLEGAL_ADDRESS;
+        }
         put(free, memory_bytes().saturating_sub(used));
         put(total, memory_bytes())
     }

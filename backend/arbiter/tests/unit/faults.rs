@@ -50,6 +50,24 @@ fn a_driver_that_does_not_say_what_is_free_ends_the_arbiter() {
     assert!(events.contains(&ArbiterEvent::ProbeFailed), "{events:?}");
 }
 
+// Promise: F81
+#[test]
+fn a_driver_that_fails_once_while_memory_is_taken_loses_none_of_it() {
+    let mut whole = host();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("fault");
+    std::fs::write(&file, "info-fails-once").unwrap();
+    let environment = vec![
+        ("SLUICE_NULL_MEMORY_MIB", "128".to_owned()),
+        ("SLUICE_NULL_FAULTS", file.display().to_string()),
+    ];
+    let mut host = Host::with(Options { driver: null_driver(), environment, ..Options::default() });
+    let all = whole.unit()[0];
+    assert!(all > 64 * MIB);
+    eventually("all memory is in custody", || host.unit()[0] == all);
+    host.assert_sound();
+}
+
 // Promise: F80
 #[test]
 fn a_probe_of_a_device_that_works_changes_nothing() {
