@@ -30,6 +30,12 @@ impl Identity {
         Some(Self { process, started })
     }
 
+    /// The living process of a descriptor, which has this number: that of one that has ended may be another's by now.
+    pub(crate) fn behind(process: u32, pidfd: impl AsFd) -> Option<Self> {
+        // What was read is of the process if that lives afterwards.
+        Self::of(process).filter(|_| !is_gone(pidfd))
+    }
+
     /// The process, if it is still there.
     pub(crate) fn open(self) -> Option<OwnedFd> {
         let pid = Pid::from_raw(i32::try_from(self.process).ok()?)?;
@@ -75,5 +81,19 @@ mod tests {
         assert!(own.open().is_some());
         assert!(Identity { started: own.started + 1, ..own }.open().is_none());
         assert!(Identity { process: u32::MAX, started: 0 }.open().is_none());
+    }
+
+    // Promise: F41
+    #[test]
+    fn process_whose_number_is_used_again_has_no_identity() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().expect("a child");
+        let pid = Pid::from_child(&child);
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).expect("a descriptor");
+        let identity = Identity::behind(child.id(), &pidfd).expect("it lives");
+        assert_eq!(Some(identity), Identity::of(child.id()));
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        // Its number is this process's by now: whoever asks must not take this one for it.
+        assert_eq!(Identity::behind(std::process::id(), &pidfd), None);
     }
 }

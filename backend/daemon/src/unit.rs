@@ -534,8 +534,8 @@ impl Unit {
             .await
             .map_err(io::Error::other)?;
         tracing::info!("unit {}: arbiter is process {}", self.number, started.process);
-        let process =
-            Identity::of(started.process).ok_or_else(|| io::Error::other("it has ended at once"))?;
+        let process = Identity::behind(started.process, &started.pidfd)
+            .ok_or_else(|| io::Error::other("it has ended at once"))?;
         self.launching.keeper().keep(&socket_name(self.number), started.socket.as_fd());
         let (pidfd, channel) = (watch(started.pidfd)?, Channel::new(started.socket)?);
         let arbiter = Arbiter { pidfd, channel, receipts: Some(receipts) };

@@ -410,7 +410,7 @@ impl Vm {
         let Some(life) = life.as_ref() else { return Vec::new() };
         let sessions = life.sessions.borrow();
         let workers = sessions.values().filter_map(|session| session.worker.as_ref());
-        workers.filter_map(|worker| Identity::of(worker.process)).collect()
+        workers.filter_map(Worker::identity).collect()
     }
 
     /// The numbers of its workers' processes.
@@ -541,7 +541,7 @@ impl Vm {
         let request = ToLauncher::StartDevice { vm, scanouts: scanouts.into(), direct };
         let started = self.launching.start(request).await.map_err(|error| error.to_string())?;
         tracing::info!("VM {}: device is process {}", self.id(), started.process);
-        if let Some(process) = Identity::of(started.process) {
+        if let Some(process) = Identity::behind(started.process, &started.pidfd) {
             self.launching.keeper().keep(&socket_name(vm), started.socket.as_fd());
             let record = DeviceRecord {
                 process,
@@ -630,7 +630,7 @@ impl Vm {
 
     /// Notes a session for the daemon that follows.
     fn record_session(&self, serial: u64, session: u32, worker: &Worker) {
-        let Some(worker) = Identity::of(worker.process) else { return };
+        let Some(worker) = worker.identity() else { return };
         let vm = self.id();
         self.launching.adoption().note(|all| {
             if let Some(device) = all.devices.get_mut(&vm) {
@@ -912,5 +912,9 @@ impl Worker {
 
     fn is_gone(&self) -> bool {
         is_gone(self.pidfd.get_ref())
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        Identity::behind(self.process, self.pidfd.get_ref())
     }
 }
