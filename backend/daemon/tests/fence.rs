@@ -4,7 +4,10 @@ mod common;
 
 use std::{
     io::Read as _,
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt as _},
+    },
     process::{Child, Command, Stdio},
 };
 
@@ -348,6 +351,56 @@ fn a_stuck_worker_costs_its_vm_and_only_a_failed_probe_costs_the_unit() {
     wait_gone(&other);
     let unit = until(|| place.unit(0), |unit| unit["state"] == "quarantined");
     assert!(unit["reason"].as_str().is_some_and(|why| why.contains("probe")), "{unit}");
+    daemon.end();
+    place.wait_empty();
+}
+
+/// A process that does not end although it is killed, as one that hangs in a driver.
+struct Stuck(Child);
+
+impl Stuck {
+    fn hold(process: u32) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-stand-in"));
+        command.arg0("tracer").arg(process.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut tracer = command.spawn().expect("a tracer");
+        let mut said = [0; 7];
+        tracer.stdout.as_mut().expect("piped").read_exact(&mut said).expect("the process is traced");
+        assert_eq!(&said, b"traced\n");
+        Self(tracer)
+    }
+
+    /// Lets it end.
+    fn release(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().expect("ended").success());
+    }
+}
+
+// Promise: F80
+#[test]
+fn a_killed_worker_that_does_not_end_costs_its_vm_and_not_the_unit() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let (mut front, mut neighbour) = (place.front(1), place.front(2));
+    let number = pid_of(&front.open(1));
+    let worker = watch(number).expect("a process");
+    let other = watch(pid_of(&neighbour.open(1))).expect("a process");
+    let stuck = Stuck::hold(number);
+    assert_eq!(front.ask("leave 1"), "left 1");
+    reaches(&place, "quarantined");
+    assert!(is_alive(&worker), "it was to stay");
+    assert_eq!(stands(&place)["clean"], false);
+    let is_hung = |host: &Value| host["events"].to_string().contains("\"hung\"");
+    assert!(is_hung(&until(|| place.look("/v1/host"), is_hung)));
+    let told = until(|| place.tell("unit-0", "told"), |told| told.contains("Probe"));
+    assert!(told.contains("Probe"), "the device is probed: {told}");
+    // Neither its neighbour nor the unit pays.
+    assert!(is_alive(&other), "the neighbour's worker was ended");
+    assert_eq!(place.vm(2)["fence"]["step"], "active");
+    assert_ne!(place.unit(0)["state"], "quarantined");
+    neighbour.open(2);
+    stuck.release();
+    wait_gone(&worker);
     daemon.end();
     place.wait_empty();
 }

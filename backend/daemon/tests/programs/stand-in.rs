@@ -2,8 +2,8 @@
 //! them.
 //!
 //! **As a device** it listens on the socket it is given and takes commands from tests, a line each: `open N` asks for a
-//! worker for session N and is answered `worker N PID` or `refused N ERROR`; `close N` ends a session; `garbage` sends
-//! the daemon a message that is none; `exit CODE` ends the process. **As a worker** it answers on its control socket
+//! worker for session N and is answered `worker N PID` or `refused N ERROR`; `close N` ends a session; `leave N` says that it has
+//! ended while its worker lives; `garbage` sends the daemon a message that is none; `exit CODE` ends the process. **As a worker** it answers on its control socket
 //! with what it finds of itself, and ends when that socket closes. While the file `hostile` beside the program names its VM, it
 //! does first what a worker that was taken over can do to descriptors, and writes to standard error. **As an arbiter** it lends nothing, takes down what it is
 //! told, and takes commands on `unit-N.sock` beside the program: `told` lists what it was told, `has VM LENT DIRTY` sets what
@@ -11,7 +11,8 @@
 //! beside the program it does not become ready. **As an inventory** it knows as many devices as the file `devices` beside the
 //! program says and no process, reports an error on `xid UNIT XID PROCESS` at `inventory.sock`, and says nothing while there is a
 //! file `mute`. **As a client** it connects to the socket it is given; with a request, it sends that and
-//! says what is answered; with `--hold N` it holds so many connections, with `--flood REQUEST` it asks without end.
+//! says what is answered; with `--hold N` it holds so many connections, with `--flood REQUEST` it asks without end. **As a tracer** it keeps a process from
+//! ending, also one that is killed, until its own input closes.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -45,6 +46,7 @@ fn main() -> Result<()> {
         Some("sluice-arbiter") => arbiter(&arguments, Path::new(&name)),
         Some("sluice-inventory") => inventory(&arguments, Path::new(&name)),
         Some("client") => client(&arguments),
+        Some("tracer") => trace(&arguments),
         other => bail!("this is a stand-in for Sluice's programs, started as {other:?}"),
     }
 }
@@ -61,6 +63,19 @@ fn client(arguments: &[String]) -> Result<()> {
         stream.write_all(request.as_bytes())?;
         io::copy(&mut stream, &mut io::stdout())?;
     }
+    Ok(())
+}
+
+/// Keeps a process in the midst of its end until nobody holds our input any more.
+fn trace(arguments: &[String]) -> Result<()> {
+    let process: libc::pid_t = arguments.first().context("no process")?.parse()?;
+    let options = usize::try_from(libc::PTRACE_O_TRACEEXIT)?;
+    #[expect(unsafe_code, reason = "rustix has no ptrace")]
+    // SAFETY: this request takes numbers only, and touches no memory of ours.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, process, 0_usize, options) };
+    ensure!(seized == 0, "process {process} cannot be traced: {}", io::Error::last_os_error());
+    println!("traced");
+    io::copy(&mut io::stdin(), &mut io::sink())?;
     Ok(())
 }
 
@@ -478,6 +493,10 @@ fn device(arguments: &[String]) -> Result<()> {
                             Err(error) => bail!("cannot tell the daemon: {error}"),
                         }
                         writeln!(front, "closed {session}")?;
+                    }
+                    ("leave", Some(session)) => {
+                        socket::send(&daemon, &FromDevice::SessionEnded { session }.encode(), &[])?;
+                        writeln!(front, "left {session}")?;
                     }
                     ("garbage", None) => socket::send(&daemon, &[0xff; control::BYTES], &[])?,
                     ("describe", None) => writeln!(front, "{{{}}}", what_it_has()?)?,
