@@ -218,6 +218,7 @@ impl Hostile {
             "give-twice" => self.give_twice(),
             "flood" => self.flood(),
             "never-grown" => self.never_grown(),
+            "standard-error" => standard_error(),
             "grown-unasked" => {
                 self.say(Request::Grown { serial: 99 })?;
                 self.expect_end()
@@ -569,6 +570,16 @@ fn outcome<T>(result: &Result<T, Errno>) -> String {
         Ok(_) => "done".to_owned(),
         Err(error) => format!("{error:?}"),
     }
+}
+
+/// Writes lines to standard error as fast as they are taken, until it is ended.
+fn standard_error() -> Result<()> {
+    let lines = "sluiced: VM 2 is fenced\n".repeat(100);
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        rustix::io::write(rustix::stdio::stderr(), lines.as_bytes())?;
+    }
+    Ok(())
 }
 
 fn pattern() -> Vec<u8> {
