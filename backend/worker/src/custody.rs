@@ -21,7 +21,7 @@ use rustix::{
 use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
     control::{BYTES, Run, VersionError, same_version},
-    custody::{Answer, Growth, Request, page, report},
+    custody::{Answer, Growth, Request, UNIT, page, report},
     field::FieldError,
     shared::Shared as _,
 };
@@ -39,6 +39,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const GROWTH_BYTES: u64 = 64 << 10;
 /// How long the lender's first word may take.
 const WELCOME_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes that a driver takes for an image of so many: it has device memory in blocks. What is large has blocks of its own, and
+/// of what is small as much as fits shares one.
+pub(crate) fn in_blocks(bytes: u64) -> u64 {
+    // The odd bytes lie in what is asked for besides.
+    let main = bytes.saturating_sub(GROWTH_BYTES);
+    let blocks = match UNIT.checked_div(main) {
+        None => 0,
+        Some(0) => main.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX),
+        Some(together) => UNIT / together,
+    };
+    blocks.max(bytes)
+}
 
 /// Why a worker has no memory.
 #[derive(Debug, thiserror::Error)]
@@ -622,5 +635,30 @@ impl Books for Custody {
 
     fn devices(&self) -> Option<usize> {
         Some(self.links.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Promise: Q6
+    #[test]
+    fn image_takes_whole_blocks_or_an_even_part_of_one() {
+        const MIB: u64 = 1 << 20;
+        let cases = [
+            (0, 0),
+            (100, 100),
+            (GROWTH_BYTES + MIB / 2, MIB / 2 + GROWTH_BYTES),
+            (GROWTH_BYTES + 700 * MIB / 1000, MIB),
+            (GROWTH_BYTES + MIB + 1, 2 * MIB),
+            (3 * MIB, 4 * MIB),
+            (4 * MIB + 100, 4 * MIB + 100),
+            (4 * MIB + GROWTH_BYTES + 1, 6 * MIB),
+            (u64::MAX, u64::MAX),
+        ];
+        for (bytes, expected) in cases {
+            assert_eq!(in_blocks(bytes), expected, "{bytes} bytes");
+        }
     }
 }

@@ -5,6 +5,7 @@ use crate::{
     address::HeldRange,
     arenas::Arena,
     completion::Current,
+    custody,
     lanes::ContextRef,
     limit_log::limited,
     notice::{Notice, Notices},
@@ -307,7 +308,7 @@ impl ModuleHelper {
             Err(failed) => return (Err(failed), 0),
         };
         self.expect_text(&image);
-        let bytes = image::device_bytes(&image);
+        let bytes = custody::in_blocks(image::device_bytes(&image));
         if library {
             // It takes the device's memory where it is used first, which is when leave for that is asked for.
             let loaded = self.growing(device, 0, || self.driver.library_load(&image));
