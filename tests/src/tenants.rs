@@ -169,6 +169,12 @@ impl Tenants {
         self.state.path().to_owned()
     }
 
+    /// What the software GPU's memory was divided by.
+    #[must_use]
+    pub const fn scale(&self) -> u64 {
+        self.scale
+    }
+
     /// Process id of `sluiced`.
     #[must_use]
     pub fn daemon(&self) -> u32 {

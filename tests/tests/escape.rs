@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
+use sluice_tests::devices::Counted;
 use sluice_tests::direct::PATIENCE;
 use sluice_tests::paths::Binaries;
-use sluice_tests::process::{run, signal};
+use sluice_tests::process::{Background, run, signal};
 use sluice_tests::programs;
 use sluice_tests::tenants::{Options, Tenants};
 
@@ -320,4 +321,131 @@ fn sixteen_threads_at_once_stay_within_the_quota() -> Result<()> {
 #[test]
 fn eight_processes_at_once_stay_within_the_quota() -> Result<()> {
     escape("processes")
+}
+
+/// Bytes of the neighbour's quota beside a VM that uses every kind of memory.
+const NEIGHBOUR: u64 = 128 * MIB;
+/// For how long its processes take and give back, in seconds.
+const CHURN: &str = "2";
+/// Looks at the device's own count that have to come to something, of each number of processes.
+const LOOKS: u32 = 30;
+
+/// What was seen of a VM at most, by the arbiter's figures and by the device's own count.
+#[derive(Debug, Default)]
+struct Most {
+    charged: u64,
+    driver: u64,
+    held: u64,
+    looks: u32,
+}
+
+/// Looks at a VM until told to stop.
+fn watch(tenants: &Tenants, quota: u64, done: &AtomicBool) -> Result<Most> {
+    let device = Counted::open(&tenants.device_files(), tenants.scale())?;
+    let mut most = Most::default();
+    while !done.load(Ordering::Relaxed) {
+        let charge = tenants.charge(1)?;
+        let charged = charge.lent + charge.headroom;
+        ensure!(charged <= quota, "{charged} bytes are charged, with a quota of {quota}: {charge:?}");
+        most.charged = most.charged.max(charged);
+        most.driver = most.driver.max(charge.headroom);
+        if let Some(held) = device.held_by(&tenants.workers(1)?) {
+            ensure!(
+                held.total() <= quota,
+                "the device counts {held:?}, with a quota of {quota}; charged are {charge:?}"
+            );
+            most.held = most.held.max(held.total());
+            most.looks += 1;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(most)
+}
+
+/// A VM of so many processes that use all kinds of memory at once, until all of its quota is taken. Then a neighbour takes all of
+/// its own quota.
+fn every_kind(tenants: &Tenants, quota: u64, count: usize) -> Result<()> {
+    let (program, guard) = (programs::hostile("every_kind")?, programs::hostile("guard")?);
+    let folder = tenants.folder().join(format!("every-kind-{count}"));
+    std::fs::create_dir(&folder)?;
+    let words = (count.to_string(), folder.to_str().context("UTF-8")?.to_owned());
+    let mut all = (0..count)
+        .map(|number| {
+            let arguments = [&number.to_string(), &words.0, &words.1, CHURN];
+            tenants.spawn(1, &format!("kinds-{count}-{number}"), &program, &arguments)
+        })
+        .collect::<Result<Vec<Background>>>()?;
+    for process in &mut all {
+        process.wait_for_line("ready", PATIENCE)?;
+    }
+    let done = AtomicBool::new(false);
+    let (run, most) = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(tenants, quota, &done));
+        let run = (|| -> Result<u64> {
+            std::fs::write(folder.join("begin"), "")?;
+            let mut refused = 0;
+            for process in &mut all {
+                refused += process.wait_for_line("refused", PATIENCE)?.parse::<u64>()?;
+                let odd = process.wait_for_line("odd", PATIENCE)?;
+                ensure!(odd == "0 0", "a call failed otherwise than for want of memory: {odd}");
+                let full = process.wait_for_line("full", PATIENCE)?;
+                ensure!(full == "2", "memory ended with {full}");
+            }
+            // While its VM has all it can get, another one takes all of its own.
+            let mut guard = tenants.spawn(2, &format!("guard-{count}"), &guard, &[])?;
+            let holding: u64 = guard.wait_for_line("holding", PATIENCE)?.parse()?;
+            let own = tenants.charge(2)?.headroom;
+            ensure!(
+                holding + own + 2 * CHUNK > NEIGHBOUR,
+                "the neighbour has {holding} and its driver {own} bytes of {NEIGHBOUR}"
+            );
+            for process in &mut all {
+                signal(process.id(), Signal::USR1)?;
+                let status = process.wait(PATIENCE)?.context("a process ends")?;
+                ensure!(status.success(), "{status}\n{}", process.printed());
+            }
+            signal(guard.id(), Signal::USR1)?;
+            let status = guard.wait(PATIENCE)?.context("the neighbour ends")?;
+            ensure!(status.success(), "{}", guard.printed());
+            Ok(refused)
+        })();
+        done.store(true, Ordering::Relaxed);
+        (run, watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let most = most?;
+    let refused = run?;
+    println!("{count} processes: {refused} calls refused, {most:?} of {quota} bytes");
+    ensure!(most.looks >= LOOKS, "the device's count was seen {} times only", most.looks);
+    ensure!(most.charged + 8 * CHUNK > quota, "the quota was never used up: {most:?}");
+    // Limits are charged before a driver has taken what they allow, which may be much less.
+    ensure!(most.held > quota / 3, "the device's count never came near the quota: {most:?}");
+    tenants.wait_settled()?;
+    Ok(())
+}
+
+fn every_kind_in(quota: u64) -> Result<()> {
+    let options = Options::with_limits(DEVICE_MIB, &[quota / MIB, NEIGHBOUR / MIB]);
+    let tenants = Tenants::start(&Binaries::locate()?, &options)?;
+    for count in [1, 2, 4, 8] {
+        every_kind(&tenants, quota, count).with_context(|| format!("{count} processes"))?;
+    }
+    tenants.stop()
+}
+
+// Promise: Q65
+#[test]
+fn every_kind_of_memory_together_stays_within_a_quota_of_128_mib() -> Result<()> {
+    every_kind_in(128 * MIB)
+}
+
+// Promise: Q65
+#[test]
+fn every_kind_of_memory_together_stays_within_a_quota_of_192_mib() -> Result<()> {
+    every_kind_in(192 * MIB)
+}
+
+// Promise: Q65
+#[test]
+fn every_kind_of_memory_together_stays_within_a_quota_of_256_mib() -> Result<()> {
+    every_kind_in(256 * MIB)
 }
