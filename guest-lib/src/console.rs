@@ -1,14 +1,15 @@
 //! What kernels print, written where the program's own output goes.
 
-#![expect(unsafe_code, reason = "writes to C's standard output")]
+#![expect(unsafe_code, reason = "writes to C's standard streams")]
 
-/// Appends text to C's standard output, so that it keeps its place among what the program prints itself.
-pub(crate) fn print(text: &[u8]) {
+/// Appends text to C's standard output, or standard error, so that it keeps its place among what the program prints itself.
+pub(crate) fn print(error: bool, text: &[u8]) {
     unsafe extern "C" {
         static stdout: *mut libc::FILE;
+        static stderr: *mut libc::FILE;
     }
-    // SAFETY: the C library's stream exists from its start to its end.
-    let stream = unsafe { stdout };
+    // SAFETY: the C library's streams exist from its start to its end.
+    let stream = unsafe { if error { stderr } else { stdout } };
     // SAFETY: pointer and length describe the text. A stream that fails is the program's own, as for a driver.
     let _ = unsafe { libc::fwrite(text.as_ptr().cast(), 1, text.len(), stream) };
 }

@@ -255,7 +255,7 @@ impl Session {
                 |slot, ticket| self.publish(0, call, None, slot, ticket, wire::console_read::put).map(drop);
             // A session that has ended has no text any more.
             let Ok(read) = self.answered(publish, wire::console_read::Reply::get) else { return };
-            console::print(read.text.get(..read.length as usize).unwrap_or_default());
+            console::print(read.error, read.text.get(..read.length as usize).unwrap_or_default());
         }
     }
 

@@ -38,8 +38,9 @@ macro_rules! for_each_wire_call {
             /// it on its side before.
             0x0003 sync window_reserve(base: u64, bytes: Size<{ limits::SESSION_WINDOW_BYTES }>) -> ();
 
-            /// Takes the oldest text that kernels have printed, `length` bytes of it. Answered also after a sticky error.
-            0x0004 sync console_read() -> (length: u32, text: [u8; 1024]);
+            /// Takes the oldest text that kernels have printed, `length` bytes of it. Where `error` is true, the driver wrote it to
+            /// standard error, as it does for an assertion that failed. Answered also after a sticky error.
+            0x0004 sync console_read() -> (error: bool, length: u32, text: [u8; 1024]);
             /// The `index`-th process of the VM that uses device `device`, with the number its own system gave it and the bytes it
             /// has. `found` is false behind the last one.
             0x0005 sync process_info(device: u32, index: u32) -> (found: bool, process: u32, bytes: u64);

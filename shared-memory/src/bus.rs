@@ -5,19 +5,29 @@
 
 #![expect(unsafe_code, reason = "a signal handler")]
 
-use std::{io, sync::OnceLock};
+use std::{
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd},
+    sync::{
+        OnceLock,
+        atomic::{AtomicI32, Ordering},
+    },
+};
 
 /// Status of a process that ends because a shared page was not there.
 pub const STATUS: i32 = 87;
 
 /// What is said then, made before it is needed: a handler may not allocate.
 static LINE: OnceLock<String> = OnceLock::new();
+/// Where it is said.
+static LOG: AtomicI32 = AtomicI32::new(2);
 
-/// Ends this process with [`STATUS`] and a line on standard error, rather than by the signal, when a shared page is not there.
+/// Ends this process with [`STATUS`] and a line on `log`, rather than by the signal, when a shared page is not there.
 ///
 /// # Errors
 /// The kernel's.
-pub fn catch(process: &str) -> io::Result<()> {
+pub fn catch(process: &str, log: BorrowedFd<'static>) -> io::Result<()> {
+    LOG.store(log.as_raw_fd(), Ordering::Relaxed);
     LINE.get_or_init(|| {
         format!("{process}: a page of shared memory is not there any more (SIGBUS); this process ends\n")
     });
@@ -35,13 +45,14 @@ pub fn catch(process: &str) -> io::Result<()> {
 
 extern "C" fn ended(_signal: libc::c_int) {
     let line = LINE.get().map_or(&[][..], |line| line.as_bytes());
-    let mut error = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
+    let log = LOG.load(Ordering::Relaxed);
+    let mut error = libc::pollfd { fd: log, events: libc::POLLOUT, revents: 0 };
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: both structures outlive the call, which a handler may make. It does not wait.
     let room = unsafe { libc::ppoll(&raw mut error, 1, &raw const now, core::ptr::null()) };
     if room == 1 && error.revents & libc::POLLOUT != 0 {
         // SAFETY: the line is never dropped, and a handler may write. A line that cannot be written is not.
-        let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+        let _ = unsafe { libc::write(log, line.as_ptr().cast(), line.len()) };
     }
     // SAFETY: ends the process without anything of its own that would have to be whole; a handler may do that.
     unsafe { libc::_exit(STATUS) }

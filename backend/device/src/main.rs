@@ -65,7 +65,7 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     sluice_logging::start()?;
-    bus::catch("sluice-device").context("a handler for SIGBUS")?;
+    bus::catch("sluice-device", rustix::stdio::stderr()).context("a handler for SIGBUS")?;
     let mode = arguments.mode.map_or_else(mode_of_environment, Ok)?;
     let control = arguments.control_fd.map(inherited).transpose().context("--control-fd")?;
     let listener = match (&arguments.socket_path, arguments.fd) {

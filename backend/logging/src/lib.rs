@@ -1,4 +1,4 @@
-//! What the backend processes say: `tracing` to standard error, which is the journal's where a service manager started them.
+//! What the backend processes say: `tracing` to standard error (see [`move_log`]), which is the journal's where a service manager started them.
 //!
 //! Logging never panics, never fails and never waits: see [`output`].
 
@@ -7,6 +7,7 @@ pub mod output;
 use std::{
     env::{self, VarError},
     fmt::Display,
+    os::fd::BorrowedFd,
 };
 
 use tracing_subscriber::{EnvFilter, filter::ParseError};
@@ -51,6 +52,15 @@ pub fn start() -> Result<(), LogError> {
     // Without a backtrace, which reads files and so cannot be made under a filter.
     std::panic::set_hook(Box::new(|panic| say(panic)));
     Ok(())
+}
+
+/// Moves the log from standard error to a descriptor of its own, which leads to the same place. Standard error is then free for a
+/// library that writes there for another reader.
+///
+/// # Errors
+/// When there are no descriptors left.
+pub fn move_log() -> std::io::Result<BorrowedFd<'static>> {
+    output::move_away()
 }
 
 /// Says something on standard error, whatever the levels are; for the last words of a program, and those before its log starts.

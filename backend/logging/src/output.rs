@@ -1,10 +1,13 @@
-//! Standard error, one line at a time. A line for which there is no room, or no reader, is dropped and counted: no process
+//! The log, one line at a time: on standard error, or where that was moved. A line for which there is no room, or no reader, is dropped and counted: no process
 //! waits for its log, and none ends for want of one.
 
 use std::{
     io::{self, Write as _},
-    os::fd::{AsFd as _, BorrowedFd},
-    sync::atomic::{AtomicU64, Ordering},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use rustix::{
@@ -15,11 +18,22 @@ use rustix::{
 /// Bytes of a line with its end. A pipe takes so many all at once or not at all.
 pub const LINE_BYTES: usize = 4096;
 
-static STANDARD_ERROR: Output = Output::new();
+static LOG: Output = Output::new();
+/// Where the log was moved to.
+static MOVED: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Writes one line to standard error; false where it was dropped. What is longer than [`LINE_BYTES`] is cut.
+/// Writes one line to the log; false where it was dropped. What is longer than [`LINE_BYTES`] is cut.
 pub fn put(line: &[u8]) -> bool {
-    STANDARD_ERROR.put(io::stderr().as_fd(), line)
+    match MOVED.get() {
+        Some(to) => LOG.put(to.as_fd(), line),
+        None => LOG.put(io::stderr().as_fd(), line),
+    }
+}
+
+/// As [`crate::move_log`].
+pub(crate) fn move_away() -> io::Result<BorrowedFd<'static>> {
+    let copy = io::stderr().as_fd().try_clone_to_owned()?;
+    Ok(MOVED.get_or_init(|| copy).as_fd())
 }
 
 /// Where lines go, and how many were dropped since that was last said.

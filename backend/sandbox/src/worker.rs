@@ -49,7 +49,7 @@ pub(crate) fn own() -> Vec<Rule> {
         Rule::any(SYS_memfd_create, "memory files of a driver"),
         Rule::any(SYS_flock, "a driver's memory file, shared by processes"),
         Rule::any(SYS_dup, "descriptors that are exported"),
-        Rule::one_of(SYS_dup2, 1, &[1], "what kernels print goes to the guest"),
+        Rule::one_of(SYS_dup2, 1, &[1, 2], "what kernels print and report goes to the guest"),
         Rule::any(SYS_pipe2, "wake-ups inside a driver"),
         Rule::any(SYS_timerfd_create, "deadlines"),
         Rule::any(SYS_timerfd_settime, "deadlines"),

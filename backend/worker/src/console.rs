@@ -1,9 +1,11 @@
 //! What kernels print, on its way to the guest.
 //!
-//! A driver prints through C's standard output of its own process. Once an image is loaded that may print, that is a pipe;
-//! a thread empties it into a bounded buffer, so that whoever prints never waits for the guest, and the guest fetches the
-//! text when the session page says that there is some. Before work is published as complete, what it has printed is in
-//! the buffer: a program that waits for its kernel finds the text there.
+//! A driver prints through C's standard output of its own process, and reports a failed assertion on standard error. Once an
+//! image is loaded that may do either, both are pipes; a thread empties them into bounded buffers, so that a driver that prints
+//! never waits for the guest, and the guest fetches the text when the session page says that there is some. Before work is
+//! published as complete, what it has printed is in the buffers: a program that waits for its kernel finds the text there.
+//!
+//! The worker's own log goes elsewhere: see [`sluice_logging::move_log`].
 
 #![expect(unsafe_code, reason = "sets C's standard output up and flushes it")]
 
@@ -29,27 +31,28 @@ fn standard_output() -> *mut libc::FILE {
     unsafe { stdout }
 }
 
-/// The text of one session.
+/// The text of one session: of standard output, and of standard error.
 #[derive(Debug, Default)]
 pub(crate) struct Console {
-    /// The reading end of standard output, once there is something that may print.
-    pipe: OnceLock<OwnedFd>,
-    text: Mutex<VecDeque<u8>>,
+    /// The reading ends, once there is something that may print.
+    pipes: OnceLock<[OwnedFd; 2]>,
+    /// Under one lock, so that the guest is told of both together.
+    texts: Mutex<[VecDeque<u8>; 2]>,
 }
 
 impl Console {
     /// Whether anything may print.
     pub(crate) fn is_open(&self) -> bool {
-        self.pipe.get().is_some()
+        self.pipes.get().is_some()
     }
 
-    /// Makes standard output a pipe; `true` the first time, when somebody has to [`Console::watch`] it.
+    /// Makes standard output and standard error pipes; `true` the first time, when a thread has to [`Console::watch`] them.
     pub(crate) fn open(&self) -> Result<bool, Errno> {
         if self.is_open() {
             return Ok(false);
         }
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-        rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)?;
+        let (output_reader, output) = pipe()?;
+        let (error_reader, error) = pipe()?;
         // The stream gets its buffer here. Left to itself it would first ask what kind of file it writes to.
         let buffer: &'static mut [u8; 4096] = Box::leak(Box::new([0; 4096]));
         // SAFETY: nothing was printed to the stream yet, and the buffer lives as long as the process.
@@ -59,11 +62,13 @@ impl Console {
         if status != 0 {
             return Err(Errno::NOMEM);
         }
-        rustix::stdio::dup2_stdout(&writer)?;
-        Ok(self.pipe.set(reader).is_ok())
+        rustix::stdio::dup2_stdout(&output)?;
+        // Without a buffer of its own, as C has it from the start.
+        rustix::stdio::dup2_stderr(&error)?;
+        Ok(self.pipes.set([output_reader, error_reader]).is_ok())
     }
 
-    /// Takes what has been printed so far into the buffer, whole lines or not; `true` when the buffer has text.
+    /// Takes what has been printed so far into the buffers, whole lines or not; `true` when they have text.
     pub(crate) fn settle(&self) -> bool {
         // SAFETY: the stream is open for the life of the process.
         if unsafe { libc::fflush(standard_output()) } != 0 {
@@ -72,18 +77,19 @@ impl Console {
         self.collect()
     }
 
-    /// Sleeps until something is printed, and takes it into the buffer.
+    /// Sleeps until something is printed, and takes it into the buffers.
     pub(crate) fn watch(&self) -> Result<bool, Errno> {
-        let Some(pipe) = self.pipe.get() else { return Err(Errno::BADF) };
-        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], None::<&Timespec>) {
+        let Some(pipes) = self.pipes.get() else { return Err(Errno::BADF) };
+        let mut polled = pipes.each_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN));
+        match poll(&mut polled, None::<&Timespec>) {
             Ok(_) | Err(Errno::INTR) => Ok(self.collect()),
             Err(error) => Err(error),
         }
     }
 
     fn collect(&self) -> bool {
-        let mut text = self.lock();
-        if let Some(pipe) = self.pipe.get() {
+        let mut texts = self.lock();
+        for (pipe, text) in self.pipes.get().into_iter().flatten().zip(&mut *texts) {
             let mut bytes = [0; 4096];
             // Read under the lock, so that two readers keep the order.
             while let Ok(length @ 1..) = rustix::io::read(pipe, &mut bytes) {
@@ -93,23 +99,38 @@ impl Console {
             let excess = text.len().saturating_sub(limits::CONSOLE_BYTES);
             text.drain(..excess);
         }
-        !text.is_empty()
+        !is_empty(&texts)
     }
 
-    /// Moves text to the guest's answer; how much, and whether more is left, is told while nobody can add to it.
-    pub(crate) fn fetch(&self, into: &mut [u8], more: impl FnOnce(bool)) -> usize {
-        let mut text = self.lock();
+    /// Moves text of one stream to the guest's answer: whether it is standard error's, and how much. Whether more is left is told
+    /// while no thread can add to it.
+    pub(crate) fn fetch(&self, into: &mut [u8], more: impl FnOnce(bool)) -> (bool, usize) {
+        let mut texts = self.lock();
+        let [output, error] = &mut *texts;
+        let is_error = output.is_empty();
+        let text = if is_error { error } else { output };
         let length = text.len().min(into.len());
         for (to, from) in into.iter_mut().zip(text.drain(..length)) {
             *to = from;
         }
-        more(!text.is_empty());
-        length
+        more(!is_empty(&texts));
+        (is_error, length)
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<u8>> {
-        self.text.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, [VecDeque<u8>; 2]> {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_empty(texts: &[VecDeque<u8>; 2]) -> bool {
+    texts.iter().all(VecDeque::is_empty)
+}
+
+/// A pipe whose reader never waits.
+fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)?;
+    Ok((reader, writer))
 }
 
 #[cfg(test)]
@@ -120,21 +141,27 @@ mod tests {
     #[test]
     fn text_is_fetched_in_order_and_the_oldest_goes_first() {
         let console = Console::default();
-        console.lock().extend(b"hello, kernel");
+        console.lock()[0].extend(b"hello, kernel");
+        console.lock()[1].extend(b"failed");
         let mut into = [0; 8];
         let mut left = None;
-        assert_eq!(console.fetch(&mut into, |more| left = Some(more)), 8);
+        assert_eq!(console.fetch(&mut into, |more| left = Some(more)), (false, 8));
         assert_eq!((&into[..], left), (&b"hello, k"[..], Some(true)));
-        assert_eq!(console.fetch(&mut into, |more| left = Some(more)), 5);
-        assert_eq!((&into[..5], left), (&b"ernel"[..], Some(false)));
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
-        rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK).expect("non-blocking");
-        console.pipe.set(reader).expect("first");
-        console.lock().extend(std::iter::repeat_n(b'a', limits::CONSOLE_BYTES));
-        assert_eq!(rustix::io::write(&writer, b"bbbb"), Ok(4));
+        assert_eq!(console.fetch(&mut into, |more| left = Some(more)), (false, 5));
+        assert_eq!((&into[..5], left), (&b"ernel"[..], Some(true)));
+        assert_eq!(console.fetch(&mut into, |more| left = Some(more)), (true, 6));
+        assert_eq!((&into[..6], left), (&b"failed"[..], Some(false)));
+        let ((output_reader, output), (error_reader, error)) =
+            (pipe().expect("a pipe"), pipe().expect("a pipe"));
+        console.pipes.set([output_reader, error_reader]).expect("first");
+        for (text, writer) in [&output, &error].into_iter().enumerate() {
+            console.lock()[text].extend(std::iter::repeat_n(b'a', limits::CONSOLE_BYTES));
+            assert_eq!(rustix::io::write(writer, b"bbbb"), Ok(4));
+        }
         assert!(console.collect());
-        let text = console.lock();
-        assert_eq!(text.len(), limits::CONSOLE_BYTES);
-        assert_eq!(text.iter().rev().take(4).copied().collect::<Vec<_>>(), b"bbbb");
+        for text in &*console.lock() {
+            assert_eq!(text.len(), limits::CONSOLE_BYTES);
+            assert_eq!(text.iter().rev().take(4).copied().collect::<Vec<_>>(), b"bbbb");
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 use clap::Parser;
 use rustix::fd::{FromRawFd, OwnedFd};
+use sluice_shared_memory::bus;
 use std::{os::fd::RawFd, process::ExitCode};
 
 /// Serves one guest process; started by the launcher.
@@ -21,8 +22,10 @@ fn main() -> ExitCode {
         sluice_logging::say(format_args!("sluice-worker: {error}"));
         return ExitCode::FAILURE;
     }
-    if let Err(error) = sluice_shared_memory::bus::catch("sluice-worker") {
-        tracing::error!(%error, "SIGBUS cannot be handled");
+    // Standard error is to be the driver's: what it reports of a guest's kernels is for the guest.
+    let caught = sluice_logging::move_log().and_then(|log| bus::catch("sluice-worker", log));
+    if let Err(error) = caught {
+        tracing::error!(%error, "the log or SIGBUS cannot be set up");
         return ExitCode::FAILURE;
     }
     // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.

@@ -215,8 +215,8 @@ impl Session {
         }
     }
 
-    /// Moves text to the guest.
-    pub(crate) fn fetch_text(&self, into: &mut [u8]) -> usize {
+    /// Moves text to the guest, as [`Console::fetch`].
+    pub(crate) fn fetch_text(&self, into: &mut [u8]) -> (bool, usize) {
         self.console
             .fetch(into, |more| self.words.store_u32(session::CONSOLE, more.into(), Ordering::Release))
     }

@@ -78,8 +78,8 @@ pub(crate) struct Core {
     pub(crate) limits: Mutex<[u64; LIMITS]>,
     /// The largest values that limits had: what they take stays taken.
     largest: Mutex<[u64; LIMITS]>,
-    /// What kernels printed since the last synchronisation.
-    printed: Mutex<Vec<u8>>,
+    /// What kernels printed since the last synchronisation, and what was reported of their assertions.
+    printed: Mutex<[Vec<u8>; 2]>,
     /// Memory for `malloc` in kernels.
     pub(crate) heap: Mutex<Option<DeviceHeap>>,
     /// Device memory that the context takes for itself.
@@ -228,9 +228,10 @@ impl Core {
     }
 
     /// Takes what a kernel printed; like the device's buffer, it holds so much and then drops the oldest.
-    pub(crate) fn print(&self, text: &[u8]) {
+    pub(crate) fn print(&self, stream: process::Stream, text: &[u8]) {
         let room = usize::try_from(lock(&self.limits)[LIMIT_PRINTF]).unwrap_or(usize::MAX);
         let mut printed = lock(&self.printed);
+        let printed = &mut printed[stream as usize];
         printed.extend_from_slice(text);
         if printed.len() > room {
             let excess = printed.len() - room;
@@ -238,11 +239,13 @@ impl Core {
         }
     }
 
-    /// Hands what kernels printed to the program's standard output.
+    /// Hands what kernels printed to the program's standard output, and reports of assertions to its standard error.
     pub(crate) fn flush_printed(&self) {
-        let text = std::mem::take(&mut *lock(&self.printed));
-        if !text.is_empty() {
-            process::print(&text);
+        let [output, error] = std::mem::take(&mut *lock(&self.printed));
+        for (stream, text) in [(process::Stream::Output, output), (process::Stream::Error, error)] {
+            if !text.is_empty() {
+                process::print(stream, &text);
+            }
         }
     }
 

@@ -266,7 +266,11 @@ impl Runtime for Host<'_> {
     }
 
     fn print(&self, text: &[u8]) {
-        self.core.print(text);
+        self.core.print(process::Stream::Output, text);
+    }
+
+    fn report(&self, text: &[u8]) {
+        self.core.print(process::Stream::Error, text);
     }
 
     fn malloc(&self, bytes: u64) -> u64 {

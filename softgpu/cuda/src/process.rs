@@ -252,14 +252,26 @@ pub(crate) fn start_executor() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Writes what kernels printed through the program's own `stdout`, so that it keeps its place among the program's
-/// output.
-pub(crate) fn print(text: &[u8]) {
+/// A standard stream of the program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stream {
+    Output,
+    Error,
+}
+
+/// Writes what kernels printed through the program's own stream, so that it keeps its place among what the program writes.
+pub(crate) fn print(stream: Stream, text: &[u8]) {
     unsafe extern "C" {
         static stdout: *mut libc::FILE;
+        static stderr: *mut libc::FILE;
     }
-    // SAFETY: the C library's stream exists from its start to its end.
-    let stream = unsafe { stdout };
+    // SAFETY: the C library's streams exist from its start to its end.
+    let stream = unsafe {
+        match stream {
+            Stream::Output => stdout,
+            Stream::Error => stderr,
+        }
+    };
     // SAFETY: pointer and length describe the text. A closed stream is not our concern.
     let written = unsafe { libc::fwrite(text.as_ptr().cast(), 1, text.len(), stream) };
     if written != text.len() {

@@ -21,6 +21,7 @@ impl Memory for Table {
 struct Host;
 impl Runtime for Host {
     fn print(&self, _: &[u8]) {}
+    fn report(&self, _: &[u8]) {}
     fn malloc(&self, _: u64) -> u64 {
         0
     }

@@ -26,8 +26,10 @@ pub trait Memory: Sync {
 
 /// What kernels may ask of the host side.
 pub trait Runtime: Sync {
-    /// Text of `printf` and of assertion messages.
+    /// Text of `printf`.
     fn print(&self, text: &[u8]);
+    /// A line of text about an assertion that failed.
+    fn report(&self, text: &[u8]);
     /// Allocates from the device heap; 0 is none left.
     fn malloc(&self, bytes: u64) -> u64;
     /// Frees a block of the device heap.

@@ -535,11 +535,14 @@ fn device_runtime() {
     rig.map(&[&x]);
     let fault = rig.launch("kassert", shape(1, 4), Params::new().buf(&x)).unwrap_err();
     assert_eq!((fault.kind, fault.thread), (FaultKind::Assert, [2, 0, 0]));
+    let reports = String::from_utf8(rig.host.reports.lock().unwrap().clone()).unwrap();
     assert!(
-        rig.text().contains("runtime.cu:16: void kassert(int *): Assertion `x[threadIdx.x] > 0` failed."),
-        "{}",
-        rig.text()
+        reports.ends_with(
+            "runtime.cu:16: void kassert(int *): block: [0,0,0], thread: [2,0,0] Assertion `x[threadIdx.x] > 0` failed.\n"
+        ),
+        "{reports}"
     );
+    assert_eq!(reports.lines().count(), 1, "{reports}");
     let y = Buffer::of(&[3i32, 1, -2, 5]);
     let p = Buffer::zeroed(32);
     let heap: Vec<Buffer> = (0..3).map(|_| Buffer::zeroed(64)).collect();

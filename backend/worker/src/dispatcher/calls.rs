@@ -95,9 +95,10 @@ impl Handler for Dispatcher {
         _args: wire::console_read::Args<'_>,
     ) -> Outcome<wire::console_read::Reply> {
         let mut text = [0; 1024];
-        let length = self.shared.session.fetch_text(&mut text);
+        let (error, length) = self.shared.session.fetch_text(&mut text);
         // At most 1,024.
-        Outcome::Done(wire::console_read::Reply { length: u32::try_from(length).unwrap_or(0), text })
+        let length = u32::try_from(length).unwrap_or(0);
+        Outcome::Done(wire::console_read::Reply { error, length, text })
     }
 
     fn context_create(

@@ -116,6 +116,8 @@ pub(crate) struct Start<'a> {
     pub(crate) identity: Option<[u8; 16]>,
     /// Who is of the next version.
     pub(crate) foreign: Option<Peer>,
+    /// The worker's standard error.
+    pub(crate) log: Stdio,
 }
 
 /// Whom a worker meets.
@@ -131,7 +133,8 @@ impl Start<'_> {
     pub(crate) fn on(driver: PathBuf) -> Self {
         let (mapped_runs, lenders) = (limits::MAPPED_RUNS, Vec::new());
         let (scrub_every_free, identity, foreign) = (false, None, None);
-        Start { driver, mapped_runs, environment: &[], lenders, scrub_every_free, identity, foreign }
+        let (environment, log) = (&[][..], Stdio::inherit());
+        Start { driver, mapped_runs, environment, lenders, scrub_every_free, identity, foreign, log }
     }
 }
 
@@ -169,12 +172,14 @@ impl Guest {
 
     /// A worker that may not become ready.
     pub(crate) fn launched(start: Start<'_>) -> Guest {
-        let Start { driver, mapped_runs, environment, lenders, scrub_every_free, identity, foreign } = start;
+        let Start { driver, mapped_runs, environment, lenders, scrub_every_free, identity, foreign, log } =
+            start;
         let (ours, theirs) = socket::pair().expect("socket pair");
         let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
             .args(["--control-fd", "0"])
             .envs(environment.iter().copied())
             .stdin(Stdio::from(theirs))
+            .stderr(log)
             .spawn()
             .expect("the worker starts");
         let setup = WorkerSetup {

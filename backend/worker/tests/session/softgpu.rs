@@ -1,17 +1,23 @@
 //! The same worker on the software GPU: real kernels, real faults.
 
 use crate::{
-    guest::{ARENA, Arena, Guest, Start, eventually},
+    guest::{ARENA, Arena, Guest, Start, eventually, memory_file},
     lender::{Elsewhere, Terms},
     streams::launch,
 };
 use sluice_protocol::{
     calls::wire,
+    control::Run,
     field::{ArenaAddress, DeviceAddress, Mint, Name, Size},
     handle::{Event, Function, Id, Module},
     limits,
 };
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    io::{BufRead as _, BufReader},
+    path::PathBuf,
+    process::Stdio,
+};
 use tempfile::TempDir;
 
 const PTX: &str = "
@@ -94,16 +100,19 @@ impl Device {
     }
 
     pub(crate) fn guest(&self, mapped_runs: u32, scrub_every_free: bool) -> Guest {
+        self.guest_with_log(mapped_runs, scrub_every_free, Stdio::inherit())
+    }
+
+    fn guest_with_log(&self, mapped_runs: u32, scrub_every_free: bool, log: Stdio) -> Guest {
         let environment: Vec<_> =
             self.environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
         let mut guest = Guest::ready(Start {
-            driver: self.driver.clone(),
             mapped_runs,
             environment: &environment,
             lenders: vec![self.lender.admit()],
             scrub_every_free,
-            identity: None,
-            foreign: None,
+            log,
+            ..Start::on(self.driver.clone())
         });
         guest.begin();
         guest
@@ -356,6 +365,16 @@ const ASSERTS: &str = "
 }
 ";
 
+/// The next piece of what the driver wrote to standard error, if there is any.
+fn next_report(guest: &mut Guest) -> Option<String> {
+    let (result, fields) = guest.call(wire::console_read::CALL, wire::console_read::put);
+    assert_eq!(result, 0);
+    let read = wire::console_read::Reply::get(&fields).unwrap();
+    let text = &read.text[..usize::try_from(read.length).unwrap()];
+    assert!(read.error || text.is_empty(), "standard output comes first");
+    (!text.is_empty()).then(|| String::from_utf8_lossy(text).into_owned())
+}
+
 // Promise: C13
 #[test]
 fn the_text_of_an_assertion_and_what_was_printed_before_it_reach_the_guest() {
@@ -372,6 +391,29 @@ fn the_text_of_an_assertion_and_what_was_printed_before_it_reach_the_guest() {
     assert_eq!(result, 0, "text is fetched after a failure, too");
     let read = wire::console_read::Reply::get(&fields).unwrap();
     let text = String::from_utf8_lossy(&read.text[..usize::try_from(read.length).unwrap()]).into_owned();
-    // A line of each thread of the block; the first assertion ends the kernel.
-    assert_eq!(text, format!("{}a.cu:7: k: Assertion `x > 0` failed.\n", "before\n".repeat(32)));
+    // A line of each thread of the block, before the assertions end the kernel.
+    assert_eq!((read.error, text), (false, "before\n".repeat(32)));
+    let reports: Vec<_> = (0..).map_while(|_| next_report(&mut guest)).collect();
+    let expected: String = (0..32)
+        .map(|x| format!("a.cu:7: k: block: [0,0,0], thread: [{x},0,0] Assertion `x > 0` failed.\n"))
+        .collect();
+    assert_eq!(reports.concat(), expected);
+}
+
+// Promise: C13
+#[test]
+fn the_log_of_a_worker_whose_kernels_may_print_stays_on_the_host() {
+    let device = Device::new();
+    let mut guest = device.guest_with_log(limits::MAPPED_RUNS, false, Stdio::piped());
+    let arena = guest.attach(1, ARENA, 4 << 20);
+    let (result, _) = load(&mut guest, &arena, ASSERTS, true);
+    assert_eq!(result, 0);
+    // Not made of whole pages: refused, which is a line of the log.
+    let odd = [Run { offset: 0, bytes: 100 }];
+    guest.send_attach(2, ARENA + (8 << 20), 100, &odd, &memory_file(4096), false);
+    let log = BufReader::new(guest.worker.stderr.take().expect("a pipe"));
+    let said =
+        log.lines().map(|line| line.expect("text")).find(|line| line.contains("guest memory is refused"));
+    assert!(said.is_some(), "the log ended");
+    assert_eq!(next_report(&mut guest), None);
 }

@@ -2,6 +2,7 @@
 
 use super::Fail;
 use super::cta::Grid;
+use super::interp;
 use super::mem::{self, Ranges, Spaces};
 use crate::api::FaultKind;
 use crate::ir::{Argument, Builtin, CallSite};
@@ -64,7 +65,15 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Calls a function of the host for the lanes of `mask`, in ascending order.
+/// The threads that call: lanes of a warp of a block.
+#[derive(Clone, Copy)]
+pub(crate) struct Callers {
+    pub(crate) block: [u32; 3],
+    pub(crate) warp: u32,
+    pub(crate) mask: u32,
+}
+
+/// Calls a function of the host for each caller, in ascending order of lanes.
 pub(crate) fn call(
     grid: &Grid<'_>,
     spaces: &Spaces<'_>,
@@ -72,12 +81,14 @@ pub(crate) fn call(
     frame: &Frame,
     which: Builtin,
     site: &CallSite,
-    mask: u32,
+    callers: Callers,
 ) -> Result<(), Fail> {
     let runtime = grid.launch.runtime;
-    let mut left = mask;
+    let mut left = callers.mask;
+    let mut failed = None;
     while left != 0 {
-        let lane = left.trailing_zeros() as usize;
+        let bit = left.trailing_zeros();
+        let lane = bit as usize;
         left &= left - 1;
         let arg = |n: usize| value(frame, site.arguments.get(n), lane);
         let result = site.results.first();
@@ -96,18 +107,21 @@ pub(crate) fn call(
                 let (message, file, function) =
                     (reader.string(arg(0))?, reader.string(arg(1))?, reader.string(arg(3))?);
                 let line = arg(2);
+                let [bx, by, bz] = callers.block;
+                let [x, y, z] = interp::position(grid, callers.warp * 32 + bit);
                 let text = format!(
-                    "{}:{line}: {}: Assertion `{}` failed.\n",
+                    "{}:{line}: {}: block: [{bx},{by},{bz}], thread: [{x},{y},{z}] Assertion `{}` failed.\n",
                     String::from_utf8_lossy(&file),
                     String::from_utf8_lossy(&function),
                     String::from_utf8_lossy(&message)
                 );
-                runtime.print(text.as_bytes());
-                return Err(Fail::new(FaultKind::Assert, lane, 0));
+                runtime.report(text.as_bytes());
+                // Each thread whose assertion fails has its line, and the first is the one that is reported as the fault.
+                failed.get_or_insert(lane);
             }
         }
     }
-    Ok(())
+    failed.map_or(Ok(()), |lane| Err(Fail::new(FaultKind::Assert, lane, 0)))
 }
 
 /// Formats as C does; arguments are packed at their natural alignment. Also how many there were.

@@ -43,8 +43,13 @@ pub(crate) fn fault(
     address: u64,
     line: u32,
 ) -> Fault {
+    Fault { kind, cta: cta.id, thread: position(grid, thread), address, line }
+}
+
+/// The indices of a thread in its block.
+pub(crate) const fn position(grid: &Grid<'_>, thread: u32) -> [u32; 3] {
     let [x, y, _] = grid.launch.block;
-    Fault { kind, cta: cta.id, thread: [thread % x, thread / x % y, thread / x / y], address, line }
+    [thread % x, thread / x % y, thread / x / y]
 }
 
 /// Runs a warp until everything in it waits, or its budget is used up.
@@ -377,6 +382,7 @@ pub(crate) fn fragment<const FAST: bool>(
                     let site = u32::try_from(i.imm).unwrap_or(0);
                     match code.calls[site as usize].target {
                         Target::Builtin(which) => {
+                            let callers = host::Callers { block: cta.id, warp: warp.index, mask: m };
                             check!(host::call(
                                 grid,
                                 &spaces,
@@ -384,7 +390,7 @@ pub(crate) fn fragment<const FAST: bool>(
                                 &frame,
                                 which,
                                 &code.calls[site as usize],
-                                m
+                                callers
                             ));
                         }
                         Target::Function(function) => {

@@ -94,6 +94,7 @@ impl Memory for Table {
 #[derive(Default)]
 pub struct Host {
     pub text: Mutex<Vec<u8>>,
+    pub reports: Mutex<Vec<u8>>,
     pub heap: Mutex<Vec<u64>>,
     pub freed: Mutex<Vec<u64>>,
 }
@@ -101,6 +102,9 @@ pub struct Host {
 impl Runtime for Host {
     fn print(&self, text: &[u8]) {
         self.text.lock().unwrap().extend_from_slice(text);
+    }
+    fn report(&self, text: &[u8]) {
+        self.reports.lock().unwrap().extend_from_slice(text);
     }
     fn malloc(&self, _bytes: u64) -> u64 {
         self.heap.lock().unwrap().pop().unwrap_or(0)
