@@ -31,6 +31,7 @@ use std::{
     any::Any,
     collections::{HashMap, HashSet, VecDeque},
     fs::File,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
@@ -42,6 +43,8 @@ use std::{
 const PREDECESSORS: Duration = Duration::from_secs(5);
 /// How often it is looked whether connections whose front-end has gone are cleared up.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// How long the thread rests after a panic, so that one which comes back each time costs no processor.
+const REST: Duration = Duration::from_millis(100);
 
 /// What `sluiced` answered about a session.
 #[derive(Debug)]
@@ -126,6 +129,9 @@ enum Request {
     Ended(u32),
     /// A worker that is to be killed and waited for.
     Bury(Grave),
+    /// Stands for a fault in the thread.
+    #[cfg(test)]
+    Panic,
 }
 
 /// A worker that is killed and not gone.
@@ -242,6 +248,10 @@ impl Link {
         Broker::new(self, None).round();
     }
 
+    fn next_request(&self) -> Option<Request> {
+        lock(&self.requests).pop_front()
+    }
+
     fn push(&self, request: Request) {
         lock(&self.requests).push_back(request);
         notify(&self.event);
@@ -261,7 +271,7 @@ struct Broker<'l> {
     /// Sessions whose workers are to exit and have not, those in `graves` left out.
     ending: HashSet<u32>,
     /// Sessions that wait for their predecessors' ends.
-    held: Vec<Held>,
+    held: VecDeque<Held>,
 }
 
 /// A session whose worker is not asked for yet.
@@ -282,7 +292,8 @@ enum After {
     Workers(HashSet<u32>),
 }
 
-/// Serves a link until the process ends; `socket` is the control socket, if there is one.
+/// Serves a link until the process ends; `socket` is the control socket, if there is one. A panic costs the one request or session
+/// that was looked at.
 pub fn serve(link: &Link, socket: Option<OwnedFd>) {
     if let Some(socket) = &socket
         && let Err(error) = rustix::fs::fcntl_setfl(socket, OFlags::NONBLOCK)
@@ -291,7 +302,14 @@ pub fn serve(link: &Link, socket: Option<OwnedFd>) {
     }
     let mut broker = Broker::new(link, socket);
     loop {
-        broker.round();
+        // Requests and sessions are taken off their lists one by one, so what is left in them is whole.
+        if catch_unwind(AssertUnwindSafe(|| broker.round())).is_err() {
+            static LINES: Limiter = Limiter::new();
+            LINES.run(|suppressed| tracing::error!(suppressed, "the link to sluiced panicked; it goes on"));
+            std::thread::sleep(REST);
+            // Of requests that are left it was told already.
+            notify(&link.event);
+        }
     }
 }
 
@@ -304,7 +322,7 @@ impl<'l> Broker<'l> {
             unsent: VecDeque::new(),
             graves: Vec::new(),
             ending: HashSet::new(),
-            held: Vec::new(),
+            held: VecDeque::new(),
         }
     }
 
@@ -335,8 +353,10 @@ impl<'l> Broker<'l> {
         let mut counter = [0; 8];
         // EAGAIN when nothing was requested.
         let _ = rustix::io::read(&self.link.event, &mut counter);
-        let requests = core::mem::take(&mut *lock(&self.link.requests));
-        for request in requests {
+        // Those that come meanwhile are for the next round.
+        let due = lock(&self.link.requests).len();
+        for _ in 0..due {
+            let Some(request) = self.link.next_request() else { break };
             self.take(request);
         }
         self.ask();
@@ -348,7 +368,7 @@ impl<'l> Broker<'l> {
         match request {
             Request::Wanted(session, inbox) if self.socket.is_some() => {
                 let after = After::Connections(vring::left());
-                self.held.push(Held { session, inbox, after, since: Instant::now() });
+                self.held.push_back(Held { session, inbox, after, since: Instant::now() });
             }
             Request::Wanted(session, inbox) => self.refuse(session, &inbox),
             Request::Ending(session) => {
@@ -359,12 +379,15 @@ impl<'l> Broker<'l> {
                 self.unsent.push_back(FromDevice::SessionEnded { session });
             }
             Request::Bury(grave) => self.bury(grave),
+            #[cfg(test)]
+            Request::Panic => panic!("a fault in the thread"),
         }
     }
 
     /// Asks for the workers of sessions whose predecessors are gone.
     fn ask(&mut self) {
-        for mut held in core::mem::take(&mut self.held) {
+        for _ in 0..self.held.len() {
+            let Some(mut held) = self.held.pop_front() else { break };
             // Its connection has gone: nobody wants that worker any more.
             if held.inbox.strong_count() == 0 {
                 self.link.close(held.session);
@@ -398,7 +421,7 @@ impl<'l> Broker<'l> {
                 self.wanted.insert(held.session, held.inbox);
                 self.unsent.push_back(FromDevice::WorkerWanted { session: held.session });
             } else {
-                self.held.push(held);
+                self.held.push_back(held);
             }
         }
     }
@@ -509,6 +532,7 @@ impl<'l> Broker<'l> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test")]
     use super::*;
+    use std::collections::BTreeSet;
 
     // Promise: V23
     #[test]
@@ -642,8 +666,32 @@ mod tests {
         link.wanted(5, &inbox);
         broker.round();
         assert_eq!(heard(), None);
-        broker.held.first_mut().unwrap().since = Instant::now().checked_sub(PREDECESSORS).unwrap();
+        broker.held.front_mut().unwrap().since = Instant::now().checked_sub(PREDECESSORS).unwrap();
         broker.round();
         assert_eq!(heard(), Some(FromDevice::WorkerWanted { session: 5 }), "nor for ever");
+    }
+
+    // Promise: F9
+    #[test]
+    fn a_panic_of_the_thread_ends_neither_it_nor_what_it_was_asked_for() {
+        let link = Arc::new(Link::new(true).unwrap());
+        let (socket, daemon) = socket::pair().unwrap();
+        let served = Arc::clone(&link);
+        std::thread::spawn(move || serve(&served, Some(socket)));
+        let inbox = Arc::new(Inbox::new().unwrap());
+        for session in 0..3 {
+            link.wanted(2 * session, &inbox);
+            link.push(Request::Panic);
+            link.wanted(2 * session + 1, &inbox);
+        }
+        let heard = (0..6).map(|_| {
+            let mut buffer = [0; control::BYTES];
+            let (bytes, _) = socket::receive(&daemon, &mut buffer).unwrap().unwrap();
+            match FromDevice::decode(bytes).unwrap() {
+                FromDevice::WorkerWanted { session } => session,
+                other => panic!("{other:?}"),
+            }
+        });
+        assert_eq!(heard.collect::<BTreeSet<_>>(), (0..6).collect());
     }
 }
