@@ -8,15 +8,13 @@
 mod common;
 
 use common::{
-    Begun, Device, SOON, Worker,
+    Device, Neighbour,
     raw::{FREE, QUEUE, Raw},
-    readable,
 };
 use rustix::{
     fd::{AsRawFd, OwnedFd},
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
 };
-use sluice_protocol::{doorbell::Doorbell, session};
 use std::{
     sync::Barrier,
     time::{Duration, Instant},
@@ -30,38 +28,12 @@ use vhost::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-const OK: u32 = 0x1100;
 const ROUNDS: u32 = 1000;
 
 fn unsealed(bytes: u64) -> OwnedFd {
     let file = memfd_create(c"ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&file, bytes).unwrap();
     file
-}
-
-/// A program with a session that has nothing to do with the others.
-struct Neighbour {
-    raw: Raw,
-    _worker: Worker,
-    begun: Begun,
-}
-
-impl Neighbour {
-    fn start(device: &Device) -> Neighbour {
-        let mut raw = Raw::connect(&device.path);
-        raw.open(1, 10, FREE);
-        let worker = device.give_worker();
-        let begun = worker.begin();
-        Neighbour { raw, _worker: worker, begun }
-    }
-
-    /// A call of it is served.
-    fn computes(&mut self) {
-        assert_eq!(self.raw.doorbell(1, Doorbell::Ring), OK);
-        assert!(readable(&self.begun.doorbell, SOON), "a doorbell did not arrive");
-        rustix::io::read(&self.begun.doorbell, &mut [0; 64]).unwrap();
-        assert_eq!(self.raw.state(FREE), session::READY);
-    }
 }
 
 /// Negotiates, and has the device look at memory that is cut and sealed meanwhile. Whether it was accepted.
@@ -124,7 +96,7 @@ fn race(device: &Device, round: u32) -> bool {
 #[test]
 fn memory_cut_between_two_looks_is_refused() {
     let mut device = Device::start(&["--direct"]);
-    let mut neighbour = Neighbour::start(&device);
+    let mut neighbour = Neighbour::start(&device, Raw::connect(&device.path));
     for round in 0..ROUNDS {
         let accepted = race(&device, round);
         assert!(device.is_alive(), "round {round}: the device died");
@@ -174,7 +146,7 @@ fn replace(device: &Device) -> bool {
 #[test]
 fn memory_replaced_by_what_can_be_cut_ends_its_own_connection() {
     let mut device = Device::start(&["--direct"]);
-    let mut neighbour = Neighbour::start(&device);
+    let mut neighbour = Neighbour::start(&device, Raw::connect(&device.path));
     for round in 0..ROUNDS {
         let accepted = replace(&device);
         assert!(device.is_alive(), "round {round}: the device died");

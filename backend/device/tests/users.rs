@@ -8,7 +8,7 @@
 mod common;
 
 use common::{
-    Begun, Device, SOON, Worker, eventually,
+    Device, Neighbour, eventually,
     raw::{self, FREE, Raw, command},
     readable,
 };
@@ -60,28 +60,10 @@ fn program(device: &Device, user: u32) -> Raw {
 }
 
 /// A program of the other user that computes.
-struct Neighbour {
-    raw: Raw,
-    _worker: Worker,
-    begun: Begun,
-}
-
-impl Neighbour {
-    fn start(device: &Device) -> Neighbour {
-        let mut raw = program(device, OTHER);
-        assert_eq!(raw.context(1), OK);
-        raw.open(1, 10, FREE);
-        let worker = device.give_worker();
-        let begun = worker.begin();
-        Neighbour { raw, _worker: worker, begun }
-    }
-
-    fn computes(&mut self) {
-        assert_eq!(self.raw.doorbell(1, Doorbell::Ring), OK);
-        assert!(readable(&self.begun.doorbell, SOON), "a doorbell did not arrive");
-        rustix::io::read(&self.begun.doorbell, &mut [0; 64]).unwrap();
-        assert_eq!(self.raw.state(FREE), session::READY);
-    }
+fn neighbour(device: &Device) -> Neighbour {
+    let mut raw = program(device, OTHER);
+    assert_eq!(raw.context(1), OK);
+    Neighbour::start(device, raw)
 }
 
 /// Opens as many sessions as the device allows, at most this many; answers how many.
@@ -110,7 +92,7 @@ fn a_user_with_all_connections_it_may_have_keeps_none_from_another() {
     let Some(device) = start() else { return };
     let most = (limits::USER_CONNECTIONS + limits::USER_ARRIVALS) as usize + 40;
     let mut greedy: Vec<UnixStream> = (0..most).map(|_| connect(&device, GREEDY)).collect();
-    let mut neighbour = Neighbour::start(&device);
+    let mut neighbour = neighbour(&device);
     neighbour.computes();
     eventually("only as many as a user may have stay", || {
         greedy.retain(|stream| !is_closed(stream));
@@ -133,7 +115,7 @@ fn a_user_with_all_sessions_and_waits_it_may_have_keeps_none_from_another() {
     for _ in 0..limits::USER_SESSIONS {
         device.wanted();
     }
-    let mut neighbour = Neighbour::start(&device);
+    let mut neighbour = neighbour(&device);
     neighbour.computes();
     // Sleeps: as many as a user may have are withheld, and the other user's is withheld, too.
     let mut sleeps = 0;
@@ -174,7 +156,7 @@ fn a_user_with_all_resources_it_may_have_keeps_none_from_another() {
         }
     }
     assert_eq!(made, limits::USER_RESOURCES);
-    let mut neighbour = Neighbour::start(&device);
+    let mut neighbour = neighbour(&device);
     assert_eq!(neighbour.raw.ask(&create(77)), OK);
     neighbour.computes();
     // What ends is given back.

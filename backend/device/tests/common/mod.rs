@@ -5,6 +5,7 @@
 
 pub mod raw;
 
+use raw::{FREE, Raw};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, AsRawFd, OwnedFd},
@@ -12,6 +13,7 @@ use rustix::{
 };
 use sluice_protocol::{
     control::{self, FromDevice, FromWorker, Run, ToDevice, ToWorker},
+    doorbell::Doorbell,
     limits, session,
     shared::Shared,
 };
@@ -258,5 +260,30 @@ pub struct Begun {
 impl Begun {
     pub fn wake(&self) {
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).unwrap();
+    }
+}
+
+/// A program with a session of its own, which goes on whatever others do.
+pub struct Neighbour {
+    pub raw: Raw,
+    _worker: Worker,
+    pub begun: Begun,
+}
+
+impl Neighbour {
+    /// Opens a session over a connection that has the context 1.
+    pub fn start(device: &Device, mut raw: Raw) -> Neighbour {
+        raw.open(1, 10, FREE);
+        let worker = device.give_worker();
+        let begun = worker.begin();
+        Neighbour { raw, _worker: worker, begun }
+    }
+
+    /// A call of it is served.
+    pub fn computes(&mut self) {
+        assert_eq!(self.raw.doorbell(1, Doorbell::Ring), 0x1100);
+        assert!(readable(&self.begun.doorbell, SOON), "a doorbell did not arrive");
+        rustix::io::read(&self.begun.doorbell, &mut [0; 64]).unwrap();
+        assert_eq!(self.raw.state(FREE), session::READY);
     }
 }
