@@ -16,6 +16,10 @@ pub const BYTES: usize = 64;
 /// end: whoever begins refuses another one, so that nothing is ever misread.
 pub const VERSION: u32 = 1;
 
+/// Stands for the user of a process of a VM: its own system tells its users apart. Of a program of the host it is the user whom the
+/// kernel names.
+pub const NO_USER: u32 = u32::MAX;
+
 /// The other end is of another version of Sluice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the other end speaks version {theirs} of Sluice's messages, and this program version {VERSION}")]
@@ -126,7 +130,10 @@ messages! {
     /// From a device to `sluiced`.
     enum FromDevice {
         /// A guest process wants a worker.
-        1 WorkerWanted { /** The device's number of the session. */ session: u32 } fds 0,
+        1 WorkerWanted {
+            /** The device's number of the session. */ session: u32,
+            /** Whose process it is, as [`NO_USER`] says. */ user: u32
+        } fds 0,
         /// The session's worker is reaped.
         2 SessionEnded { /** The device's number of the session. */ session: u32 } fds 0,
     }
@@ -180,7 +187,8 @@ messages! {
             /** The VM. */ vm: u32,
             /** The epoch it was started in; an old one is dropped and counted. */ epoch: u64,
             /** Its process id, as the inventory lists it. */ process: u32,
-            /** Its session, for logs. */ session: u32
+            /** Its session, for logs. */ session: u32,
+            /** Whose process it serves, as [`NO_USER`] says. */ user: u32
         } fds 2,
         /// What an ancestor may have on this unit from now on. Never taken below what is lent: then it holds as soon as it can.
         3 Escrow { /** The project or organisation. */ ancestor: u32, /** Bytes in all. */ bytes: u64 } fds 0,

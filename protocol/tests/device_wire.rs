@@ -451,7 +451,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         FromWorker::Detached { slot: 3 } => [2, 3], fds 0;
     }
     golden! { FromDevice:
-        FromDevice::WorkerWanted { session: 5 } => [1, 5], fds 0;
+        FromDevice::WorkerWanted { session: 5, user: 6 } => [1, 5, 6], fds 0;
         FromDevice::SessionEnded { session: 5 } => [2, 5], fds 0;
     }
     golden! { ToDevice:
@@ -504,7 +504,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
     golden! { ToArbiter:
         ToArbiter::Vm { vm: 1, epoch: 2, limit: 6, guaranteed: 5, headroom: 4, pinned: 3, ancestors: 0 }
             => [1, 1, 2, 6, 5, 4, 3, 0], fds 0;
-        ToArbiter::Worker { vm: 1, epoch: 2, process: 9, session: 3 } => [2, 1, 2, 9, 3], fds 2;
+        ToArbiter::Worker { vm: 1, epoch: 2, process: 9, session: 3, user: 4 } => [2, 1, 2, 9, 3, 4], fds 2;
         ToArbiter::Escrow { ancestor: 1, bytes: 6 } => [3, 1, 6], fds 0;
         ToArbiter::Fence { vm: 1, epoch: 2 } => [4, 1, 2], fds 0;
         ToArbiter::Forget { vm: 1, epoch: 2 } => [5, 1, 2], fds 0;

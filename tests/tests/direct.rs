@@ -1,6 +1,8 @@
 //! The whole path without a VM: real `sluiced`, device and worker processes with their filters on, programs compiled by
 //! the vendor's compiler, the software GPU.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -89,6 +91,23 @@ fn a_fault_stays_in_its_process() -> Result<()> {
     passed(&backend.run(&program("vector_add")?, &[])?)?;
     let status = neighbour.wait(PATIENCE)?.context("the neighbour goes on")?;
     ensure!(status.success(), "{}", neighbour.printed());
+    backend.stop()
+}
+
+// Promise: S20
+#[test]
+fn memory_that_a_program_exports_is_opened_by_programs_of_its_user_only() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP: only root can be two users");
+        return Ok(());
+    }
+    let backend = started(None)?;
+    let socket = backend.socket()?;
+    for (path, mode) in [(socket.parent().context("a folder")?, 0o711), (&*socket, 0o777)] {
+        fs::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    let Finished { status, stdout, stderr, .. } = backend.run(&programs::hostile("other_user")?, &[])?;
+    ensure!(status.success() && stdout == "same user: 0\nother user: 1\n", "{status}\n{stdout}\n{stderr}");
     backend.stop()
 }
 

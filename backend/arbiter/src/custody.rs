@@ -91,6 +91,8 @@ struct Worker {
     vm: VmKey,
     /// As the inventory lists it.
     process: u32,
+    /// Whose process it serves.
+    user: u32,
     /// The guest's own number of its process.
     guest: u32,
     life: Life,
@@ -566,14 +568,15 @@ impl Custody {
         !closed
     }
 
-    /// A worker of a VM. `false` when it is of an old epoch and is not heard.
-    pub fn add_worker(&mut self, id: WorkerId, key: VmKey, process: u32) -> bool {
+    /// A worker of a VM that serves a process of `user`. `false` when it is of an old epoch and is not heard.
+    pub fn add_worker(&mut self, id: WorkerId, key: VmKey, process: u32, user: u32) -> bool {
         if !self.admits(key) {
             return false;
         }
         let worker = Worker {
             vm: key,
             process,
+            user,
             guest: 0,
             life: Life::Alive,
             leases: HashMap::new(),

@@ -460,9 +460,9 @@ impl Server {
                 self.tell(FromArbiter::Upkeep { scrubs: chunks, scrubbed: bytes, took, drift });
                 self.custody.command(message, now);
             }
-            ToArbiter::Worker { vm, epoch, process, session } => {
+            ToArbiter::Worker { vm, epoch, process, session, user } => {
                 if let Ok([socket, pidfd]) = <[OwnedFd; 2]>::try_from(descriptors)
-                    && let Err(error) = self.adopt(VmKey { vm, epoch }, process, socket, pidfd)
+                    && let Err(error) = self.adopt(VmKey { vm, epoch }, (process, user), socket, pidfd)
                 {
                     tracing::error!(vm, session, %error, "a worker cannot be served");
                 }
@@ -517,7 +517,13 @@ impl Server {
     }
 
     /// Serves a worker. On an error nothing of it is left: it enters custody last.
-    fn adopt(&mut self, vm: VmKey, process: u32, socket: OwnedFd, pidfd: OwnedFd) -> Result<(), PageError> {
+    fn adopt(
+        &mut self,
+        vm: VmKey,
+        (process, user): (u32, u32),
+        socket: OwnedFd,
+        pidfd: OwnedFd,
+    ) -> Result<(), PageError> {
         if !self.custody.admits(vm) {
             tracing::warn!(vm = vm.vm, epoch = vm.epoch, "a worker of an old epoch is not served");
             self.closer.close(vec![socket]);
@@ -554,7 +560,7 @@ impl Server {
             }
         };
         // It was asked above, and nothing happened since.
-        let entered = self.custody.add_worker(id, vm, process);
+        let entered = self.custody.add_worker(id, vm, process, user);
         debug_assert!(entered, "the VM is open");
         let (limit, used, open) = self.custody.figures(vm);
         link.page.write(limit, used, open);

@@ -239,6 +239,7 @@ pub(crate) struct Borrower {
     pub(crate) epoch: u64,
     pub(crate) process: u32,
     pub(crate) session: u32,
+    pub(crate) user: u32,
 }
 
 impl Unit {
@@ -403,8 +404,8 @@ impl Unit {
             return Ok(None);
         };
         let (ours, theirs) = socket::pair()?;
-        let Borrower { vm, epoch, process, session } = borrower;
-        let message = ToArbiter::Worker { vm, epoch, process, session }.encode();
+        let Borrower { vm, epoch, process, session, user } = borrower;
+        let message = ToArbiter::Worker { vm, epoch, process, session, user }.encode();
         Ok(outbox.post(message, vec![theirs, pidfd.try_clone()?]).then_some(ours))
     }
 

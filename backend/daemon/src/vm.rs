@@ -579,7 +579,7 @@ impl Vm {
     /// Acts on a message; false when it is none.
     fn heed(self: &Rc<Self>, life: &Rc<Life>, sessions: &mut JoinSet<()>, bytes: &[u8]) -> bool {
         match FromDevice::decode(bytes) {
-            Ok(FromDevice::WorkerWanted { session }) => {
+            Ok(FromDevice::WorkerWanted { session, user }) => {
                 if life.expects(session) {
                     // Asked for again, of a daemon that follows another; it gets one worker.
                     return true;
@@ -599,7 +599,7 @@ impl Vm {
                 sessions.spawn_local(async move {
                     match admitted {
                         Some(serial) => {
-                            vm.session(&life, serial, session).await;
+                            vm.session(&life, serial, (session, user)).await;
                             vm.session_over(&life, serial);
                         }
                         None => vm.refuse(&life, session).await,
@@ -640,7 +640,7 @@ impl Vm {
     }
 
     /// One session: starts its worker, hands it to the device, and sees it end.
-    async fn session(&self, life: &Life, serial: u64, session: u32) {
+    async fn session(&self, life: &Life, serial: u64, (session, user): (u32, u32)) {
         let epoch = self.checkpoint.admitted(self.id());
         let worker = match self.start_worker(session, epoch.is_some()).await {
             Ok(started) => Worker::new(started),
@@ -660,7 +660,7 @@ impl Vm {
             tracing::debug!("VM {}: session {session} has worker {}", self.id(), worker.process);
             self.begun.set(self.begun.get() + 1);
             self.record_session(serial, session, &worker);
-            if let Err(error) = self.hand_over(life, session, epoch, &socket, &worker).await {
+            if let Err(error) = self.hand_over(life, (session, user), epoch, &socket, &worker).await {
                 self.log_limited(&format!("cannot hand over the worker of session {session}: {error}"));
                 kill(worker.pidfd.as_fd());
                 self.refuse(life, session).await;
@@ -723,12 +723,13 @@ impl Vm {
     async fn hand_over(
         &self,
         life: &Life,
-        session: u32,
+        (session, user): (u32, u32),
         epoch: u64,
         socket: &OwnedFd,
         worker: &Worker,
     ) -> Result<(), String> {
-        let custody = self.introduce(session, epoch, worker)?;
+        let borrower = Borrower { vm: self.id(), epoch, process: worker.process, session, user };
+        let custody = self.introduce(borrower, worker)?;
         let setup = WorkerSetup {
             vm: self.id(),
             session,
@@ -751,8 +752,7 @@ impl Vm {
     }
 
     /// Introduces a worker to every arbiter. Returns its custody sockets in the order of devices.
-    fn introduce(&self, session: u32, epoch: u64, worker: &Worker) -> Result<Vec<OwnedFd>, String> {
-        let borrower = Borrower { vm: self.id(), epoch, process: worker.process, session };
+    fn introduce(&self, borrower: Borrower, worker: &Worker) -> Result<Vec<OwnedFd>, String> {
         let introduce = |unit: &Rc<Unit>| match unit.introduce(borrower, worker.pidfd.get_ref()) {
             Ok(Some(custody)) => Ok(custody),
             Ok(None) => Err(format!("unit {} does not lend memory any more", unit.number())),

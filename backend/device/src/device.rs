@@ -21,7 +21,7 @@ use crate::{
 use core::sync::atomic::Ordering;
 use rustix::{fd::OwnedFd, io::Errno};
 use sluice_protocol::{
-    control::FromWorker,
+    control::{self, FromWorker},
     doorbell::{Capset, Doorbell},
     gpu::{self, Command, Header, Purpose, answer},
     limits,
@@ -645,7 +645,8 @@ impl Device {
         }
         self.counters.sessions = self.counters.sessions.wrapping_add(1);
         self.poller.at_most(until);
-        self.link.wanted(number, &self.inbox);
+        let user = self.account.as_ref().map_or(control::NO_USER, |account| account.share().user());
+        self.link.wanted(number, user, &self.inbox);
         Ok(())
     }
 

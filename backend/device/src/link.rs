@@ -121,8 +121,8 @@ impl Inbox {
 /// What a device wants from the link.
 #[derive(Debug)]
 enum Request {
-    /// A worker for a session; the answer goes to the inbox.
-    Wanted(u32, Weak<Inbox>),
+    /// A worker for a session of a user; the answer goes to the inbox.
+    Wanted(u32, u32, Weak<Inbox>),
     /// A session's worker was asked to exit, or killed.
     Ending(u32),
     /// A session's worker is gone.
@@ -214,9 +214,9 @@ impl Link {
         self.sessions.load(Ordering::Relaxed)
     }
 
-    /// Asks for a worker.
-    pub fn wanted(&self, session: u32, inbox: &Arc<Inbox>) {
-        self.push(Request::Wanted(session, Arc::downgrade(inbox)));
+    /// Asks for a worker for a session of a user.
+    pub fn wanted(&self, session: u32, user: u32, inbox: &Arc<Inbox>) {
+        self.push(Request::Wanted(session, user, Arc::downgrade(inbox)));
     }
 
     /// Tells that a worker was asked to exit, or killed.
@@ -262,8 +262,8 @@ impl Link {
 struct Broker<'l> {
     link: &'l Link,
     socket: Option<OwnedFd>,
-    /// Who waits for which session's worker.
-    wanted: HashMap<u32, Weak<Inbox>>,
+    /// Which session's worker is waited for, whose it is, and where.
+    wanted: HashMap<u32, (u32, Weak<Inbox>)>,
     /// Messages the socket had no room for; where they are many no worker is asked for, so bounded by the sessions.
     unsent: VecDeque<FromDevice>,
     /// Workers that are being waited for.
@@ -278,6 +278,7 @@ struct Broker<'l> {
 #[derive(Debug)]
 struct Held {
     session: u32,
+    user: u32,
     inbox: Weak<Inbox>,
     after: After,
     since: Instant,
@@ -366,11 +367,11 @@ impl<'l> Broker<'l> {
 
     fn take(&mut self, request: Request) {
         match request {
-            Request::Wanted(session, inbox) if self.socket.is_some() => {
+            Request::Wanted(session, user, inbox) if self.socket.is_some() => {
                 let after = After::Connections(vring::left());
-                self.held.push_back(Held { session, inbox, after, since: Instant::now() });
+                self.held.push_back(Held { session, user, inbox, after, since: Instant::now() });
             }
-            Request::Wanted(session, inbox) => self.refuse(session, &inbox),
+            Request::Wanted(session, _, inbox) => self.refuse(session, &inbox),
             Request::Ending(session) => {
                 self.ending.insert(session);
             }
@@ -418,8 +419,9 @@ impl<'l> Broker<'l> {
                 });
             }
             if (over || late) && self.unsent.len() < limits::SESSIONS {
-                self.wanted.insert(held.session, held.inbox);
-                self.unsent.push_back(FromDevice::WorkerWanted { session: held.session });
+                let Held { session, user, inbox, .. } = held;
+                self.wanted.insert(session, (user, inbox));
+                self.unsent.push_back(FromDevice::WorkerWanted { session, user });
             } else {
                 self.held.push_back(held);
             }
@@ -476,24 +478,28 @@ impl<'l> Broker<'l> {
                 let mut descriptors = descriptors.into_iter();
                 let (Some(socket), Some(pidfd)) = (descriptors.next(), descriptors.next()) else { return };
                 match self.wanted.remove(&session) {
-                    Some(inbox) => self.deliver(&inbox, Arrival::Worker { session, socket, pidfd }),
+                    Some((_, inbox)) => self.deliver(&inbox, Arrival::Worker { session, socket, pidfd }),
                     None => self.bury(Grave { session, pidfd, _kept: None }),
                 }
             }
             ToDevice::Resume {} => {
                 // The one before may have heard it and been killed before it could answer.
-                self.wanted.retain(|session, inbox| {
+                self.wanted.retain(|session, (_, inbox)| {
                     let stays = inbox.strong_count() > 0;
                     if !stays {
                         self.link.close(*session);
                     }
                     stays
                 });
-                let again = self.wanted.keys().map(|session| FromDevice::WorkerWanted { session: *session });
+                let wanted = |(session, (user, _)): (&u32, &(u32, _))| FromDevice::WorkerWanted {
+                    session: *session,
+                    user: *user,
+                };
+                let again = self.wanted.iter().map(wanted);
                 self.unsent.extend(again);
             }
             ToDevice::NoWorker { session, error } => {
-                if let Some(inbox) = self.wanted.remove(&session) {
+                if let Some((_, inbox)) = self.wanted.remove(&session) {
                     self.deliver(&inbox, Arrival::None { session, error });
                 }
             }
@@ -522,7 +528,9 @@ impl<'l> Broker<'l> {
         self.socket = None;
         self.unsent.clear();
         let held = core::mem::take(&mut self.held).into_iter().map(|held| (held.session, held.inbox));
-        for (session, inbox) in core::mem::take(&mut self.wanted).into_iter().chain(held) {
+        let wanted =
+            core::mem::take(&mut self.wanted).into_iter().map(|(session, (_, inbox))| (session, inbox));
+        for (session, inbox) in wanted.chain(held) {
             self.refuse(session, &inbox);
         }
     }
@@ -545,11 +553,11 @@ mod tests {
         // Somebody connects, asks and goes, again and again, while nobody reads what is asked.
         for session in 0..4 * u32::try_from(limits::SESSIONS).unwrap() {
             let goes = Arc::new(Inbox::new().unwrap());
-            link.wanted(session, &goes);
+            link.wanted(session, 0, &goes);
             broker.round();
         }
         let last = u32::MAX;
-        link.wanted(last, &stays);
+        link.wanted(last, 0, &stays);
         broker.round();
         assert!(broker.unsent.len() <= limits::SESSIONS, "{} messages", broker.unsent.len());
         assert!(broker.held.len() <= 1, "{} sessions wait", broker.held.len());
@@ -562,11 +570,15 @@ mod tests {
                 Ok(Some((bytes, _))) => heard.push(FromDevice::decode(bytes).unwrap()),
                 _ => broker.round(),
             }
-            if heard.last() == Some(&FromDevice::WorkerWanted { session: last }) {
+            if heard.last() == Some(&FromDevice::WorkerWanted { session: last, user: 0 }) {
                 break;
             }
         }
-        assert_eq!(heard.last(), Some(&FromDevice::WorkerWanted { session: last }), "it is forgotten");
+        assert_eq!(
+            heard.last(),
+            Some(&FromDevice::WorkerWanted { session: last, user: 0 }),
+            "it is forgotten"
+        );
     }
 
     // Promise: V23
@@ -581,7 +593,7 @@ mod tests {
         let mut opened = Vec::new();
         while let Some(session) = link.open(None) {
             let inbox = Arc::new(Inbox::new().unwrap());
-            link.wanted(session, &inbox);
+            link.wanted(session, 0, &inbox);
             broker.round();
             opened.push((session, inbox));
         }
@@ -645,7 +657,7 @@ mod tests {
             message.map(|(bytes, _)| FromDevice::decode(bytes).unwrap())
         };
         link.ending(1);
-        link.wanted(2, &inbox);
+        link.wanted(2, 1000, &inbox);
         link.ending(3);
         broker.round();
         // The one that ends later was in the same batch; it has not asked either.
@@ -660,15 +672,15 @@ mod tests {
         assert_eq!(heard(), Some(FromDevice::SessionEnded { session: 1 }));
         assert_eq!(
             heard(),
-            Some(FromDevice::WorkerWanted { session: 2 }),
+            Some(FromDevice::WorkerWanted { session: 2, user: 1000 }),
             "what ends later is not waited for"
         );
-        link.wanted(5, &inbox);
+        link.wanted(5, 1001, &inbox);
         broker.round();
         assert_eq!(heard(), None);
         broker.held.front_mut().unwrap().since = Instant::now().checked_sub(PREDECESSORS).unwrap();
         broker.round();
-        assert_eq!(heard(), Some(FromDevice::WorkerWanted { session: 5 }), "nor for ever");
+        assert_eq!(heard(), Some(FromDevice::WorkerWanted { session: 5, user: 1001 }), "nor for ever");
     }
 
     // Promise: F9
@@ -680,15 +692,15 @@ mod tests {
         std::thread::spawn(move || serve(&served, Some(socket)));
         let inbox = Arc::new(Inbox::new().unwrap());
         for session in 0..3 {
-            link.wanted(2 * session, &inbox);
+            link.wanted(2 * session, 0, &inbox);
             link.push(Request::Panic);
-            link.wanted(2 * session + 1, &inbox);
+            link.wanted(2 * session + 1, 0, &inbox);
         }
         let heard = (0..6).map(|_| {
             let mut buffer = [0; control::BYTES];
             let (bytes, _) = socket::receive(&daemon, &mut buffer).unwrap().unwrap();
             match FromDevice::decode(bytes).unwrap() {
-                FromDevice::WorkerWanted { session } => session,
+                FromDevice::WorkerWanted { session, .. } => session,
                 other => panic!("{other:?}"),
             }
         });

@@ -11,7 +11,7 @@ use crate::{
     vring,
 };
 use rustix::net::sockopt::socket_peercred;
-use sluice_protocol::limits;
+use sluice_protocol::{control, limits};
 use std::{
     os::unix::net::{UnixListener, UnixStream},
     sync::{Arc, Condvar, Mutex, PoisonError},
@@ -116,7 +116,7 @@ pub fn serve(
 
 /// Whose program is at the other end. All that the kernel does not name are one user.
 pub(crate) fn user(stream: &UnixStream, users: &Users) -> Arc<Share> {
-    users.share(socket_peercred(stream).map_or(u32::MAX, |peer| peer.uid.as_raw()))
+    users.share(socket_peercred(stream).map_or(control::NO_USER, |peer| peer.uid.as_raw()))
 }
 
 /// A connection's place among those of its user.

@@ -56,12 +56,25 @@ impl Kind {
 }
 
 /// What one user has.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Share {
+    user: u32,
     have: [AtomicU64; KINDS],
 }
 
 impl Share {
+    /// That of a user that has nothing yet.
+    #[must_use]
+    pub const fn new(user: u32) -> Share {
+        Share { user, have: [const { AtomicU64::new(0) }; KINDS] }
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub const fn user(&self) -> u32 {
+        self.user
+    }
+
     fn counter(&self, kind: Kind) -> &AtomicU64 {
         #[expect(clippy::indexing_slicing, reason = "a number below the length")]
         &self.have[kind as usize]
@@ -152,7 +165,7 @@ impl Users {
         }
         // Those that left are forgotten by the next one that comes.
         users.retain(|_, share| share.strong_count() > 0);
-        let share = Arc::new(Share::default());
+        let share = Arc::new(Share::new(user));
         users.insert(user, Arc::downgrade(&share));
         share
     }
@@ -184,7 +197,7 @@ mod tests {
     // Promise: V32
     #[test]
     fn connections_of_a_user_are_counted_together() {
-        let share = Arc::new(Share::default());
+        let share = Arc::new(Share::new(1000));
         let (mut one, mut two) = (Account::new(Arc::clone(&share)), Account::new(Arc::clone(&share)));
         one.settle(Kind::Resources, Kind::Resources.limit() - 1);
         assert!(!share.is_full(Kind::Resources));

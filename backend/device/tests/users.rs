@@ -13,7 +13,9 @@ use common::{
     readable,
 };
 use rustix::fs::SealFlags;
-use sluice_protocol::{doorbell::Doorbell, gpu::command::*, limits, session, shared::Shared};
+use sluice_protocol::{
+    control::FromDevice, doorbell::Doorbell, gpu::command::*, limits, session, shared::Shared,
+};
 use std::{
     io::Read,
     os::unix::{fs::PermissionsExt, net::UnixStream},
@@ -163,4 +165,22 @@ fn a_user_with_all_resources_it_may_have_keeps_none_from_another() {
     let [first, mut second] = greedy;
     drop(first);
     eventually("room", || second.ask(&create(1_000_000)) == OK);
+}
+
+// Promise: S20
+#[test]
+fn a_session_is_asked_for_with_its_user() {
+    let Some(device) = start() else { return };
+    for user in [GREEDY, OTHER] {
+        let mut raw = program(&device, user);
+        assert_eq!(raw.context(1), OK);
+        raw.open(1, 10, FREE);
+        let asked = loop {
+            match device.hear() {
+                FromDevice::WorkerWanted { user, .. } => break user,
+                FromDevice::SessionEnded { .. } => {}
+            }
+        };
+        assert_eq!(asked, user);
+    }
 }

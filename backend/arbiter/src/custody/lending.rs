@@ -352,8 +352,9 @@ impl Custody {
     pub(super) fn open(&mut self, id: WorkerId, serial: u64, share: u128) {
         let Some(worker) = self.workers.get(&id) else { return };
         let vm = worker.vm;
-        let known = self.shares.get(&share).filter(|share| share.vm == vm);
-        // A stranger's number and one that never was are answered alike.
+        let of_user = |owner| self.workers.get(owner).is_some_and(|owner| owner.user == worker.user);
+        let known = self.shares.get(&share).filter(|share| share.vm == vm && of_user(&share.owner));
+        // A number of another VM's or user's, and one that never was, are answered alike.
         let Some(known) = known.cloned() else { return self.refuse(id, serial, code::INVALID_VALUE) };
         if self.ledger.account(vm).is_none_or(|account| account.closed) {
             return self.refuse(id, serial, code::DEVICE_UNAVAILABLE);

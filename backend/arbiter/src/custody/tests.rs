@@ -385,7 +385,7 @@ impl World {
                 let id = WorkerId(self.next_worker);
                 self.next_worker += 1;
                 let vm = VmKey { vm, epoch };
-                if self.custody.add_worker(id, vm, 1) {
+                if self.custody.add_worker(id, vm, 1, 0) {
                     let worker = RealWorker {
                         vm,
                         leases: BTreeMap::new(),
@@ -712,7 +712,7 @@ fn a_decision_takes_microseconds() {
         let more = (0, 0, 0, 0);
         let (guaranteed, headroom, pinned, ancestors) = more;
         custody.command(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors }, 0);
-        custody.add_worker(WorkerId(u64::from(vm)), VmKey { vm, epoch: 1 }, vm);
+        custody.add_worker(WorkerId(u64::from(vm)), VmKey { vm, epoch: 1 }, vm, 0);
     }
     assert_eq!(custody.touched().len(), 64);
     let mut times = Vec::with_capacity(count);
@@ -735,7 +735,7 @@ fn a_decision_takes_microseconds() {
     let (guaranteed, headroom, pinned, ancestors) = (0, 0, 0, 0);
     custody.command(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors }, 0);
     for number in 0..limits::SESSIONS as u64 {
-        custody.add_worker(WorkerId(100 + number), VmKey { vm, epoch }, 100);
+        custody.add_worker(WorkerId(100 + number), VmKey { vm, epoch }, 100, 0);
     }
     while custody.effect().is_some() {}
     let refusals = 5_000;

@@ -9,7 +9,8 @@ use rustix::{
     process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, prlimit},
 };
 use sluice_protocol::control::{
-    ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, FromInventory, ToArbiter, ToInventory, Verify, codec,
+    ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, FromInventory, NO_USER, ToArbiter, ToInventory, Verify,
+    codec,
 };
 use sluice_protocol::inventory::{Visible, WHOLE};
 use sluice_shared_memory::socket;
@@ -311,11 +312,15 @@ impl Host {
     }
 
     pub(crate) fn worker_of(&self, vm: u32, epoch: u64) -> Worker {
+        self.worker_of_user(vm, epoch, NO_USER)
+    }
+
+    pub(crate) fn worker_of_user(&self, vm: u32, epoch: u64, user: u32) -> Worker {
         let (custody, theirs) = socket::pair().unwrap();
         let worker = Worker::start(&self.driver, &self.environment, theirs, Arc::clone(&self.listed));
         let pid = Pid::from_raw(i32::try_from(worker.process()).unwrap()).unwrap();
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        let message = ToArbiter::Worker { vm, epoch, process: worker.process(), session: 1 };
+        let message = ToArbiter::Worker { vm, epoch, process: worker.process(), session: 1, user };
         self.send(message, &[custody.as_fd(), pidfd.as_fd()]);
         worker
     }

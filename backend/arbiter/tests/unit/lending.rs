@@ -132,6 +132,23 @@ fn a_process_of_the_vm_that_guesses_numbers_opens_no_share() {
     host.assert_sound();
 }
 
+// Promise: S20
+#[test]
+fn a_share_of_one_user_is_opened_by_no_other() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    let (owner, same, other) =
+        (host.worker_of_user(1, 1, 1000), host.worker_of_user(1, 1, 1000), host.worker_of_user(1, 1, 1001));
+    for worker in [&owner, &same, &other] {
+        assert_eq!(worker.ask("begin"), "0 0");
+    }
+    let lease = owner.take(2 * MIB).unwrap();
+    let share = owner.share(0, lease).unwrap();
+    assert_eq!(other.ask(&format!("open {share}")), "1 0", "as one that never was");
+    assert_eq!(same.ask(&format!("open {share}")), "0 1");
+    host.assert_sound();
+}
+
 // Promise: S21
 #[test]
 fn a_lease_shared_twice_in_one_share_is_refused() {

@@ -474,7 +474,12 @@ fn device(arguments: &[String]) -> Result<()> {
                 match (verb, number) {
                     ("open", Some(session)) => {
                         askers.insert(session, front);
-                        if socket::send(&daemon, &FromDevice::WorkerWanted { session }.encode(), &[]).is_err()
+                        if socket::send(
+                            &daemon,
+                            &FromDevice::WorkerWanted { session, user: control::NO_USER }.encode(),
+                            &[],
+                        )
+                        .is_err()
                         {
                             let mut asker = askers.remove(&session).context("just inserted")?;
                             writeln!(asker, "refused {session} no daemon")?;
@@ -521,7 +526,11 @@ fn device(arguments: &[String]) -> Result<()> {
                 }
                 ToDevice::Resume {} => {
                     for session in askers.keys() {
-                        socket::send(&daemon, &FromDevice::WorkerWanted { session: *session }.encode(), &[])?;
+                        socket::send(
+                            &daemon,
+                            &FromDevice::WorkerWanted { session: *session, user: control::NO_USER }.encode(),
+                            &[],
+                        )?;
                     }
                 }
                 ToDevice::NoWorker { session, error } => {

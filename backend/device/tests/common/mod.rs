@@ -125,7 +125,7 @@ impl Device {
     pub fn wanted(&self) -> u32 {
         loop {
             match self.hear() {
-                FromDevice::WorkerWanted { session } => return session,
+                FromDevice::WorkerWanted { session, .. } => return session,
                 FromDevice::SessionEnded { .. } => {}
             }
         }

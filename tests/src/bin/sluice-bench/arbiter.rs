@@ -48,7 +48,7 @@ pub(crate) fn decisions() -> Result<Row> {
             ancestors: nothing,
         };
         custody.command(terms, 0);
-        custody.add_worker(WorkerId(u64::from(vm)), VmKey { vm, epoch }, vm);
+        custody.add_worker(WorkerId(u64::from(vm)), VmKey { vm, epoch }, vm, 0);
     }
     let mut own = Samples::default();
     for number in 0..CHUNKS as u64 {
