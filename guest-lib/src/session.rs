@@ -193,11 +193,15 @@ impl Session {
         self.shared.alive()
     }
 
-    /// Whether the worker is there and no earlier work has failed in a way that ends all work.
+    /// Whether the worker is there and no earlier work has failed in a way that ends all work. What kernels said of the failure is
+    /// out before the program is told of it.
     pub(crate) fn healthy(&self) -> Result {
         match self.words().load_u32(layout::STICKY, Ordering::Acquire) {
             0 => self.alive(),
-            code => Err(Error(code)),
+            code => {
+                self.pass_on_text();
+                Err(Error(code))
+            }
         }
     }
 

@@ -25,6 +25,8 @@ static int fail()
     CHECK(cudaMemcpy(numbers, host, sizeof host, cudaMemcpyHostToDevice));
     positive<<<1, dim3(4, 2)>>>(numbers);
     printf("launch %d\n", (int)cudaGetLastError());
+    // The kernel has ended before it is waited for.
+    while (cudaStreamQuery(nullptr) == cudaErrorNotReady) usleep(1000);
     printf("wait %d\n", (int)cudaDeviceSynchronize());
     printf("wait again %d\n", (int)cudaDeviceSynchronize());
     printf("free %d\n", (int)cudaFree(numbers));
