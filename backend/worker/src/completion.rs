@@ -9,7 +9,7 @@ use crate::{
     arenas::Attached,
     event_clock::{Becomes, EventClock},
     helper::{Helper, MemoryJob},
-    lanes::{ContextRef, Lane, Lanes},
+    lanes::{ContextRef, Lane, Lanes, Marker},
     session::Session,
     time::{Passed, Time, now},
 };
@@ -17,7 +17,7 @@ use core::{
     sync::atomic::{AtomicBool, Ordering, fence},
     time::Duration,
 };
-use sluice_driver::{Driver, Handle};
+use sluice_driver::Driver;
 use sluice_scheduler::Nanos;
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -160,8 +160,11 @@ impl Completion {
         let mut done = 0;
         while done < lane.pending() {
             let marker = lane.peek(done);
-            let state =
-                current.set(&self.driver, marker.context).and_then(|()| self.driver.event_done(marker.event));
+            let state = if marker.has_event() {
+                current.set(&self.driver, marker.context).and_then(|()| self.driver.event_done(marker.event))
+            } else {
+                Ok(true)
+            };
             match state {
                 Ok(true) => done += 1,
                 Ok(false) => break,
@@ -169,7 +172,7 @@ impl Completion {
                     // Whatever is queued behind the failure must not appear done, on any stream.
                     // The driver hands out what was printed before the failure, and what an assertion says, when it is
                     // waited for; what has failed is not waited for long.
-                    self.publish_text(marker.event);
+                    self.publish_text(marker);
                     self.session.set_sticky(failed);
                     // Its context runs nothing any more, and says nothing of what it ran.
                     self.time.abandon(marker.ticket);
@@ -185,7 +188,7 @@ impl Completion {
             let passed = self.retire(lane, done, current, clock);
             if publishes {
                 lane.settle(last.sequence, |to, rows| self.attached.deliver(to, rows));
-                self.publish_text(last.event);
+                self.publish_text(last);
                 self.free_due(slot, last.sequence);
                 self.session.set_completed(slot, last.sequence);
             }
@@ -222,7 +225,7 @@ impl Completion {
             let marker = lane.peek(0);
             // When the last one was reached is when all of them were; when a wait was over is when what it held began.
             let counts = marker.ticket.is_work() || !passed.is_empty();
-            if (left == 0 && counts) || marker.ticket.is_wait() {
+            if marker.has_event() && ((left == 0 && counts) || marker.ticket.is_wait()) {
                 let elapsed = |from, to| self.driver.event_elapsed(from, to).ok();
                 at = match current.set(&self.driver, marker.context) {
                     Ok(()) => clock.reached(&marker, seen, elapsed),
@@ -239,7 +242,8 @@ impl Completion {
                 }
                 passed.add(marker.ticket);
             }
-            let becomes = if left == 0 { clock.adopt(&marker, at, seen) } else { Becomes::Free };
+            let last = left == 0 && marker.has_event();
+            let becomes = if last { clock.adopt(&marker, at, seen) } else { Becomes::Free };
             match becomes {
                 Becomes::Free => lane.retire(),
                 Becomes::Anchor(before) => {
@@ -257,12 +261,14 @@ impl Completion {
     }
 
     /// Offers what kernels have printed, before their work is published as complete or failed.
-    fn publish_text(&self, event: Handle) {
+    fn publish_text(&self, marker: Marker) {
         if !self.session.console().is_open() {
             return;
         }
         // A driver prints when it is waited for, and not when it is only asked. The event is reached, or never will be.
-        if let Err(failed) = self.driver.event_synchronize(event) {
+        if marker.has_event()
+            && let Err(failed) = self.driver.event_synchronize(marker.event)
+        {
             tracing::debug!(code = failed, "an event that was reached cannot be waited for");
         }
         self.session.offer_text(self.session.console().settle());

@@ -232,6 +232,10 @@ impl Dispatcher {
         let completion = &self.shared.completion;
         let Some(submitter) = &mut self.submitter else { return true };
         submitter.mark(&mut self.current);
+        if submitter.is_stuck() {
+            self.shared.gate.lend(&mut self.submitter);
+            return true;
+        }
         if !completion.is_pending() {
             return false;
         }
@@ -453,9 +457,14 @@ impl Dispatcher {
         self.regain();
         let Dispatcher { shared, current, submitter, .. } = self;
         let Shared { driver, session, helper, gate, .. } = shared;
+        if let (Some(submitter), Item::StreamDestroy(..)) = (&mut *submitter, &item) {
+            submitter.mark(current);
+        }
         match submitter {
-            Some(submitter) => perform(item, submitter, current, driver, session, helper),
-            None => gate.queue(submitter, item),
+            Some(submitter) if !submitter.is_stuck() => {
+                perform(item, submitter, current, driver, session, helper);
+            }
+            _ => gate.queue(submitter, item),
         }
     }
 

@@ -25,10 +25,18 @@ pub(crate) struct ContextRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Marker {
     pub(crate) sequence: u64,
+    /// 0, which is no event, where the work was waited for already because no event could be recorded.
     pub(crate) event: Handle,
     pub(crate) context: ContextRef,
     /// What ends with it.
     pub(crate) ticket: Ticket,
+}
+
+impl Marker {
+    /// Whether an event tells when it is reached; else it is reached from the start.
+    pub(crate) const fn has_event(&self) -> bool {
+        self.event != 0
+    }
 }
 
 /// One marker for each credit, and some that stand before work that waits for another stream.
@@ -141,10 +149,13 @@ impl Lane {
         self.pending.peek(ahead)
     }
 
-    /// Takes the oldest marker off and gives its event back. Consumer only.
+    /// Takes the oldest marker off and gives its event back, if it has one. Consumer only.
     pub(crate) fn retire(&self) {
         let marker = self.pending.peek(0);
         self.drop_oldest();
+        if !marker.has_event() {
+            return;
+        }
         let returned = self.returned.push(marker);
         debug_assert!(returned, "no more events exist than fit");
     }

@@ -74,10 +74,10 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// The submitter, if nothing waits for it and the feeder does not hold it.
+    /// The submitter, if nothing waits for it and the feeder does not hold it or has to.
     fn hand_back(&mut self) -> Option<Box<Submitter>> {
         let done = self.items.is_empty() && !self.feeding;
-        if done { self.submitter.take() } else { None }
+        if done { self.submitter.take_if(|submitter| !submitter.is_stuck()) } else { None }
     }
 }
 
@@ -126,6 +126,13 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Lends the submitter to the feeder, which may wait for what has no marker.
+    #[cold]
+    pub(crate) fn lend(&self, submitter: &mut Option<Box<Submitter>>) {
+        self.lock().submitter = submitter.take();
+        self.changed.notify_all();
+    }
+
     /// The submitter, if the feeder is done with it.
     #[cold]
     pub(crate) fn take_back(&self) -> Option<Box<Submitter>> {
@@ -149,6 +156,15 @@ impl Gate {
         let (mut current, mut patience) = (Current::default(), Patience::default());
         let mut waiting = self.lock();
         loop {
+            if let Some(mut submitter) = waiting.submitter.take_if(|submitter| submitter.is_stuck()) {
+                waiting.feeding = true;
+                drop(waiting);
+                submitter.settle(&mut current);
+                waiting = self.lock();
+                waiting.feeding = false;
+                waiting.submitter = Some(submitter);
+                self.changed.notify_all();
+            }
             if waiting.items.is_empty() || waiting.submitter.is_none() {
                 waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -257,6 +273,7 @@ pub(crate) fn perform(
         }
         Item::StreamDestroy(to, stream) => {
             submitter.mark(current);
+            submitter.settle(current);
             session.conclude(to, driver.stream_destroy(stream));
         }
         Item::EventDestroy(to, event) => session.conclude(to, driver.event_destroy(event)),

@@ -158,7 +158,7 @@ impl Session {
 
     /// A post has failed. What breaks a context ends all work of the session; anything else is reported once by the guest.
     #[cold]
-    fn post_failed(&self, context: u32, failed: Code) {
+    pub(crate) fn post_failed(&self, context: u32, failed: Code) {
         if status::is_sticky(failed) {
             return self.set_sticky(failed);
         }

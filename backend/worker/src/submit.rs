@@ -15,6 +15,7 @@ use crate::{
     session::{ReplyTo, Session},
     time::{Permit, Ticket, Time, now},
 };
+use sluice_cuda_abi::status;
 use sluice_driver::{Code, Device, Driver, Handle, Host, Launch, LaunchAttribute, Rows, code};
 use sluice_scheduler::estimate::Kind;
 use std::sync::Arc;
@@ -210,6 +211,14 @@ impl Unmarked {
     }
 }
 
+/// Work whose marker could not be placed. It is waited for instead, by a thread that may wait.
+#[derive(Clone, Copy, Debug)]
+struct Stuck {
+    target: Target,
+    sequence: u64,
+    ticket: Ticket,
+}
+
 /// Submits to the driver; used by one thread at a time.
 #[derive(Debug)]
 pub(crate) struct Submitter {
@@ -224,6 +233,10 @@ pub(crate) struct Submitter {
     target: Option<Target>,
     /// What ends with it.
     ticket: Ticket,
+    /// Index of the guest's context that it is of.
+    owner: u32,
+    /// While there is any, no work is admitted: see [`Submitter::settle`].
+    stuck: Vec<Stuck>,
     /// Streams that may be held, and that others may wait for without being told.
     held: Vec<Target>,
     /// Markers the completion thread was not told of.
@@ -249,6 +262,8 @@ impl Submitter {
             unmarked: Unmarked::default(),
             target: None,
             ticket: Ticket::default(),
+            owner: 0,
+            stuck: Vec::new(),
             held: Vec::new(),
             untold: 0,
         }
@@ -258,6 +273,9 @@ impl Submitter {
     /// two where nobody else wants the device; so whoever is held back has something ahead of it. What stands behind a wait is
     /// not under way and does not fill the window.
     pub(crate) fn admits(&self, work: &Work) -> bool {
+        if self.is_stuck() {
+            return false;
+        }
         if !work.operation.is_work() {
             return true;
         }
@@ -305,6 +323,11 @@ impl Submitter {
             self.lanes.lane(target.slot).owe(work.sequence, to.address(), rows);
         }
         self.target = Some(target);
+        self.owner = work.reply.context;
+        // What is waited for instead of a marker is all that the stream has by then.
+        for stuck in self.stuck.iter_mut().filter(|stuck| stuck.target.slot == target.slot) {
+            stuck.sequence = work.sequence;
+        }
         if self.unmarked.after(target.slot, work.sequence) {
             self.mark(current);
         }
@@ -358,14 +381,38 @@ impl Submitter {
         // Of everything before it in its stream: what comes before the first sequence is nothing.
         match self.place(current, target, work.sequence.wrapping_sub(1), Ticket::wait(target.device)) {
             Ok(()) => self.hold(target),
-            Err(failed) => self.fail(failed, Ticket::wait(target.device)),
+            Err(failed) if status::is_sticky(failed) => self.fail(failed, Ticket::wait(target.device)),
+            // The wait counts as work, then.
+            Err(failed) => tracing::debug!(code = failed, "a wait is not marked"),
         }
     }
 
-    /// Without a marker the work would never appear done, and with a later one others could be held back.
+    /// Behind a failure nothing appears done any more.
     fn fail(&self, failed: Code, ticket: Ticket) {
         self.session.set_sticky(failed);
         self.time.abandon(ticket);
+    }
+
+    /// Whether work is under way without a marker that would show its end.
+    pub(crate) const fn is_stuck(&self) -> bool {
+        !self.stuck.is_empty()
+    }
+
+    /// Waits for work whose markers could not be placed, so that it appears done. For a thread that may wait.
+    #[cold]
+    pub(crate) fn settle(&mut self, current: &mut Current) {
+        for Stuck { target, sequence, ticket } in core::mem::take(&mut self.stuck) {
+            let ended = current
+                .set(&self.driver, target.context)
+                .and_then(|()| self.driver.stream_synchronize(target.stream));
+            let marker = Marker { sequence, event: 0, context: target.context, ticket };
+            match ended {
+                Ok(()) if self.lanes.push(target.slot, marker) => self.untold += 1,
+                Ok(()) => self.fail(code::UNKNOWN, ticket),
+                Err(failed) => self.fail(failed, ticket),
+            }
+        }
+        self.tell();
     }
 
     /// Counts what the VM's figures show.
@@ -415,8 +462,13 @@ impl Submitter {
         let unmarked = core::mem::take(&mut self.unmarked);
         let Some(target) = self.target.take() else { return };
         let ticket = core::mem::take(&mut self.ticket);
-        if let Err(failed) = self.place(current, target, unmarked.sequence, ticket) {
-            self.fail(failed, ticket);
+        match self.place(current, target, unmarked.sequence, ticket) {
+            Ok(()) => {}
+            Err(failed) if status::is_sticky(failed) => self.fail(failed, ticket),
+            Err(failed) => {
+                self.session.post_failed(self.owner, failed);
+                self.stuck.push(Stuck { target, sequence: unmarked.sequence, ticket });
+            }
         }
         self.untold += 1;
         if self.untold >= UNTOLD {

@@ -6,6 +6,7 @@
 //!
 //! - a name that ends in `_pN` has N parameters of 8 bytes, any other has none;
 //! - `hold_p1` holds its stream back until the 32-bit word that its parameter points to is not 0;
+//! - `unmarked_p1` does so, too, and there is no room for the event that is recorded next;
 //! - `fault` makes its stream fail with `CUDA_ERROR_ILLEGAL_ADDRESS`;
 //! - the launch of `refuse_N` is answered with the code N;
 //! - a name that begins with `slow` takes a while to be found;
@@ -25,7 +26,7 @@ mod memory;
 
 use core::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use life::{Life, current, make_current};
@@ -69,6 +70,8 @@ impl Held {
 
 static LEGACY: Held = Held(AtomicU64::new(0), Life::without_context());
 static NEXT: AtomicU64 = AtomicU64::new(1);
+/// There is no room for the event that is recorded next.
+static FULL: AtomicBool = AtomicBool::new(false);
 
 struct Function {
     parameters: usize,
@@ -80,6 +83,7 @@ struct Function {
 enum Kind {
     Nothing,
     Hold,
+    Unmarked,
     Fault,
     Refuse(Status),
 }
@@ -443,6 +447,7 @@ fn find(into: *mut Handle, owner: &'static Life, name: *const c_char) -> Status 
         suffix.and_then(|suffix| core::str::from_utf8(suffix.strip_prefix(b"p")?).ok()?.parse().ok());
     let kind = match name {
         b"hold_p1" => Kind::Hold,
+        b"unmarked_p1" => Kind::Unmarked,
         b"fault" => Kind::Fault,
         _ => {
             let code =
@@ -507,7 +512,7 @@ fn run(handle: Handle, stream: Handle, extra: *mut *mut c_void) -> Status {
         Kind::Refuse(code) => return code,
         Kind::Nothing => {}
         Kind::Fault => stream.0.store(FAULT, Ordering::Release),
-        Kind::Hold => {
+        Kind::Hold | Kind::Unmarked => {
             if extra.is_null() {
                 return INVALID_VALUE;
             }
@@ -516,6 +521,7 @@ fn run(handle: Handle, stream: Handle, extra: *mut *mut c_void) -> Status {
             // SAFETY: the buffer holds the function's one parameter.
             let word = unsafe { buffer.cast::<u64>().read_unaligned() };
             stream.0.store(word, Ordering::Release);
+            FULL.store(matches!(function.kind, Kind::Unmarked), Ordering::Release);
         }
     }
     SUCCESS
@@ -650,6 +656,9 @@ export! {
     cuEventRecord(event: Handle, stream: Handle) {
         let (stream, event) = (held(stream), held(event));
         let _call = (stream.1.call("cuEventRecord"), event.1.call("cuEventRecord"));
+        if FULL.swap(false, Ordering::AcqRel) {
+            return OUT_OF_MEMORY;
+        }
         event.copy(stream);
         SUCCESS
     }

@@ -93,6 +93,33 @@ fn only_what_breaks_a_context_is_sticky() {
 
 // Promise: C7
 #[test]
+fn work_whose_marker_cannot_be_placed_completes_and_the_failure_is_reported_once() {
+    let (mut guest, arena) = ready();
+    let (work, unmarked) = (function(&mut guest, 0, "work"), function(&mut guest, 1, "unmarked_p1"));
+    stream(&mut guest, 0, 1);
+    let word = (ARENA + 4096).to_le_bytes();
+    let held = launch(&mut guest, 1, unmarked, &word);
+    eventually("the late error", || guest.late_error(0) == (1, 2));
+    // Work of another stream stands behind the wait for the first; a call that needs no work does not.
+    let behind = launch(&mut guest, 0, work, &[]);
+    assert_eq!(guest.call(wire::console_read::CALL, wire::console_read::put).0, 0);
+    assert_eq!((guest.completed(1), guest.completed(0)), (held - 1, behind - 1), "it does not appear done");
+    arena.words().store_u32(4096, 1, Ordering::Release);
+    guest.wait(1, held);
+    guest.wait(0, behind);
+    assert_eq!(guest.late_error(0), (1, 2), "reported once");
+
+    // A stream that is destroyed with such work takes nothing with it.
+    let last = launch(&mut guest, 1, unmarked, &word);
+    guest.post(wire::stream_destroy::CALL, |w| wire::stream_destroy::put(w, Id::new(0, 1)));
+    guest.wait(1, last);
+    let after = launch(&mut guest, 0, work, &[]);
+    guest.wait(0, after);
+    assert_eq!((guest.sticky(), guest.late_error(0)), (0, (2, 2)));
+}
+
+// Promise: C7
+#[test]
 fn a_stream_for_which_there_is_no_room_is_refused_and_its_id_is_free() {
     let mut guest = Guest::start();
     guest.begin();
