@@ -23,7 +23,7 @@ pub use tasks::{Order, Outcome, Reason, Task, mix};
 use crate::{
     chunks::{Chunks, State},
     ids::{ChunkId, Class, VmKey, WorkerId},
-    ledger::{Broken, Ledger, Terms},
+    ledger::{Account, Broken, Ledger, Terms},
 };
 use growth::Growth;
 use lending::{Share, Waiter};
@@ -38,12 +38,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 /// Milliseconds since the arbiter began.
 pub type Millis = u64;
 
-/// What is to be done outside, in this order.
+/// Something to be done outside, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Export a chunk and send it to a worker.
     Lend {
-        /// To whom.
+        /// The worker that asked.
         worker: WorkerId,
         /// The request.
         serial: u64,
@@ -58,14 +58,14 @@ pub enum Effect {
     },
     /// Send an answer without a descriptor.
     Answer {
-        /// To whom.
+        /// The worker.
         worker: WorkerId,
-        /// What.
+        /// The answer.
         answer: Answer,
     },
     /// End a worker by its pidfd.
     Kill {
-        /// Whom.
+        /// The worker.
         worker: WorkerId,
     },
     /// Tell `sluiced`.
@@ -97,14 +97,14 @@ struct Worker {
     guest: u32,
     life: Life,
     /// Its leases and their chunks.
-    leases: HashMap<u64, ChunkId>,
+    leases: BTreeMap<u64, ChunkId>,
     /// Bytes of its leases.
     lent: u64,
-    /// What it calls idle.
+    /// Bytes that it calls idle.
     idle: u64,
     pinned: u64,
     /// Every chunk it ever got a descriptor of.
-    imported: HashSet<ChunkId>,
+    imported: BTreeSet<ChunkId>,
     shares: BTreeSet<u128>,
     /// Leases in these.
     shared: usize,
@@ -122,12 +122,14 @@ struct Worker {
     grew: Millis,
     /// Bytes its driver has, as the inventory says.
     booked: Booked,
-    /// What its VM is charged for its driver.
+    /// Bytes that its VM is charged for its driver.
     charged: u64,
+    /// The part of its VM's [`Account::granted`] that is its own.
+    counted: u64,
     rise: rise::Rise,
 }
 
-/// What the inventory says of a worker's bytes.
+/// The inventory's figure of a worker's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Booked {
     /// It does not list the worker yet, or no longer.
@@ -143,7 +145,7 @@ impl Worker {
         self.idle.min(self.lent)
     }
 
-    /// What its VM is to be charged for its driver: what was granted or more, if it is known to have more.
+    /// Bytes that its VM is to be charged for its driver: the grants, or more if it is known to have more.
     fn charge(&self) -> u64 {
         self.charge_with(0)
     }
@@ -154,12 +156,12 @@ impl Worker {
         bytes.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX)
     }
 
-    /// What growth costs beyond what the worker has given back and is still charged for.
+    /// The cost of growth beyond the bytes that the worker has given back and is still charged for.
     const fn net(&self, bytes: u64) -> u64 {
         bytes.saturating_sub(self.returned)
     }
 
-    /// What its driver is known to have taken at least.
+    /// Bytes that its driver is known to have taken at least.
     fn taken(&self) -> u64 {
         match self.booked {
             Booked::Unlisted => 0,
@@ -167,7 +169,7 @@ impl Worker {
         }
     }
 
-    /// What the inventory books to it, no estimate.
+    /// Bytes that the inventory books to it, no estimate.
     fn booked_bytes(&self) -> u64 {
         if let Booked::Bytes(bytes) = self.booked { bytes } else { 0 }
     }
@@ -193,7 +195,7 @@ pub struct Settings {
     pub unit: u32,
     /// Bytes of the driver's left free beside what it takes.
     pub reserve: u64,
-    /// What growth takes.
+    /// The cost of growth.
     pub estimates: Estimates,
 }
 
@@ -206,7 +208,9 @@ pub struct Custody {
     workers: HashMap<WorkerId, Worker>,
     /// Workers of each VM in order of their arrival.
     members: BTreeMap<VmKey, Vec<WorkerId>>,
-    /// What workers share, by number.
+    /// Those that are not alive, of these.
+    ending: BTreeSet<(VmKey, WorkerId)>,
+    /// Chunks that workers share, by number.
     shares: HashMap<u128, Share>,
     waiters: VecDeque<Waiter>,
     growth: Growth,
@@ -217,7 +221,7 @@ pub struct Custody {
     suspect_bytes: u64,
     /// VMs that are forgotten as soon as nothing of them is left.
     leaving: BTreeSet<VmKey>,
-    /// What the driver does now.
+    /// The driver's present task.
     busy: Option<tasks::Busy>,
     /// The largest size that somebody was refused although the unit had the bytes.
     wanted: Option<Class>,
@@ -235,7 +239,7 @@ pub struct Custody {
     effects: VecDeque<Effect>,
     /// Messages of old epochs.
     stale: u64,
-    /// When it is looked next whose memory only grows.
+    /// When memory that only grows is looked for next.
     look_at: Millis,
 }
 
@@ -249,6 +253,7 @@ impl Custody {
             chunks: Chunks::default(),
             workers: HashMap::new(),
             members: BTreeMap::new(),
+            ending: BTreeSet::new(),
             shares: HashMap::new(),
             waiters: VecDeque::new(),
             growth: Growth::new(free),
@@ -281,7 +286,7 @@ impl Custody {
         self.ledger.accounts().filter(|(_, account)| !account.closed).map(|(key, _)| key)
     }
 
-    /// What is to be done next outside.
+    /// The next thing to be done outside.
     pub fn effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
@@ -291,7 +296,7 @@ impl Custody {
         core::mem::take(&mut self.touched)
     }
 
-    /// What stands in the custody pages of a VM: its quota, the bytes of it in use, the driver's share included, and whether
+    /// The figures in the custody pages of a VM: its quota, the bytes of it in use, the driver's share included, and whether
     /// its drivers may use their margins.
     #[must_use]
     pub fn figures(&self, key: VmKey) -> (u64, u64, bool) {
@@ -300,7 +305,7 @@ impl Custody {
         (self.ledger.limit(key), used, self.growth.is_open(key))
     }
 
-    /// What a VM without a limit has, and what the unit has in all.
+    /// Fixes the quota of a VM without a limit, and the bytes that the unit has in all.
     pub fn set_nominal(&mut self) {
         let (capacity, _) = self.ledger.totals();
         self.ledger.set_nominal(capacity);
@@ -495,7 +500,7 @@ impl Custody {
 
     /// Bytes that a VM gave back and that are not clean for everybody yet.
     fn dirty_of(&self, key: VmKey) -> u64 {
-        // What is spoiled is charged for instead.
+        // Spoiled chunks are charged for instead.
         let of = |chunk: &&crate::chunks::Chunk| {
             chunk.vm == Some(key) && chunk.state != State::Lent && !chunk.spoiled
         };
@@ -555,7 +560,7 @@ impl Custody {
         FromArbiter::Unit { total: total + suspect, lent, clean, dirty, headroom, suspect }
     }
 
-    /// What the driver takes for a VM, as charged.
+    /// The driver's share of a VM, as charged.
     #[must_use]
     pub fn driver_share(&self, key: VmKey) -> u64 {
         self.ledger.account(key).map_or(0, |account| account.driver)
@@ -579,11 +584,11 @@ impl Custody {
             user,
             guest: 0,
             life: Life::Alive,
-            leases: HashMap::new(),
+            leases: BTreeMap::new(),
             lent: 0,
             idle: 0,
             pinned: 0,
-            imported: HashSet::new(),
+            imported: BTreeSet::new(),
             shares: BTreeSet::new(),
             shared: 0,
             waiting: 0,
@@ -594,6 +599,7 @@ impl Custody {
             grew: 0,
             booked: Booked::Unlisted,
             charged: 0,
+            counted: 0,
             rise: rise::Rise::default(),
         };
         self.workers.insert(id, worker);
@@ -615,7 +621,7 @@ impl Custody {
         self.next_share = Some(number);
     }
 
-    /// What a worker asks for.
+    /// A request of a worker.
     pub fn request(&mut self, id: WorkerId, request: Request, now: Millis) {
         let Some(worker) = self.workers.get_mut(&id).filter(|worker| worker.life == Life::Alive) else {
             return;
@@ -702,6 +708,7 @@ impl Custody {
         let worker = self.workers.get_mut(&id).filter(|worker| worker.life == Life::Alive)?;
         worker.life = Life::Ending;
         let (key, process) = (worker.vm, worker.process);
+        self.ending.insert((key, id));
         self.effects.push_back(Effect::Kill { worker: id });
         self.stirred = true;
         Some((key.vm, process))
@@ -709,11 +716,7 @@ impl Custody {
 
     /// A worker closed its socket. Without it there is nothing that it may do any more.
     pub fn worker_left(&mut self, id: WorkerId) {
-        if let Some(worker) = self.workers.get_mut(&id).filter(|worker| worker.life == Life::Alive) {
-            worker.life = Life::Ending;
-            self.effects.push_back(Effect::Kill { worker: id });
-            self.stirred = true;
-        }
+        self.end(id);
     }
 
     /// A worker's process has ended: it is charged for nothing any more. Its chunks serve others when
@@ -725,6 +728,7 @@ impl Custody {
         }
         worker.life = Life::Dead { since: now, reported: false };
         let key = worker.vm;
+        self.ending.insert((key, id));
         let leases = core::mem::take(&mut worker.leases);
         let shares = core::mem::take(&mut worker.shares);
         worker.shared = 0;
@@ -751,6 +755,12 @@ impl Custody {
         self.touched.insert(key);
     }
 
+    /// Workers of a VM that end or have ended, and that the driver may still know.
+    fn ending_of(&self, vm: VmKey) -> impl Iterator<Item = &Worker> {
+        let of_vm = self.ending.range((vm, WorkerId(0))..=(vm, WorkerId(u64::MAX)));
+        of_vm.filter_map(|(_, id)| self.workers.get(id))
+    }
+
     /// The driver does not know the worker any more: once what it imported is clean, its memory may serve others.
     pub fn worker_gone(&mut self, id: WorkerId) {
         if !self.workers.get(&id).is_some_and(|worker| matches!(worker.life, Life::Dead { .. })) {
@@ -758,7 +768,10 @@ impl Custody {
         }
         let Some(worker) = self.workers.remove(&id) else { return };
         let key = worker.vm;
+        self.ending.remove(&(key, id));
         let done = self.ledger.set_driver(key, worker.charged, 0);
+        self.must(key, done);
+        let done = self.ledger.set_granted(key, worker.counted, 0);
         self.must(key, done);
         for chunk in worker.imported {
             if let Err(broken) = self.chunks.forget_importer(chunk, id) {
@@ -830,7 +843,7 @@ impl Custody {
     /// Whether sums and states hold together.
     ///
     /// # Errors
-    /// [`Broken`] says what does not.
+    /// [`Broken`] names the first that does not.
     pub fn check(&self) -> Result<(), Broken> {
         let mut lent: HashMap<VmKey, u64> = HashMap::new();
         let (mut capacity, mut suspect) = (0_u64, 0_u64);
@@ -851,11 +864,20 @@ impl Custody {
             }
         }
         self.chunks.check()?;
-        let mut drivers: HashMap<VmKey, u64> = HashMap::new();
-        for worker in self.workers.values() {
+        let (mut drivers, mut granted) = (HashMap::<VmKey, u64>::new(), HashMap::<VmKey, u64>::new());
+        for (id, worker) in &self.workers {
             *drivers.entry(worker.vm).or_default() += worker.charged;
+            *granted.entry(worker.vm).or_default() += worker.granted;
+            if self.ending.contains(&(worker.vm, *id)) == (worker.life == Life::Alive) {
+                return Err(Broken("a worker that ends is not listed, or one that does not is"));
+            }
         }
         self.ledger.check(&lent, &drivers, capacity)?;
+        let grants =
+            |(key, account): (VmKey, &Account)| account.granted == granted.get(&key).copied().unwrap_or(0);
+        if !self.ledger.accounts().all(grants) {
+            return Err(Broken("a VM's grants are not those of its workers"));
+        }
         if suspect != self.suspect_bytes {
             return Err(Broken("the sum of suspect chunks is wrong"));
         }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 #[error("ledger: {0}")]
 pub struct Broken(pub &'static str);
 
-/// What `sluiced` grants a VM.
+/// The grants of `sluiced` to a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// The quota: bytes of chunks and of what the driver takes for the VM; 0 for all of the unit.
@@ -44,7 +44,7 @@ pub enum Refusal {
 /// A VM's account.
 #[derive(Clone, Debug, Default)]
 pub struct Account {
-    /// What it may have.
+    /// Its terms.
     pub terms: Terms,
     /// Bytes of chunks lent to it.
     pub lent: u64,
@@ -54,6 +54,8 @@ pub struct Account {
     pub kept: u64,
     /// Bytes that the driver takes for it: contexts, code, variables, heap, stacks, local memory.
     pub driver: u64,
+    /// Bytes that its drivers were granted, as far as no figure has corrected them.
+    pub granted: u64,
     /// Bytes of guest memory pinned.
     pub pinned: u64,
     /// Gets nothing any more.
@@ -67,6 +69,40 @@ impl Account {
         let beside = self.driver.saturating_sub(self.terms.headroom);
         self.lent.saturating_add(self.kept).saturating_add(beside)
     }
+
+    /// Its quota, where one without a limit has `nominal`.
+    const fn limit(&self, nominal: u64) -> u64 {
+        if self.terms.limit == 0 { nominal } else { self.terms.limit }
+    }
+
+    /// Its part of the sums over all accounts.
+    fn part(&self, nominal: u64) -> Sums {
+        let promised = if self.closed { 0 } else { self.terms.guaranteed.saturating_sub(self.charged()) };
+        let quota = self.limit(nominal).saturating_add(self.terms.headroom);
+        let allowed = quota.saturating_sub(self.lent.saturating_add(self.kept));
+        let attributed = self.driver.min(allowed).max(self.granted);
+        Sums { promised: promised.into(), attributed: attributed.into() }
+    }
+}
+
+/// Sums over all accounts, kept because decisions need them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sums {
+    /// Bytes that are guaranteed to VMs which have less.
+    promised: u128,
+    /// Bytes of drivers that charges stand for, as far as each VM's quota allows or a grant was given for them.
+    attributed: u128,
+}
+
+impl Sums {
+    const fn change(&mut self, before: Sums, after: Sums) {
+        self.promised = self.promised - before.promised + after.promised;
+        self.attributed = self.attributed - before.attributed + after.attributed;
+    }
+}
+
+fn saturating(bytes: u128) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,12 +115,13 @@ struct Ancestor {
 #[derive(Debug, Default)]
 pub struct Ledger {
     accounts: HashMap<VmKey, Account>,
+    sums: Sums,
     ancestors: BTreeMap<u32, Ancestor>,
     /// Bytes that can be lent in all: chunks in custody.
     capacity: u64,
     /// Bytes lent in all.
     lent: u64,
-    /// What a VM without a limit is told that it has.
+    /// The quota of a VM without a limit, as it is told.
     nominal: u64,
 }
 
@@ -102,12 +139,34 @@ impl Ledger {
     /// # Errors
     /// [`Broken`] when the VM's ancestors change while it has something: their sums would be wrong.
     pub fn set_terms(&mut self, key: VmKey, terms: Terms) -> Result<(), Broken> {
-        let account = self.accounts.entry(key).or_default();
-        if account.terms.ancestors != terms.ancestors && account.lent + account.driver > 0 {
-            return Err(Broken("ancestors of a VM with memory cannot change"));
-        }
-        account.terms = Terms { limit: whole(terms.limit), guaranteed: whole(terms.guaranteed), ..terms };
-        Ok(())
+        self.accounts.entry(key).or_default();
+        self.change(key, "terms of an unknown VM", |account| {
+            if account.terms.ancestors != terms.ancestors && account.lent + account.driver > 0 {
+                return Err(Broken("ancestors of a VM with memory cannot change"));
+            }
+            account.terms = Terms { limit: whole(terms.limit), guaranteed: whole(terms.guaranteed), ..terms };
+            Ok(())
+        })
+    }
+
+    /// Changes an account, and the sums with it.
+    fn change<T>(
+        &mut self,
+        key: VmKey,
+        unknown: &'static str,
+        change: impl FnOnce(&mut Account) -> Result<T, Broken>,
+    ) -> Result<T, Broken> {
+        let account = self.accounts.get_mut(&key).ok_or(Broken(unknown))?;
+        let before = account.part(self.nominal);
+        let done = change(account);
+        self.sums.change(before, account.part(self.nominal));
+        done
+    }
+
+    fn counted(&self) -> Sums {
+        let mut sums = Sums::default();
+        self.accounts.values().for_each(|account| sums.change(Sums::default(), account.part(self.nominal)));
+        sums
     }
 
     /// The account of a VM.
@@ -124,7 +183,9 @@ impl Ledger {
     /// A VM gets nothing any more.
     pub fn close(&mut self, key: VmKey) {
         if let Some(account) = self.accounts.get_mut(&key) {
+            let before = account.part(self.nominal);
             account.closed = true;
+            self.sums.change(before, account.part(self.nominal));
         }
     }
 
@@ -134,25 +195,21 @@ impl Ledger {
             account.lent == 0 && account.kept == 0 && account.driver == 0 && account.pinned == 0
         };
         let gone = self.accounts.get(&key).is_some_and(empty);
-        if gone {
-            self.accounts.remove(&key);
+        if gone && let Some(account) = self.accounts.remove(&key) {
+            self.sums.change(account.part(self.nominal), Sums::default());
         }
         gone
     }
 
-    /// What an ancestor may have in all.
+    /// Sets the bytes that an ancestor may have in all.
     pub fn set_escrow(&mut self, ancestor: u32, bytes: u64) {
         self.ancestors.entry(ancestor).or_default().escrow = bytes;
     }
 
-    /// What a VM may have in bytes, as its guests are told.
+    /// Bytes that a VM may have, as its guests are told.
     #[must_use]
     pub fn limit(&self, key: VmKey) -> u64 {
-        match self.accounts.get(&key).map(|account| account.terms.limit) {
-            None => 0,
-            Some(0) => self.nominal,
-            Some(limit) => limit,
-        }
+        self.accounts.get(&key).map_or(0, |account| account.limit(self.nominal))
     }
 
     /// Bytes in custody, and of these lent.
@@ -161,15 +218,16 @@ impl Ledger {
         (self.capacity, self.lent)
     }
 
-    /// What a VM without a limit is told: all that was in custody at first.
+    /// The quota of a VM without a limit, as it is told: all that was in custody at first.
     #[must_use]
     pub const fn nominal(&self) -> u64 {
         self.nominal
     }
 
-    /// What a VM without a limit is told from now on.
+    /// Changes the quota of VMs without a limit.
     pub fn set_nominal(&mut self, bytes: u64) {
         self.nominal = bytes;
+        self.sums = self.counted();
     }
 
     /// More bytes come into custody.
@@ -208,11 +266,17 @@ impl Ledger {
 
     /// Free bytes less what is kept for others than `except`.
     fn free_beside(&self, except: Option<VmKey>) -> u64 {
-        let kept = self.accounts.iter().filter(|(key, account)| Some(**key) != except && !account.closed);
-        let kept = kept.fold(0_u64, |sum, (_, account)| {
-            sum.saturating_add(account.terms.guaranteed.saturating_sub(account.charged()))
-        });
+        let own = except.and_then(|key| self.accounts.get(&key));
+        let own = own.map_or(0, |account| account.part(self.nominal).promised);
+        let kept = saturating(self.sums.promised - own);
         self.capacity.saturating_sub(self.lent).saturating_sub(kept)
+    }
+
+    /// Bytes of drivers that charges stand for. Bytes that drivers of a VM have beyond its quota and without a grant are no
+    /// reason to give them more.
+    #[must_use]
+    pub fn attributed(&self) -> u64 {
+        saturating(self.sums.attributed)
     }
 
     /// Whether `bytes` more may be lent to a VM.
@@ -275,14 +339,28 @@ impl Ledger {
     /// # Errors
     /// [`Broken`] when the sum cannot be.
     pub fn set_driver(&mut self, key: VmKey, before: u64, after: u64) -> Result<(), Broken> {
-        let account = self.accounts.get_mut(&key).ok_or(Broken("the driver's share of an unknown VM"))?;
         let change = |sum: u64| sum.checked_sub(before).and_then(|rest| rest.checked_add(after));
-        account.driver = change(account.driver).ok_or(Broken("a VM's driver share cannot be"))?;
-        for id in account.terms.ancestors.into_iter().filter(|id| *id != 0) {
+        let ancestors = self.change(key, "the driver's share of an unknown VM", |account| {
+            account.driver = change(account.driver).ok_or(Broken("a VM's driver share cannot be"))?;
+            Ok(account.terms.ancestors)
+        })?;
+        for id in ancestors.into_iter().filter(|id| *id != 0) {
             let ancestor = self.ancestors.entry(id).or_default();
             ancestor.used = change(ancestor.used).ok_or(Broken("an ancestor's sum cannot be"))?;
         }
         Ok(())
+    }
+
+    /// Of the bytes that a VM's drivers were granted, a part changes: one worker's.
+    ///
+    /// # Errors
+    /// [`Broken`] when the sum cannot be.
+    pub fn set_granted(&mut self, key: VmKey, before: u64, after: u64) -> Result<(), Broken> {
+        self.change(key, "grants of an unknown VM", |account| {
+            let rest = account.granted.checked_sub(before).and_then(|rest| rest.checked_add(after));
+            account.granted = rest.ok_or(Broken("a VM's grants cannot be"))?;
+            Ok(())
+        })
     }
 
     /// Lends `bytes` to a VM.
@@ -292,10 +370,12 @@ impl Ledger {
     pub fn charge(&mut self, key: VmKey, bytes: u64) -> Result<(), Refusal> {
         self.admit(key, bytes)?;
         let lent = self.lent.checked_add(bytes).ok_or(Refusal::Capacity)?;
-        let account = self.accounts.get_mut(&key).ok_or(Refusal::Closed)?;
         // None of these can overflow: each is at most a limit that was compared with above.
-        account.lent += bytes;
-        for id in account.terms.ancestors.into_iter().filter(|id| *id != 0) {
+        let changed = self.change(key, "bytes are lent to an unknown VM", |account| {
+            account.lent += bytes;
+            Ok(account.terms.ancestors)
+        });
+        for id in changed.map_err(|_| Refusal::Closed)?.into_iter().filter(|id| *id != 0) {
             self.ancestors.entry(id).or_default().used += bytes;
         }
         self.lent = lent;
@@ -307,10 +387,12 @@ impl Ledger {
     /// # Errors
     /// [`Broken`] when it had less.
     pub fn refund(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
-        let account = self.accounts.get_mut(&key).ok_or(Broken("refund to an unknown VM"))?;
-        account.lent = account.lent.checked_sub(bytes).ok_or(Broken("a VM's sum below zero"))?;
+        let ancestors = self.change(key, "refund to an unknown VM", |account| {
+            account.lent = account.lent.checked_sub(bytes).ok_or(Broken("a VM's sum below zero"))?;
+            Ok(account.terms.ancestors)
+        })?;
         self.lent = self.lent.checked_sub(bytes).ok_or(Broken("the unit's sum below zero"))?;
-        for id in account.terms.ancestors.into_iter().filter(|id| *id != 0) {
+        for id in ancestors.into_iter().filter(|id| *id != 0) {
             let ancestor = self.ancestors.entry(id).or_default();
             ancestor.used = ancestor.used.checked_sub(bytes).ok_or(Broken("an ancestor's sum below zero"))?;
         }
@@ -333,9 +415,10 @@ impl Ledger {
     /// # Errors
     /// [`Broken`] when the sum cannot be.
     pub fn keep(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
-        let account = self.accounts.get_mut(&key).ok_or(Broken("an unknown VM keeps memory"))?;
-        account.kept = account.kept.checked_add(bytes).ok_or(Broken("kept bytes overflow"))?;
-        Ok(())
+        self.change(key, "an unknown VM keeps memory", |account| {
+            account.kept = account.kept.checked_add(bytes).ok_or(Broken("kept bytes overflow"))?;
+            Ok(())
+        })
     }
 
     /// The end of [`Ledger::keep`].
@@ -343,9 +426,10 @@ impl Ledger {
     /// # Errors
     /// [`Broken`] when it kept less.
     pub fn release(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
-        let account = self.accounts.get_mut(&key).ok_or(Broken("an unknown VM kept memory"))?;
-        account.kept = account.kept.checked_sub(bytes).ok_or(Broken("kept bytes below zero"))?;
-        Ok(())
+        self.change(key, "an unknown VM kept memory", |account| {
+            account.kept = account.kept.checked_sub(bytes).ok_or(Broken("kept bytes below zero"))?;
+            Ok(())
+        })
     }
 
     /// Counts pinned guest memory; `false` when the VM's limit does not allow it.
@@ -398,6 +482,9 @@ impl Ledger {
         if lent.keys().any(|key| !self.accounts.contains_key(key)) {
             return Err(Broken("chunks are lent to an unknown VM"));
         }
+        if self.sums != self.counted() {
+            return Err(Broken("the sums over all VMs are not those of their accounts"));
+        }
         for (id, ancestor) in &self.ancestors {
             let children = self.accounts.values().filter(|account| account.terms.ancestors.contains(id));
             if sum(children.flat_map(|account| [account.lent, account.driver])) != Some(ancestor.used) {
@@ -425,7 +512,7 @@ mod tests {
     fn sums_that_contradict_each_other_are_found() {
         type Plant = fn(&mut Ledger, &mut HashMap<VmKey, u64>);
         const OTHER: VmKey = VmKey { vm: 2, epoch: 1 };
-        let planted: [(&str, Plant); 9] = [
+        let planted: [(&str, Plant); 11] = [
             ("the unit's sum is not that of its VMs", |ledger, _| ledger.lent += UNIT),
             ("the unit's sum is not that of its VMs", |ledger, _| {
                 ledger.accounts.get_mut(&VM).unwrap().lent = u64::MAX;
@@ -438,6 +525,10 @@ mod tests {
                 ledger.set_driver(VM, 0, UNIT).unwrap();
             }),
             ("chunks are lent to an unknown VM", |_, lent| _ = lent.insert(OTHER, UNIT)),
+            ("the sums over all VMs are not those of their accounts", |ledger, _| ledger.sums.promised += 1),
+            ("the sums over all VMs are not those of their accounts", |ledger, _| {
+                ledger.accounts.get_mut(&VM).unwrap().granted = 4 * UNIT;
+            }),
             ("an ancestor's sum is not that of its VMs", |ledger, _| {
                 ledger.ancestors.get_mut(&7).unwrap().used -= UNIT;
             }),

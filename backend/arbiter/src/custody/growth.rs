@@ -2,7 +2,7 @@
 //!
 //! The unit's free memory is kept occupied by clean ballast. A worker asks for a *grow grant* before its driver takes memory:
 //! the grant is charged to the VM, ballast is released for it, and a margin comes with it, so that small growth asks nothing.
-//! Grants of different VMs run side by side. What was charged is corrected when the inventory says what a worker's driver has.
+//! Grants of different VMs run side by side. A charge is corrected when the inventory says how much a worker's driver has.
 //!
 //! The size of the ballast follows from the charges alone: chunks + charges + reserve = the unit. So memory that a driver
 //! takes without a charge comes out of the reserve and is never replaced: the reserve cannot be pumped dry and refilled.
@@ -33,7 +33,7 @@ const STRIKES: u32 = 3;
 /// Milliseconds after a worker's last growth from which on the inventory's figures include all of it.
 const SETTLED: Millis = 1_500;
 
-/// What growth takes, as measured at start-up.
+/// The cost of growth, as measured at start-up.
 #[derive(Clone, Copy, Debug)]
 pub struct Estimates {
     /// Bytes of a context.
@@ -52,9 +52,9 @@ struct Wish {
     starts: bool,
     /// Bytes asked for.
     bytes: u64,
-    /// What the worker has left of its margin.
+    /// The rest of the worker's margin.
     left: u64,
-    /// Until when it waits also for memory of which nothing says that it will come.
+    /// Until when it waits also for memory that may never come.
     patient: Millis,
     /// Whether that is over.
     hurried: bool,
@@ -65,7 +65,7 @@ struct Wish {
 #[derive(Clone, Copy, Debug)]
 struct Unswept {
     vm: VmKey,
-    /// What its driver had.
+    /// Bytes that its driver had.
     bytes: u64,
     /// Until when drivers of other VMs wait for it.
     until: Millis,
@@ -74,13 +74,13 @@ struct Unswept {
 /// How much of the driver's free memory is taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Depth {
-    /// What no charge stands for.
+    /// The part for which no charge stands.
     Uncharged,
     /// All of it: after a death nothing tells which free pages were the dead one's.
     All,
 }
 
-/// Whose drivers may use their margins without asking.
+/// The VMs whose drivers may use their margins without asking.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Closed {
     /// No driver may.
@@ -100,7 +100,7 @@ pub(super) struct Growth {
     /// Bytes it says are free and cannot give.
     unusable: u64,
     settle: Option<Depth>,
-    /// What the driver is taking back now. What is asked for meanwhile comes after it.
+    /// The driver's present sweep. A sweep that is asked for meanwhile comes after it.
     taking: Option<(Depth, u64)>,
     /// Looks at what is free since something could not be taken.
     looks: u32,
@@ -109,7 +109,7 @@ pub(super) struct Growth {
     turns: Turns,
     /// When it was last looked who may grow.
     now: Millis,
-    /// Whose memory is among what is free, or among `swept`.
+    /// VMs with memory among the free bytes, or among `swept`.
     dirtiers: BTreeMap<VmKey, u64>,
     /// Chunks taken after deaths that are not clean yet.
     swept: HashSet<ChunkId>,
@@ -120,7 +120,7 @@ pub(super) struct Growth {
     drained: bool,
 }
 
-/// What growth needs of the driver.
+/// Growth's next wish of the driver.
 pub(super) enum Need {
     Nothing,
     Take {
@@ -232,7 +232,7 @@ impl Growth {
         !self.closed.all && self.closed.by.iter().all(|by| *by == vm)
     }
 
-    /// What the driver had free was taken, into these chunks.
+    /// The driver's free memory was taken, into these chunks.
     pub(super) fn taken(&mut self, free: u64, chunks: &[ChunkId]) {
         let (depth, left) = self.taking.take().unwrap_or((Depth::Uncharged, 0));
         self.unusable = Some(free.saturating_sub(left)).filter(|rest| *rest >= UNIT).unwrap_or(0);
@@ -316,8 +316,7 @@ impl Custody {
 
     /// Whether some of what a VM's drivers have is about to be free, because a worker has ended or is being ended.
     pub(super) fn leaves(&self, vm: VmKey) -> bool {
-        let members = self.members.get(&vm).into_iter().flatten().filter_map(|id| self.workers.get(id));
-        members.into_iter().any(|worker| worker.life != Life::Alive && worker.charge() > 0)
+        self.ending_of(vm).any(|worker| worker.charge() > 0)
     }
 
     /// Whether growth of a worker's driver would exceed what its VM may have.
@@ -386,10 +385,10 @@ impl Custody {
         wishes.min_by_key(|(wish, at)| (growth.turns.last(wish.vm), *at)).map(|(wish, at)| (at, *wish))
     }
 
-    /// What a grant lets a driver take: what was asked for, and the margin as far as the VM's quota has room for it.
+    /// Bytes that a grant lets a driver take: those asked for, and the margin as far as the VM's quota has room for it.
     fn price(&self, wish: &Wish) -> u64 {
         let Some(worker) = self.workers.get(&wish.worker) else { return 0 };
-        // What is charged beyond what was granted is room, too: charges are whole units.
+        // A charge is whole units, and its part beyond the grants is room, too.
         let room = self.ledger.driver_room(wish.vm) / UNIT * UNIT;
         let room = worker.charged.saturating_add(room).saturating_sub(worker.granted);
         let net = worker.net(wish.bytes);
@@ -438,7 +437,7 @@ impl Custody {
         }
     }
 
-    /// Whose margins may be used may have changed: their pages say so.
+    /// Tells the pages which margins may be used, if that has changed.
     fn publish_closed(&mut self) {
         let growth = &self.growth;
         let dead = growth.unswept.values().filter(|dead| dead.until > growth.now).map(|dead| dead.vm);
@@ -454,26 +453,18 @@ impl Custody {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         let (vm, before, after) = (worker.vm, worker.charged, worker.charge());
         worker.charged = after;
+        let granted = worker.granted;
+        let counted = core::mem::replace(&mut worker.counted, granted);
+        if counted != granted {
+            let done = self.ledger.set_granted(vm, counted, granted);
+            self.must(vm, done);
+        }
         if before != after {
             let done = self.ledger.set_driver(vm, before, after);
             self.must(vm, done);
             self.stirred = true;
             self.touched.insert(vm);
         }
-    }
-
-    /// Bytes of drivers that charges stand for. What a VM's drivers have beyond its quota is no reason to give them more.
-    fn attributed(&self) -> u64 {
-        let mut sum = 0_u64;
-        for (vm, members) in &self.members {
-            let workers = || members.iter().filter_map(|id| self.workers.get(id));
-            let granted = workers().map(|worker| worker.granted).fold(0, u64::saturating_add);
-            let Some(account) = self.ledger.account(*vm) else { continue };
-            let other = account.lent.saturating_add(account.kept);
-            let allowed = self.ledger.limit(*vm).saturating_add(account.terms.headroom).saturating_sub(other);
-            sum = sum.saturating_add(account.driver.min(allowed).max(granted));
-        }
-        sum
     }
 
     /// Bytes in chunks, and of such that did not come back.
@@ -483,26 +474,26 @@ impl Custody {
         capacity.saturating_add(self.suspect_bytes).saturating_add(kept)
     }
 
-    /// What custody has to give up before `price` more can be charged.
+    /// Bytes that custody has to give up before `price` more can be charged.
     fn missing(&self, price: u64) -> u64 {
         let Some(whole) = self.whole else { return 0 };
-        let outside = self.attributed().saturating_add(price).saturating_add(self.settings.reserve);
+        let outside = self.ledger.attributed().saturating_add(price).saturating_add(self.settings.reserve);
         self.in_custody().saturating_add(outside).saturating_sub(whole)
     }
 
-    /// What custody could have besides.
+    /// Bytes that custody could have besides.
     fn uncharged(&self) -> u64 {
         let Some(whole) = self.whole else { return u64::MAX };
         whole.saturating_sub(
-            self.in_custody().saturating_add(self.attributed()).saturating_add(self.settings.reserve),
+            self.in_custody().saturating_add(self.ledger.attributed()).saturating_add(self.settings.reserve),
         )
     }
 
-    /// What growth needs of the driver next.
+    /// Growth's next wish of the driver.
     pub(super) fn growth_needs(&mut self) -> Need {
         let uncharged = self.uncharged();
         match self.growth.settle {
-            // Whoever has a grant may be about to use it: a sweep would take it away.
+            // A sweep would take away the memory of a grant that is about to be used.
             Some(Depth::All) if self.growth.unlocked() => {
                 self.growth.settle = None;
                 self.growth.taking = Some((Depth::All, 0));
@@ -573,9 +564,9 @@ impl Custody {
         (sum >= bytes && sum <= spare).then_some(chosen)
     }
 
-    /// What a driver has free was measured. What no charge stands for is taken.
+    /// The driver's free memory was measured. Bytes for which no charge stands are taken.
     pub(super) fn measured(&mut self, free: u64) {
-        // What could not be taken may only have been on its way.
+        // Memory that could not be taken may only have been on its way.
         self.growth.looks = if self.growth.unusable == 0 { 0 } else { self.growth.looks + 1 };
         if self.growth.looks >= LOOKS {
             self.growth.looks = 0;

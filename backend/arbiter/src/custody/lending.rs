@@ -36,7 +36,7 @@ pub(super) struct Share {
     leases: Vec<(u64, ChunkId)>,
 }
 
-/// What became of a take.
+/// The outcome of a take.
 enum Attempt {
     Lent,
     Wait,
@@ -49,7 +49,7 @@ impl Custody {
         let Some(worker) = self.workers.get(&id) else { return };
         let vm = worker.vm;
         self.taken_from = true;
-        // Whoever waits longer goes first.
+        // The longest wait goes first.
         let queued = self.waiters.iter().any(|waiter| waiter.vm == vm && waiter.class == class);
         let attempt = if queued { Attempt::Wait } else { self.attempt(id, serial, class, now) };
         match attempt {
@@ -151,12 +151,15 @@ impl Custody {
     /// The VM is over its limit by `over`: what its other workers have idle may make up for it.
     fn recall(&mut self, id: WorkerId, vm: VmKey, over: u64, now: Millis) -> Attempt {
         let mut missing = over;
-        let mut ending = false;
-        for member in self.members.get(&vm).cloned().unwrap_or_default() {
+        // Their memory comes back as soon as their processes have ended.
+        let ending = self
+            .ending_of(vm)
+            .any(|worker| worker.life == Life::Ending && worker.lent > 0 || worker.charged > 0);
+        let own = self.workers.get(&id).map_or(0, Worker::idle);
+        let others = self.ledger.account(vm).is_some_and(|account| account.idle > own);
+        let members = self.members.get(&vm).filter(|_| others).cloned();
+        for member in members.unwrap_or_default() {
             let Some(worker) = self.workers.get_mut(&member) else { continue };
-            // What it has comes back as soon as its process has ended.
-            ending |= worker.life == Life::Ending && worker.lent > 0;
-            ending |= worker.life != Life::Alive && worker.charged > 0;
             let idle = worker.idle();
             if member == id || worker.life != Life::Alive || idle == 0 || missing == 0 {
                 continue;
@@ -188,7 +191,7 @@ impl Custody {
         self.chunks.dirty_for(vm, class).is_some()
             || self.moves()
             || self.scrubs()
-            || self.workers.values().any(|worker| worker.life != Life::Alive && !worker.imported.is_empty())
+            || self.ending.iter().any(|(_, id)| self.workers.get(id).is_some_and(|w| !w.imported.is_empty()))
             || larger.clone().any(|larger| {
                 self.chunks.clean_free(larger).next().is_some()
                     || self.chunks.dirty_free(larger).next().is_some()
@@ -196,7 +199,7 @@ impl Custody {
             || larger.flat_map(|larger| self.returned(larger)).next().is_some()
     }
 
-    /// Chunks that VMs gave back or left behind. What the dead may hold waits for the inventory.
+    /// Chunks that VMs gave back or left behind. Chunks that the dead may hold wait for the inventory.
     pub(super) fn returned(&self, class: Class) -> impl Iterator<Item = ChunkId> {
         let living = |id: &WorkerId| self.workers.get(id).is_some_and(|worker| worker.life == Life::Alive);
         let alive =

@@ -5,6 +5,7 @@ mod planted;
 
 use super::*;
 use proptest::prelude::*;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const ESTIMATES: Estimates = Estimates { context: 6 * MIB, margin: 4 * MIB };
@@ -691,13 +692,24 @@ fn the_world_does_what_it_is_asked() {
     assert!(world.lent > 5, "the model lends: {}", world.lent);
 }
 
-// Promise: Q28
-#[test]
-fn a_decision_takes_microseconds() {
-    // A full H200 in the smallest chunks.
+/// How long each of a number of steps takes: the least of several runs, which do the same each time. So what remains is work,
+/// and not what else the machine did in one of the runs.
+fn least_times(steps: usize, mut run: impl FnMut() -> Vec<Duration>) -> Vec<Duration> {
+    const RUNS: usize = 5;
+    let mut least = vec![Duration::MAX; steps];
+    for _ in 0..RUNS {
+        let times = run();
+        assert_eq!(times.len(), steps);
+        least.iter_mut().zip(times).for_each(|(least, time)| *least = time.min(*least));
+    }
+    least.sort_unstable();
+    least
+}
+
+/// A unit with so many clean chunks of the smallest class, all of which 64 VMs then take. Returns what each take took.
+fn all_taken(count: usize) -> (Custody, Vec<Duration>) {
     let settings = Settings { unit: 0, reserve: 0, estimates: ESTIMATES };
     let mut custody = Custody::new(settings, 0);
-    let count = 72_000;
     let made = vec![Class::ALL[2]; count];
     let _ = custody.plan(0, false);
     let ids = custody.finished(Outcome::Taken { made, free: 0 });
@@ -717,7 +729,7 @@ fn a_decision_takes_microseconds() {
     assert_eq!(custody.touched().len(), 64);
     let mut times = Vec::with_capacity(count);
     for number in 0..count as u64 {
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         custody.request(WorkerId(number % 64 + 1), Request::Take { serial: number, bytes: UNIT }, 0);
         custody.serve_waiters(0);
         let touched = custody.touched().len();
@@ -726,39 +738,70 @@ fn a_decision_takes_microseconds() {
         assert_eq!(touched, 1);
         assert!(matches!(effect, Some(Effect::Lend { .. })), "{effect:?}");
     }
-    times.sort_unstable();
-    let (median, lent) = (times[count / 2], times[count * 99 / 100]);
-    println!("decision: p50 {median:?}, p99 {lent:?}, of {count}");
+    (custody, times)
+}
 
-    // Refusals: of a VM that has its limit, and has as many workers as it may.
-    let (vm, epoch, limit) = (65, 1, UNIT);
+/// So many refusals of a VM that has its limit, and so many workers, none of which has anything idle.
+fn refused(custody: &mut Custody, vm: u32, workers: u64, refusals: usize) -> Vec<Duration> {
+    let (epoch, limit, first) = (1, UNIT, 10_000 * u64::from(vm));
     let (guaranteed, headroom, pinned, ancestors) = (0, 0, 0, 0);
     custody.command(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors }, 0);
-    for number in 0..limits::SESSIONS as u64 {
-        custody.add_worker(WorkerId(100 + number), VmKey { vm, epoch }, 100, 0);
+    for number in 0..workers {
+        custody.add_worker(WorkerId(first + number), VmKey { vm, epoch }, 100, 0);
     }
     while custody.effect().is_some() {}
-    let refusals = 5_000;
     let mut times = Vec::with_capacity(refusals);
     for number in 0..refusals as u64 {
-        let id = WorkerId(100 + number % limits::SESSIONS as u64);
-        let started = std::time::Instant::now();
-        custody.request(id, Request::Take { serial: number, bytes: Class::ALL[0].bytes() }, 0);
+        let started = Instant::now();
+        let take = Request::Take { serial: number, bytes: Class::ALL[0].bytes() };
+        custody.request(WorkerId(first + number % workers), take, 0);
         custody.serve_waiters(0);
         let effect = custody.effect();
         times.push(started.elapsed());
         assert!(matches!(effect, Some(Effect::Answer { answer: Answer::Refused { .. }, .. })), "{effect:?}");
     }
-    times.sort_unstable();
-    let (median, refused) = (times[refusals / 2], times[refusals * 99 / 100]);
-    println!("refusal: p50 {median:?}, p99 {refused:?}, of {refusals}");
+    times
+}
+
+// Promise: Q28
+#[test]
+fn a_decision_takes_microseconds() {
+    // A full H200 in the smallest chunks, and a small part of it.
+    let (count, few, refusals) = (72_000, 1_000, 5_000);
+    let mut custody = None;
+    let lent = least_times(count, || {
+        let (full, times) = all_taken(count);
+        custody = Some(full);
+        times
+    });
+    let small = least_times(few, || all_taken(few).1);
+    let mut custody = custody.unwrap();
+    let mut vm = 65;
+    let mut refusals_of = |workers| {
+        least_times(refusals, || {
+            vm += 1;
+            refused(&mut custody, vm, workers, refusals)
+        })
+    };
+    let alone = refusals_of(1);
+    let among_many = refusals_of(limits::SESSIONS as u64);
+    let median = |times: &[Duration]| times[times.len() / 2];
+    let late = |times: &[Duration]| times[times.len() * 99 / 100];
+    for (name, times) in
+        [("lent", &lent), ("lent of few", &small), ("refused, alone", &alone), ("refused", &among_many)]
+    {
+        println!("{name}: p50 {:?}, p99 {:?}, most {:?}", median(times), late(times), times[times.len() - 1]);
+    }
     if cfg!(debug_assertions) {
         sluice_skip::skip("code that is not optimised says nothing");
         return;
     }
-    assert!(lent.as_micros() < 10, "p99 {lent:?}");
-    // All workers of the VM are looked through for what they might give back.
-    assert!(refused.as_micros() < 500, "p99 {refused:?}");
+    assert!(median(&lent) < Duration::from_micros(10), "{:?}", median(&lent));
+    assert!(median(&among_many) < Duration::from_micros(10), "{:?}", median(&among_many));
+    // Neither more chunks nor more workers make one dearer, and none is much dearer than others.
+    assert!(median(&lent) < 5 * median(&small), "{:?} and {:?}", median(&lent), median(&small));
+    assert!(late(&lent) < 5 * median(&lent), "{:?} and {:?}", late(&lent), median(&lent));
+    assert!(median(&among_many) < 5 * median(&alone), "{:?} and {:?}", median(&among_many), median(&alone));
 }
 
 /// What a worker was answered last.

@@ -26,7 +26,7 @@ fn world() -> (World, WorkerId, WorkerId) {
 #[test]
 fn an_audit_finds_each_contradiction_that_is_planted() {
     type Plant = fn(&mut Custody, WorkerId, WorkerId);
-    let planted: [(&str, Plant); 7] = [
+    let planted: [(&str, Plant); 10] = [
         ("a chunk can be reached from two VMs", |custody, one, _| {
             custody.workers.get_mut(&one).unwrap().vm = VmKey { vm: 2, epoch: 1 };
         }),
@@ -43,6 +43,15 @@ fn an_audit_finds_each_contradiction_that_is_planted() {
             let worker = custody.workers.get_mut(&one).unwrap();
             worker.leases.clear();
             worker.lent = 0;
+        }),
+        ("a worker that ends is not listed, or one that does not is", |custody, _, two| {
+            custody.ending.insert((VmKey { vm: 1, epoch: 1 }, two));
+        }),
+        ("a worker that ends is not listed, or one that does not is", |custody, _, two| {
+            custody.workers.get_mut(&two).unwrap().life = Life::Ending;
+        }),
+        ("a VM's grants are not those of its workers", |custody, _, two| {
+            custody.workers.get_mut(&two).unwrap().granted += UNIT;
         }),
         ("the unit's sum is not that of its chunks", |custody, _, _| custody.ledger.grow(UNIT).unwrap()),
         ("a VM's sum is not that of its chunks", |custody, _, _| {
