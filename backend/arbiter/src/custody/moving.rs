@@ -1,11 +1,11 @@
 //! How memory gets from one VM to another: never as a chunk.
 //!
-//! Whoever was lent a chunk may have handed it on, to a process that nobody knows of and no list names. So a chunk that was
+//! A process that was lent a chunk may have handed it on, to one that is in no list. So a chunk that was
 //! lent serves its VM and no other. When it is clean its memory goes back to the driver, which makes new memory only of what
 //! nobody holds any more, and comes again as another chunk. Chunks whose importers are all gone go this way by themselves;
 //! those whose importers live, when another VM wants them.
 //!
-//! What does not come back somebody holds. Its VM is charged for it until the unit is whole again.
+//! Some process holds the memory that does not come back. Its VM is charged for it until the unit is whole again.
 
 use super::{
     Custody, Kept, Millis,
@@ -103,8 +103,8 @@ impl Custody {
         self.forget_leaving();
     }
 
-    /// Ends charges for kept memory as far as the unit has more than it had without it; reports the others. Which VM's came
-    /// back cannot be told where several keep some: what is kept longest by nobody who is known counts first.
+    /// Ends charges for kept memory as far as the unit has more than it had without it; reports the others. Where several VMs keep
+    /// some, none can be told from the other: the part that is kept longest, by no process that is known, counts first.
     pub(super) fn settle_kept(&mut self) {
         if self.kept.is_empty() || self.moves() {
             return;

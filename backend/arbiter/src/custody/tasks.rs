@@ -1,4 +1,4 @@
-//! What the driver does next, and what follows when it is done. One task at a time: the scrubber is the driver's only user
+//! The driver's next task, and its consequences. One task at a time: the scrubber is the driver's only user
 //! besides exports.
 
 use super::{Custody, Life, growth::Need};
@@ -34,13 +34,13 @@ impl Reason {
 /// A chunk to be scrubbed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Which.
+    /// The chunk.
     pub chunk: ChunkId,
     /// How often it will have been scrubbed.
     pub epoch: u64,
-    /// Who had it last.
+    /// Its last VM.
     pub vm: Option<VmKey>,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
@@ -60,21 +60,21 @@ pub enum Task {
     },
     /// Make chunks of another size of these.
     Remake {
-        /// Which.
+        /// The chunks.
         chunks: Vec<ChunkId>,
-        /// What.
+        /// The new size.
         into: Class,
     },
     /// Take chunks away from a VM whose processes gave them back or are gone, by making others of their memory.
     Move {
-        /// Which.
+        /// The chunks.
         chunks: Vec<ChunkId>,
     },
     /// Look how much is free.
     Measure,
 }
 
-/// What became of a task.
+/// The outcome of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Each chunk, and whether it is clean.
@@ -86,14 +86,14 @@ pub enum Outcome {
     },
     /// Chunks were made.
     Taken {
-        /// What was made of what was free.
+        /// Chunks made of the free memory.
         made: Vec<Class>,
         /// Bytes free now.
         free: u64,
     },
     /// Chunks of another size were made.
     Remade {
-        /// Into what.
+        /// The new chunks.
         made: Vec<Class>,
         /// Bytes free now.
         free: u64,
@@ -102,7 +102,7 @@ pub enum Outcome {
     Moved {
         /// Bytes that came back.
         back: u64,
-        /// What was made of them.
+        /// Chunks made of them.
         made: Vec<Class>,
         /// Bytes free now.
         free: u64,
@@ -114,7 +114,7 @@ pub enum Outcome {
     },
 }
 
-/// What the driver does now.
+/// The driver's present task.
 #[derive(Debug)]
 pub(super) enum Busy {
     Scrub,
@@ -138,7 +138,7 @@ impl Custody {
         matches!(self.busy, Some(Busy::Scrub))
     }
 
-    /// What the driver is to do next; `None` when it has something to do, or nothing. `batch` bounds the bytes of one
+    /// The driver's next task; `None` when it has something to do, or nothing. `batch` bounds the bytes of one
     /// scrub, `measure` asks for a look at what is free when nothing else is due.
     pub fn plan(&mut self, batch: u64, measure: bool) -> Option<Task> {
         if self.busy.is_some() {
@@ -231,7 +231,7 @@ impl Custody {
         done.is_ok()
     }
 
-    /// What would let waiting takers go on.
+    /// A task that lets waiting takers go on.
     fn for_waiters(&mut self, batch: u64) -> Option<Task> {
         let mut dirty: Vec<ChunkId> = Vec::new();
         let mut bytes = 0;
@@ -254,14 +254,14 @@ impl Custody {
             return self.scrub(dirty);
         }
         match shift? {
-            // What a driver takes that grows meanwhile would be missing to the chunks.
+            // A driver that grows meanwhile would take memory that the chunks need.
             Task::Remake { chunks, into } if self.growth.unlocked() => self.remake(chunks, into),
             Task::Move { chunks } if self.growth.unlocked() => self.move_with(*chunks.first()?, batch),
             _ => None,
         }
     }
 
-    /// What would let a taker go on, if it is not among what is to be scrubbed already.
+    /// A task that lets a taker go on, unless it is the scrub of a chunk among `dirty`.
     pub(super) fn help(&self, vm: VmKey, class: Class, dirty: &[ChunkId]) -> Option<Task> {
         if self.ledger.admit(vm, class.bytes()).is_err() || self.chunks.clean_for(vm, class).is_some() {
             return None;
@@ -284,7 +284,7 @@ impl Custody {
         if let Some(chunk) = larger().flat_map(|larger| self.chunks.dirty_free(larger)).find(new) {
             return scrub(chunk);
         }
-        // What VMs left behind, and then what they gave back while their processes live.
+        // First memory that VMs left behind, then memory that they gave back while their processes live.
         let suffices = |id: &ChunkId| self.chunks.get(*id).is_some_and(|chunk| chunk.class <= class);
         if let Some(chunk) = self.chunks.clean_left().map(|(_, id)| id).find(suffices) {
             return Some(Task::Move { chunks: vec![chunk] });
@@ -330,7 +330,7 @@ impl Custody {
         let alive = |id: &WorkerId| self.workers.get(id).is_some_and(|worker| worker.life == Life::Alive);
         let fits = |chunk: &ChunkId| {
             let Some(chunk) = self.chunks.get(*chunk) else { return false };
-            // What only the dead could reach is scrubbed once, when they are known to be gone.
+            // A chunk that only the dead could reach is scrubbed once, when they are known to be gone.
             let fits =
                 chunk.importers.iter().any(alive) && (bytes == 0 || bytes + chunk.class.bytes() <= batch);
             bytes += if fits { chunk.class.bytes() } else { 0 };
@@ -450,7 +450,7 @@ impl Custody {
     }
 }
 
-/// Which chunks to make of so many bytes: large ones for most of it, some of each smaller class so that little takers need
+/// The chunks to make of so many bytes: large ones for most of it, some of each smaller class so that little takers need
 /// no split.
 #[must_use]
 pub fn mix(bytes: u64) -> Vec<Class> {
