@@ -215,8 +215,10 @@ struct Server {
     strangers: HashMap<u32, bool>,
     /// Bytes used of the device, when the inventory last said.
     device_used: Option<u64>,
-    /// Whether it was said that the driver counts memory twice.
-    counted_twice: bool,
+    /// Whether it was said that the driver's figures are not those of the makers.
+    misnames_owners: bool,
+    /// Bytes of chunks at the last look at all processes.
+    chunks_then: u64,
     /// The unit's memory is taken, so lending may begin; and it was said.
     taken: bool,
     ready: bool,
@@ -295,7 +297,8 @@ impl Server {
             scrubs: Scrubs::default(),
             strangers: HashMap::new(),
             device_used: None,
-            counted_twice: false,
+            misnames_owners: false,
+            chunks_then: 0,
             taken: false,
             ready: false,
         })
@@ -1060,7 +1063,7 @@ impl Server {
         self.strangers.retain(|process, _| listed.contains(process) && !workers.contains_key(process));
         self.compare_time(list, &workers);
         let now = self.now();
-        let judges = self.names_owners(list);
+        let judges = self.names_owners(list, own);
         for Listed { process, bytes, .. } in list.iter().filter(|listed| listed.process != own) {
             if let Some(id) = workers.get(process) {
                 self.custody.set_booked(*id, bytes.filter(|_| judges), now);
@@ -1086,22 +1089,32 @@ impl Server {
         }
     }
 
-    /// Whether the driver's bytes per process are those of the process that made the memory. A driver that books imported
-    /// chunks to their importers, too, lists more than the device has in use; its figures say nothing of growth. No
-    /// process can bring that about: its own memory is in use as well.
-    fn names_owners(&mut self, list: &[Listed]) -> bool {
+    /// Whether the driver's bytes per process are those of the process that made the memory. Then this process, which makes all
+    /// chunks, is listed with them, and all processes together have no more than the device has in use: so there is nothing left
+    /// of a chunk that could be booked to its importers. Each look proves it anew, for which reason the driver is not tried at
+    /// start-up. A worker that takes and gives memory between two readings can spoil a look, but brings no figure about.
+    fn names_owners(&mut self, list: &[Listed], own: u32) -> bool {
+        let margin = self.custody.margin();
+        // Chunks that were made since the last look may be younger than the list.
+        let (capacity, _) = self.custody.ledger().totals();
+        let chunks = core::mem::replace(&mut self.chunks_then, capacity).min(capacity);
+        let made = list.iter().find(|listed| listed.process == own).and_then(|listed| listed.bytes);
+        let owns = made.is_some_and(|made| made.saturating_add(margin) >= chunks);
         let listed = list.iter().filter_map(|listed| listed.bytes).fold(0, u64::saturating_add);
-        let most = self.device_used.map(|used| used.saturating_add(self.custody.margin()));
-        let twice = most.is_some_and(|most| listed > most);
-        if twice && !self.counted_twice {
+        let most = self.device_used.map(|used| used.saturating_add(margin));
+        let names = owns && most.is_none_or(|most| listed <= most);
+        let misnames = !names && list.iter().any(|listed| listed.bytes.is_some());
+        if misnames && !self.misnames_owners {
             tracing::warn!(
                 listed,
                 used = self.device_used,
-                "the driver counts memory twice; growth is charged as granted"
+                made,
+                chunks,
+                "the driver's bytes per process are not those of the memory's makers; growth is charged as granted"
             );
         }
-        self.counted_twice = twice;
-        !twice
+        self.misnames_owners = misnames;
+        names
     }
 }
 

@@ -63,6 +63,8 @@ pub(crate) struct Listed {
     pub(crate) processes: Option<Vec<(u32, u64)>>,
     /// Processes of workers that have begun.
     pub(crate) begun: Vec<u32>,
+    /// The arbiter's process, with all chunks: listed where `processes` does not say otherwise.
+    pub(crate) arbiter: Option<(u32, u64)>,
     /// Bytes of a context.
     pub(crate) context: u64,
     /// Percent of the time for which kernels of a process run, where that is known.
@@ -75,11 +77,14 @@ pub(crate) struct Listed {
 
 impl Listed {
     fn nth(&self, index: usize) -> Option<(u32, u64)> {
-        if let Some(processes) = &self.processes {
-            return processes.get(index).copied();
-        }
         let known = self.begun.iter().filter(|process| self.stuck.contains(process) || lives(**process));
-        known.map(|process| (*process, self.context)).nth(index)
+        let mut processes = match &self.processes {
+            Some(processes) => processes.clone(),
+            None => known.map(|process| (*process, self.context)).collect(),
+        };
+        let missing = |(arbiter, _): &(u32, u64)| processes.iter().all(|(process, _)| process != arbiter);
+        processes.extend(self.arbiter.filter(missing));
+        processes.get(index).copied()
     }
 }
 
@@ -145,7 +150,10 @@ impl Host {
         match host.receive() {
             FromArbiter::Ready { bytes, context, margin } => {
                 (host.bytes, host.context, host.margin) = (bytes, context, margin);
-                host.listed.lock().unwrap().context = context;
+                let mut listed = host.listed.lock().unwrap();
+                listed.context = context;
+                listed.arbiter = Some((host.arbiter.id(), bytes));
+                drop(listed);
             }
             other => panic!("{other:?} before Ready"),
         }
@@ -483,7 +491,10 @@ fn inventory(socket: &OwnedFd, listed: &Mutex<Listed>) {
             ToInventory::Nth { serial, index, .. } => {
                 let found = listed.nth(index as usize);
                 let (process, bytes) = found.unwrap_or((0, 0));
-                let busy = listed.busy.get(&process).copied().unwrap_or(u32::MAX);
+                // Kernels of the arbiter run for no time that anybody would notice.
+                let is_arbiter = listed.arbiter.is_some_and(|(arbiter, _)| arbiter == process);
+                let unknown = if is_arbiter { 0 } else { u32::MAX };
+                let busy = listed.busy.get(&process).copied().unwrap_or(unknown);
                 FromInventory::Process { serial, process, present: found.is_some(), bytes, busy }
             }
             ToInventory::Units { serial } => FromInventory::Units { serial, count: 1 },

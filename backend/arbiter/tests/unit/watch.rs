@@ -58,17 +58,20 @@ fn a_driver_that_books_chunks_to_their_importers_ends_no_honest_worker() {
     let worker = host.worker(1);
     assert_eq!(worker.ask("begin"), "0 0");
     assert!(worker.take(32 * MIB).is_ok());
-    let used = host.bytes;
-    {
-        let mut listed = host.listed.lock().unwrap();
-        listed.used = Some(used);
-        listed.processes = Some(vec![(host.arbiter.id(), used), (worker.process(), 80 * MIB)]);
+    let (arbiter, used) = (host.arbiter.id(), host.bytes);
+    // To them as well, and then to them instead of the process that made them.
+    for booked in [used, used - 32 * MIB] {
+        {
+            let mut listed = host.listed.lock().unwrap();
+            listed.used = Some(used + 48 * MIB);
+            listed.processes = Some(vec![(arbiter, booked), (worker.process(), 80 * MIB)]);
+        }
+        for _ in 0..5 {
+            host.looks();
+        }
+        assert!(!host.saw(ArbiterEvent::Headroom) && lives(worker.process()), "its figure is no growth");
+        assert_eq!(host.describe(1).0[1], host.driver_share(), "what it was granted is charged");
     }
-    for _ in 0..5 {
-        host.looks();
-    }
-    assert!(!host.saw(ArbiterEvent::Headroom) && lives(worker.process()), "its figure is no growth");
-    assert_eq!(host.describe(1).0[1], host.driver_share(), "what it was granted is charged");
 }
 
 // Promise: Q51
