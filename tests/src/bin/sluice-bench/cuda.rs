@@ -44,6 +44,7 @@ functions! {
     cuCtxSynchronize();
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuModuleLoadData(module: *mut u64, image: *const c_void);
+    cuModuleUnload(module: u64);
     cuModuleGetFunction(function: *mut u64, module: u64, name: *const c_char);
     cuLaunchKernel(f: u64, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
         stream: u64, parameters: *mut *mut c_void, extra: *mut *mut c_void);
@@ -105,11 +106,20 @@ impl Cuda {
         self.cuCtxSynchronize()
     }
 
+    pub(crate) fn load_image(&self, image: &CStr) -> Result<u64> {
+        let mut module = 0;
+        self.cuModuleLoadData(&raw mut module, image.as_ptr().cast())?;
+        Ok(module)
+    }
+
+    pub(crate) fn unload(&self, module: u64) -> Result<()> {
+        self.cuModuleUnload(module)
+    }
+
     /// A kernel of a module.
     pub(crate) fn kernel(&self, image: &CStr, name: &CStr) -> Result<Kernel> {
-        let (mut module, mut function) = (0, 0);
-        self.cuModuleLoadData(&raw mut module, image.as_ptr().cast())?;
-        self.cuModuleGetFunction(&raw mut function, module, name.as_ptr())?;
+        let mut function = 0;
+        self.cuModuleGetFunction(&raw mut function, self.load_image(image)?, name.as_ptr())?;
         Ok(Kernel(function))
     }
 

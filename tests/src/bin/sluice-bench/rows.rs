@@ -41,6 +41,9 @@ pub(crate) fn measure_all(filter: &[String]) -> Result<Vec<Row>> {
     if wanted("call/post-rate") {
         rows.push(launch_rate(&cuda)?);
     }
+    if wanted("module/load") {
+        rows.push(module_load(&cuda)?);
+    }
     for size in [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20] {
         for pinned in [false, true] {
             let name = |direction: &str| {
@@ -144,6 +147,31 @@ fn burst(cuda: &Cuda, kernel: Kernel, launches: u32, cost: &mut Samples) -> Resu
     }
     cost.push(start.elapsed().as_secs_f64() * 1e9 / f64::from(launches));
     Ok(())
+}
+
+/// Loading a module of 300 bytes again and again; it is unloaded each time. A helper thread of the worker does the one and the
+/// other, so a wake-up of a thread is the yardstick.
+fn module_load(cuda: &Cuda) -> Result<Row> {
+    const LOADS: usize = 200;
+    let image = [IMAGE.to_bytes(), b"// ", &[b'-'; 175], b"\0"].concat();
+    ensure!(image.len() == 300, "{} bytes", image.len());
+    let image = core::ffi::CStr::from_bytes_with_nul(&image)?;
+    let peer = Eventfds::start()?;
+    let (mut own, mut yardstick) = (Samples::default(), Samples::default());
+    for round in 0..=ROUNDS {
+        for _ in 0..LOADS {
+            let start = Instant::now();
+            let module = cuda.load_image(image)?;
+            let elapsed = start.elapsed();
+            cuda.unload(module)?;
+            // The first loads open files and make the driver take memory.
+            if round > 0 {
+                own.push(elapsed.as_secs_f64() * 1e9);
+            }
+        }
+        yardstick.time(LOADS, || assert!(peer.turn().is_ok(), "the peer is gone"));
+    }
+    Ok(lower("module/load", "us", 1e-3, &own, "eventfd wake", &yardstick))
 }
 
 /// Fills with bytes that no page deduplication or zero detection can shorten.
