@@ -165,6 +165,7 @@ impl Imports {
 mod tests {
     use super::*;
 
+    // Promise: S20
     #[test]
     fn a_token_is_read_as_it_was_written_and_no_byte_of_it_is_without_meaning() {
         let token =

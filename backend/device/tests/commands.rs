@@ -524,7 +524,7 @@ fn a_resource_has_few_sharers() {
     assert_eq!(shared.count(), 16);
 }
 
-// Promise: V10
+// Promise: V10, V30
 #[test]
 fn memory_is_accepted_by_policy() {
     let table = |seals, policy| {

@@ -233,6 +233,7 @@ fn a_client_of_the_inventory_can_spoil_only_its_own_socket() {
     assert!(inventory.ends());
 }
 
+// Promise: F42
 #[test]
 fn an_error_of_a_device_reaches_sluiced_alone() {
     let state = state();

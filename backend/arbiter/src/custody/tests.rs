@@ -955,7 +955,7 @@ fn growth_of_a_vm_that_asks_much_does_not_delay_another_vm() {
     assert!(at.is_some_and(|at| at <= 1), "its turn is the second at the latest: {:?}", growing.granted);
 }
 
-// Promise: Q60
+// Promise: Q20
 #[test]
 fn the_quota_counts_chunks_and_the_drivers_share_together() {
     let mut growing = Growing::new();
@@ -987,7 +987,7 @@ fn the_quota_counts_chunks_and_the_drivers_share_together() {
     assert_eq!(growing.refused.len(), 2, "a full quota has no byte for the driver");
 }
 
-// Promise: Q60
+// Promise: Q20
 #[test]
 fn the_drivers_share_is_charged_to_the_headroom_first() {
     let mut growing = Growing::new();
