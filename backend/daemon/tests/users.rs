@@ -275,10 +275,9 @@ fn needs(operation: &str) -> Needs {
         }
         "metrics" | "get_host" | "get_capacity" | "would_fit" | "get_suggestions" | "list_gpus"
         | "get_gpu" | "list_units" | "get_unit" => Needs::Reader,
-        "put_vm" | "delete_vm" | "fence_vm" | "readmit_vm" | "drain_vm" => Needs::Tenant,
-        "move_vm" | "drain_gpu" | "readmit_gpu" | "put_gpu_mig" | "drain_unit" | "readmit_unit" => {
-            Needs::Operator
-        }
+        "put_vm" | "delete_vm" | "fence_vm" | "drain_vm" => Needs::Tenant,
+        "move_vm" | "readmit_vm" | "drain_gpu" | "readmit_gpu" | "put_gpu_mig" | "drain_unit"
+        | "readmit_unit" => Needs::Operator,
         "put_organisation"
         | "delete_organisation"
         | "put_project"
