@@ -2,6 +2,7 @@
 //! inventory.
 
 mod bounds;
+mod crowd;
 mod death;
 mod faults;
 mod figures;

@@ -1,0 +1,170 @@
+//! Many busy workers of one VM, played in this process, beside one of another VM.
+
+use crate::{
+    MIB,
+    host::{Host, Options, PATIENCE, eventually, speaks_within},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::{AsFd as _, OwnedFd},
+    process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit},
+};
+use sluice_protocol::{
+    control::{BYTES, ToArbiter},
+    custody::{Answer, Request, UNIT},
+};
+use sluice_shared_memory::socket;
+use std::{
+    process::Child,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+const CROWD: usize = 512;
+const ROUNDS: usize = 9;
+/// Chunks that the neighbour takes in a round.
+const TAKES: usize = 40;
+/// For how long the arbiter serves workers before it looks for news, among which the neighbour's take is.
+const TURN: Duration = Duration::from_millis(1);
+/// How much longer a take may take beside all of the crowd than beside one of it and a turn.
+const LONGER: f64 = 5.0;
+
+/// A worker of which only the socket is real: all of them stand for one process.
+struct Played {
+    custody: OwnedFd,
+    serial: u64,
+}
+
+impl Played {
+    fn join(host: &Host, vm: u32, process: &Child) -> Played {
+        let (custody, theirs) = socket::pair().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).unwrap();
+        let message = ToArbiter::Worker { vm, epoch: 1, process: process.id(), session: 1 };
+        host.send(message, &[theirs.as_fd(), pidfd.as_fd()]);
+        let worker = Played { custody, serial: 0 };
+        assert!(speaks_within(&worker.custody, PATIENCE), "a worker is not welcomed");
+        assert!(matches!(worker.hear(), Answer::Welcome { .. }));
+        worker
+    }
+
+    /// What it is told, without descriptors.
+    fn hear(&self) -> Answer {
+        let mut buffer = [0; BYTES];
+        let (message, _) = socket::receive(&self.custody, &mut buffer).unwrap().expect("it is served");
+        Answer::decode(message).unwrap()
+    }
+
+    fn ask(&mut self) {
+        self.serial += 1;
+        let request = Request::Take { serial: self.serial, bytes: UNIT };
+        socket::send(&self.custody, &request.encode(), &[]).unwrap();
+    }
+
+    /// Takes a chunk; its lease.
+    fn take(&mut self) -> u64 {
+        self.ask();
+        loop {
+            assert!(speaks_within(&self.custody, PATIENCE), "a take is not answered");
+            match self.hear() {
+                Answer::Lent { lease, .. } => return lease,
+                Answer::Recall { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// Keeps so many workers of a crowd busy: each asks again as soon as it is answered. How many answers there were.
+fn keep_busy(crowd: &mut [Played], busy: &AtomicUsize) -> usize {
+    let mut answers = 0;
+    let mut waits = vec![false; crowd.len()];
+    loop {
+        let count = busy.load(Ordering::Relaxed);
+        if count == usize::MAX {
+            return answers;
+        }
+        for (worker, waits) in crowd.iter_mut().zip(&mut waits).take(count).filter(|(_, waits)| !**waits) {
+            worker.ask();
+            *waits = true;
+        }
+        let mut polled: Vec<PollFd<'_>> =
+            crowd.iter().map(|worker| PollFd::new(&worker.custody, PollFlags::IN)).collect();
+        let limit = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        poll(&mut polled, Some(&limit)).unwrap();
+        let answered: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+        for ((worker, waits), _) in
+            crowd.iter().zip(&mut waits).zip(answered).filter(|(_, answered)| *answered)
+        {
+            // The first one has all of the quota, and is asked for it again and again.
+            let recalled = matches!(worker.hear(), Answer::Recall { .. });
+            answers += usize::from(!recalled);
+            *waits &= recalled;
+        }
+    }
+}
+
+/// Ends the crowd's thread, also when the test fails.
+struct Ends<'b>(&'b AtomicUsize);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(usize::MAX, Ordering::Relaxed);
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+// Promise: F83
+#[test]
+fn a_take_beside_512_busy_workers_of_another_vm_waits_for_a_turn_and_not_for_them_all() {
+    const DESCRIPTORS: u64 = 8192;
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), maximum }).unwrap();
+    let mut host =
+        Host::with(Options { descriptors: Some(DESCRIPTORS), inventory: false, ..Options::default() });
+    host.vm(1, UNIT);
+    host.vm(2, 128 * MIB);
+    let mut process = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut crowd: Vec<Played> = (0..CROWD).map(|_| Played::join(&host, 1, &process)).collect();
+    crowd[0].take();
+    let mut neighbour = Played::join(&host, 2, &process);
+    let busy = AtomicUsize::new(0);
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    let answers = thread::scope(|scope| {
+        let crowd = scope.spawn(|| keep_busy(&mut crowd, &busy));
+        let ends = Ends(&busy);
+        for _ in 0..ROUNDS {
+            for (count, times) in [(1, &mut alone), (CROWD, &mut beside)] {
+                busy.store(count, Ordering::Relaxed);
+                let mut leases = Vec::new();
+                let mut round = Vec::new();
+                for _ in 0..TAKES {
+                    let asked = Instant::now();
+                    leases.push(neighbour.take());
+                    round.push(asked.elapsed());
+                }
+                times.push(median(round));
+                for lease in leases {
+                    socket::send(&neighbour.custody, &Request::Give { lease }.encode(), &[]).unwrap();
+                }
+                eventually("what it gave is back", || host.describe(2).0[0] == 0);
+            }
+        }
+        drop(ends);
+        crowd.join().unwrap()
+    });
+    let (alone, beside) = (median(alone), median(beside));
+    let ratio = beside.as_secs_f64() / (alone + TURN).as_secs_f64();
+    println!(
+        "a take beside one busy worker: {alone:?}; beside {CROWD}: {beside:?}; ratio to that and a turn {ratio:.2}; the crowd had {answers} answers"
+    );
+    assert!(answers > ROUNDS * CROWD, "the crowd was not busy: it had {answers} answers");
+    assert!(ratio < LONGER, "beside {CROWD} busy workers a take is answered {ratio:.1} times as late");
+    process.kill().unwrap();
+    process.wait().unwrap();
+    host.assert_sound();
+}
