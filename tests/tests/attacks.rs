@@ -2,6 +2,8 @@
 //! answered. How long its calls take is printed, with the same beside a harmless load, for attacker and neighbour share the machine's
 //! processors in any case.
 
+#![allow(clippy::cast_possible_truncation, reason = "offsets in the memory of a 64-bit guest")]
+
 /// The front-end of the device's own tests.
 #[path = "../../backend/device/tests/common/raw.rs"]
 #[allow(dead_code, unreachable_pub, reason = "each user has a part of it")]
