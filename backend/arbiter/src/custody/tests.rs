@@ -51,8 +51,6 @@ struct RealWorker {
     granted: Option<(u64, u64)>,
     /// What its driver may take without asking.
     margin: u64,
-    /// When its last grant began.
-    since: Millis,
     ended: bool,
 }
 
@@ -133,10 +131,13 @@ impl World {
                         let account = self.custody.ledger().account(vm).unwrap();
                         let limit = self.custody.ledger().limit(vm);
                         assert!(account.charged() <= limit, "a grant exceeds the quota: {account:?} {limit}");
+                        assert!(
+                            self.free_dirt.iter().all(|other| *other == vm),
+                            "a grant is given while another VM's memory is among what is free"
+                        );
                         if worker.granted.is_none() {
                             worker.granted = Some((serial, bytes));
                             worker.margin = value;
-                            worker.since = self.now;
                         }
                     }
                 }
@@ -395,7 +396,6 @@ impl World {
                         driver: 0,
                         granted: None,
                         margin: 0,
-                        since: 0,
                         ended: false,
                     };
                     self.workers.insert(id, worker);
@@ -465,9 +465,7 @@ impl World {
             Ask::Grown(took) => {
                 let Some((serial, bytes)) = worker.granted.take() else { return };
                 let dirt = self.free_dirt.iter().any(|other| *other != worker.vm);
-                // A grant that was kept for too long may find others' dirt, or nothing.
-                let kept = self.now.saturating_sub(worker.since) >= limits::GROW_MILLISECONDS;
-                assert!(kept || !dirt, "a driver grows into what another VM's left");
+                // A process that ends while a grant is under way may leave dirt there, which nothing takes from that driver.
                 let took =
                     if dirt { 0 } else { took.min(bytes.saturating_add(worker.margin)).min(self.free) };
                 worker.margin = worker.margin.min(bytes.saturating_add(worker.margin) - took);
