@@ -10,7 +10,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit},
 };
 use sluice_protocol::{
-    control::{BYTES, ToArbiter},
+    control::{BYTES, NO_USER, ToArbiter},
     custody::{Answer, Request, UNIT},
 };
 use sluice_shared_memory::socket;
@@ -40,7 +40,7 @@ impl Played {
     fn join(host: &Host, vm: u32, process: &Child) -> Played {
         let (custody, theirs) = socket::pair().unwrap();
         let pidfd = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).unwrap();
-        let message = ToArbiter::Worker { vm, epoch: 1, process: process.id(), session: 1 };
+        let message = ToArbiter::Worker { vm, epoch: 1, process: process.id(), session: 1, user: NO_USER };
         host.send(message, &[theirs.as_fd(), pidfd.as_fd()]);
         let worker = Played { custody, serial: 0 };
         assert!(speaks_within(&worker.custody, PATIENCE), "a worker is not welcomed");
