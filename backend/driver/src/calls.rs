@@ -17,8 +17,9 @@ use std::ffi::{CStr, CString};
 
 /// Calls an entry point if the driver has it.
 macro_rules! call {
-    ($self:ident.$name:ident($($argument:expr),* $(,)?)) => {
-        match $self.entries.$name {
+    ($self:ident.$name:ident($($argument:expr),* $(,)?)) => { call!($self.entries: $name($($argument),*)) };
+    ($self:ident.$table:ident: $name:ident($($argument:expr),* $(,)?)) => {
+        match $self.$table.$name {
             // SAFETY: the signature is that of the driver's header; pointers are to live values of this function or of
             // its caller's borrowed arguments, which outlive the call.
             Some(entry) => match unsafe { entry($($argument),*) } {
@@ -56,6 +57,34 @@ pub struct Pointer {
     pub start: u64,
     /// Bytes of the range.
     pub bytes: u64,
+}
+
+/// A cubin that the driver's linker made, which keeps it until this is dropped.
+#[derive(Debug)]
+pub struct Linked<'a> {
+    driver: &'a Driver,
+    state: Handle,
+    cubin: *mut c_void,
+    bytes: usize,
+}
+
+impl Linked<'_> {
+    /// The cubin.
+    #[must_use]
+    pub fn image(&self) -> &[u8] {
+        // SAFETY: the driver says that so many bytes are there until the linker's state is destroyed, which dropping this does.
+        unsafe { core::slice::from_raw_parts(self.cubin.cast_const().cast(), self.bytes) }
+    }
+}
+
+impl Drop for Linked<'_> {
+    fn drop(&mut self) {
+        let driver = self.driver;
+        // Where there is no state none was made. One that is not destroyed goes with the process.
+        if self.state != 0 {
+            let _ = call!(driver.linker: cuLinkDestroy(self.state));
+        }
+    }
 }
 
 type Result<T> = core::result::Result<T, Code>;
@@ -436,6 +465,28 @@ impl Driver {
             used
         };
         (done.map(|()| module), used)
+    }
+
+    /// Compiles a PTX text, which ends with its NUL, for the device of the current context. The device's memory is not touched.
+    pub fn link(&self, text: &[u8]) -> Result<Linked<'_>> {
+        const PTX: c_uint = 1;
+        let (none, no_values) = (core::ptr::null_mut::<c_uint>(), core::ptr::null_mut::<*mut c_void>());
+        let mut linked = Linked { driver: self, state: 0, cubin: core::ptr::null_mut(), bytes: 0 };
+        call!(self.linker: cuLinkCreate_v2(0, none, no_values, &raw mut linked.state))?;
+        let data = text.as_ptr().cast_mut().cast::<c_void>();
+        let state = linked.state;
+        call!(self.linker: cuLinkAddData_v2(
+            state,
+            PTX,
+            data,
+            text.len(),
+            core::ptr::null(),
+            0,
+            none,
+            no_values
+        ))?;
+        call!(self.linker: cuLinkComplete(state, &raw mut linked.cubin, &raw mut linked.bytes))?;
+        if linked.cubin.is_null() { Err(code::UNKNOWN) } else { Ok(linked) }
     }
 
     /// `cuLibraryLoadData`.

@@ -10,7 +10,7 @@ mod calls;
 mod range;
 
 pub use abi::{LaunchAttribute, Rows};
-pub use calls::{Launch, Pointer};
+pub use calls::{Launch, Linked, Pointer};
 pub use range::{Device, Host};
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -54,18 +54,17 @@ pub mod code {
     }
 }
 
-macro_rules! entries {
-    ($($(#[doc = $doc:literal])* $id:literal @ $since:literal $class:ident fn $name:ident($($p:ident: $ty:ty),*)
-        $(also $($also:ident),+)?;)+) => {
-        /// The driver's entry points, of those in the table of C functions that it has.
-        #[expect(dead_code, reason = "the table has more than the worker calls")]
-        struct Entries {
+/// A table of optional entry points.
+macro_rules! table {
+    ($(#[$attribute:meta])* $table:ident { $(fn $name:ident($($p:ident: $ty:ty),*);)+ }) => {
+        $(#[$attribute])*
+        struct $table {
             $($name: Option<unsafe extern "C" fn($($ty),*) -> c_uint>,)+
         }
 
-        impl Entries {
-            fn load(library: &Library) -> Entries {
-                Entries {
+        impl $table {
+            fn load(library: &Library) -> $table {
+                $table {
                     $($name: {
                         let symbol = concat!(stringify!($name), "\0").as_bytes();
                         // SAFETY: the symbol has this signature in the driver's header, from which the table is taken.
@@ -76,12 +75,36 @@ macro_rules! entries {
         }
     };
 }
+
+macro_rules! entries {
+    ($($(#[doc = $doc:literal])* $id:literal @ $since:literal $class:ident fn $name:ident($($p:ident: $ty:ty),*)
+        $(also $($also:ident),+)?;)+) => {
+        table! {
+            /// The driver's entry points, of those in the table of C functions that it has.
+            #[expect(dead_code, reason = "the table has more than the worker calls")]
+            Entries { $(fn $name($($p: $ty),*);)+ }
+        }
+    };
+}
 sluice_protocol::for_each_c_call!(entries);
+
+table! {
+    /// The driver's linker, which only the worker calls.
+    #[expect(non_snake_case, reason = "the names of the driver's interface")]
+    Linker {
+        fn cuLinkCreate_v2(count: c_uint, options: *mut c_uint, values: *mut *mut c_void, state: *mut Handle);
+        fn cuLinkAddData_v2(state: Handle, kind: c_uint, data: *mut c_void, bytes: usize, name: *const c_char,
+            count: c_uint, options: *mut c_uint, values: *mut *mut c_void);
+        fn cuLinkComplete(state: Handle, cubin: *mut *mut c_void, bytes: *mut usize);
+        fn cuLinkDestroy(state: Handle);
+    }
+}
 
 /// A loaded driver.
 pub struct Driver {
     entries: Entries,
-    /// Keeps the code of `entries` mapped.
+    linker: Linker,
+    /// Keeps the code of the entry points mapped.
     _library: Library,
 }
 
@@ -113,7 +136,7 @@ impl Driver {
         }
         // SAFETY: the path comes from the operator; the library's constructors are the driver's own.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }?;
-        Ok(Driver { entries: Entries::load(&library), _library: library })
+        Ok(Driver { entries: Entries::load(&library), linker: Linker::load(&library), _library: library })
     }
 }
 

@@ -2,6 +2,10 @@
 
 use super::extent::{ELF_MAGIC, FATBIN_MAGIC};
 use super::{EntryKind, Fatbin, Fields, ImageError};
+use std::borrow::Cow;
+
+/// A packed text that is longer is not unpacked to be compiled apart.
+const COMPILE_BYTES: usize = 64 << 20;
 
 /// The architecture a PTX text is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +55,31 @@ pub fn select_ptx(bytes: &[u8], max_sm: u32, limit: usize) -> Result<Vec<u8>, Im
         }
     }
     Err(ImageError::NoBinary)
+}
+
+/// The PTX text, with the NUL at its end, that a driver compiles when it loads an image on a device of architecture `sm`. `None` for an
+/// image with machine code for the device, and for one that is not understood.
+#[must_use]
+pub fn to_compile(image: &[u8], sm: u32) -> Option<Cow<'_, [u8]>> {
+    if image.starts_with(&ELF_MAGIC) {
+        return None;
+    }
+    if image.u32_at(0) != Some(FATBIN_MAGIC) {
+        let end = image.iter().position(|byte| *byte == 0)?;
+        return image.get(..=end).map(Cow::Borrowed);
+    }
+    let compiled = Fatbin::parse(image).ok()?.entries().any(|entry| match entry {
+        Ok(entry) => match entry.kind {
+            EntryKind::Ptx => false,
+            // Machine code runs on later devices of the same generation.
+            EntryKind::Elf => entry.arch / 10 == sm / 10 && entry.arch <= sm,
+            EntryKind::Other(_) => true,
+        },
+        Err(_) => true,
+    });
+    let mut text = select_ptx(image, sm, COMPILE_BYTES).ok().filter(|_| !compiled)?;
+    text.push(0);
+    Some(Cow::Owned(text))
 }
 
 impl Target {
@@ -106,5 +135,45 @@ impl<'a> Iterator for Words<'a> {
                 return Some(word);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fatbin whose entries are of these kinds and architectures.
+    fn fatbin(entries: &[(u16, u32, &[u8])]) -> Vec<u8> {
+        let entry = |(kind, arch, payload): &(u16, u32, &[u8])| {
+            let mut entry = vec![0_u8; 64];
+            entry[0..2].copy_from_slice(&kind.to_le_bytes());
+            entry[4..8].copy_from_slice(&64_u32.to_le_bytes());
+            entry[8..16].copy_from_slice(&(payload.len() as u64).to_le_bytes());
+            entry[28..32].copy_from_slice(&arch.to_le_bytes());
+            entry.extend_from_slice(payload);
+            entry
+        };
+        let entries: Vec<u8> = entries.iter().flat_map(entry).collect();
+        let length = entries.len() as u64;
+        [&FATBIN_MAGIC.to_le_bytes()[..], &[1, 0, 16, 0], &length.to_le_bytes(), &entries].concat()
+    }
+
+    // Promise: Q30
+    #[test]
+    fn only_images_without_machine_code_for_the_device_are_compiled() {
+        const TEXT: &[u8] = b".version 7.0 .target sm_70\0";
+        let (ptx, elf, other) =
+            (|arch| (1, arch, TEXT), |arch| (2, arch, &b"code"[..]), (7, 90, &b"else"[..]));
+        assert_eq!(to_compile(&[TEXT, b"\0\0\0"].concat(), 80).as_deref(), Some(TEXT), "up to its first NUL");
+        assert_eq!(to_compile(b".version 7.0 .target sm_70", 80), None, "a text without an end");
+        assert_eq!(to_compile(b"\x7fELF and more\0", 80), None);
+        assert_eq!(to_compile(&fatbin(&[ptx(70)]), 80).as_deref(), Some(TEXT));
+        assert_eq!(to_compile(&fatbin(&[elf(80), ptx(70)]), 86), None, "code of the generation");
+        for foreign in [70, 89, 90, 100] {
+            assert_eq!(to_compile(&fatbin(&[elf(foreign), ptx(70)]), 86).as_deref(), Some(TEXT), "{foreign}");
+        }
+        assert_eq!(to_compile(&fatbin(&[other, ptx(70)]), 86), None, "may be code");
+        assert_eq!(to_compile(&fatbin(&[ptx(90)]), 86), None, "the driver is to say so");
+        assert_eq!(to_compile(&fatbin(&[ptx(70)])[..60], 86), None, "cut");
     }
 }

@@ -12,6 +12,10 @@
 //! - a name that begins with `slow` takes a while to be found;
 //! - a name that begins with `missing` does not exist.
 //!
+//! Images mean nothing either, apart from texts that say so: the linker makes an ELF file of any text, of which one that says
+//! `/* takes N */` has N bytes without contents; it fails for one that says `unlinkable`. A text that says `unloadable` is refused
+//! when it is loaded as it is, with a log if there is room for one.
+//!
 //! Variables exist under any name, too: `stack` is said to be a word of the host, `beyond` the last byte of all addresses.
 //! A stream of priority -4 is more than there is memory for.
 //!
@@ -39,6 +43,7 @@ const SUCCESS: Status = 0;
 const INVALID_VALUE: Status = 1;
 const OUT_OF_MEMORY: Status = 2;
 const INVALID_CONTEXT: Status = 201;
+const INVALID_PTX: Status = 218;
 const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
 const ILLEGAL_ADDRESS: Status = 700;
@@ -527,6 +532,73 @@ fn run(handle: Handle, stream: Handle, extra: *mut *mut c_void) -> Status {
     SUCCESS
 }
 
+/// An image that is text, up to its NUL; nothing of any other.
+fn text(image: *const c_void) -> &'static [u8] {
+    // SAFETY: an image has bytes, and is a C string if it is neither an ELF file nor a fatbin.
+    let text = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
+    if text.starts_with(b"\x7fELF") || text.starts_with(b"\x50\xed\x55\xba") { &[] } else { text }
+}
+
+fn contains(text: &[u8], word: &[u8]) -> bool {
+    text.windows(word.len()).any(|part| part == word)
+}
+
+/// N of `/* takes N */`, or nothing.
+fn stated_bytes(text: &[u8]) -> u64 {
+    const WORD: &[u8] = b"/* takes ";
+    let at = text.windows(WORD.len()).position(|part| part == WORD);
+    let number = at.and_then(|at| text.get(at + WORD.len()..)?.split(|byte| *byte == b' ').next());
+    number.and_then(|number| core::str::from_utf8(number).ok()?.parse().ok()).unwrap_or(0)
+}
+
+fn linked(state: Handle) -> &'static mut Vec<u8> {
+    // SAFETY: a handle that `cuLinkCreate` made; the caller uses one state in one thread at a time.
+    unsafe { &mut *pointer::<Vec<u8>>(state) }
+}
+
+/// An ELF file with two sections, the names and one of so many bytes without contents.
+fn cubin(bytes: u64) -> Vec<u8> {
+    const NAMES: &[u8] = b"\0.shstrtab\0.nv.global\0";
+    let mut file = vec![0_u8; 64];
+    file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    let mut field = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    field(16, &2_u16.to_le_bytes()); // executable
+    field(18, &190_u16.to_le_bytes()); // CUDA
+    field(20, &1_u32.to_le_bytes());
+    field(40, &64_u64.to_le_bytes()); // section headers
+    field(52, &[64, 0, 56, 0, 0, 0, 64, 0, 3, 0, 1, 0]); // sizes of headers, three sections, the first of which has the names
+    let section = |name: u32, kind: u32, offset: u64, bytes: u64| {
+        let mut section = [0_u8; 64];
+        section[0..4].copy_from_slice(&name.to_le_bytes());
+        section[4..8].copy_from_slice(&kind.to_le_bytes());
+        section[24..32].copy_from_slice(&offset.to_le_bytes());
+        section[32..40].copy_from_slice(&bytes.to_le_bytes());
+        section
+    };
+    let names = 64 * 4;
+    file.extend(section(0, 0, 0, 0));
+    file.extend(section(1, 3, names, NAMES.len() as u64));
+    file.extend(section(11, 8, names, bytes));
+    file.extend(NAMES);
+    file
+}
+
+/// Writes the log of errors where a load's options want it.
+fn write_log(count: usize, ids: *mut c_uint, values: *mut *mut c_void, log: &[u8]) {
+    const ERROR_LOG: c_uint = 5;
+    const ERROR_LOG_BYTES: c_uint = 6;
+    // SAFETY: the caller's lists are as long as it says.
+    let place =
+        |id| (0..count).map(|at| unsafe { (*ids.add(at), values.add(at)) }).find(|(known, _)| *known == id);
+    let (Some((_, buffer)), Some((_, bytes))) = (place(ERROR_LOG), place(ERROR_LOG_BYTES)) else { return };
+    // SAFETY: the place of an option's value.
+    let used = unsafe { *bytes }.addr().min(log.len());
+    // SAFETY: the buffer has at least so many bytes.
+    unsafe { (*buffer).cast::<u8>().copy_from_nonoverlapping(log.as_ptr(), used) };
+    // SAFETY: the place of an option's value.
+    unsafe { *bytes = core::ptr::without_provenance_mut(used) };
+}
+
 /// The start of a `CUlaunchConfig`.
 #[repr(C)]
 struct Config {
@@ -536,10 +608,42 @@ struct Config {
 
 // Modules, functions and launches.
 export! {
-    cuModuleLoadDataEx(module: *mut Handle, image: *const c_void, _options: c_uint, _ids: *mut c_uint,
-        _values: *mut *mut c_void) {
+    cuModuleLoadDataEx(module: *mut Handle, image: *const c_void, options: c_uint, ids: *mut c_uint,
+        values: *mut *mut c_void) {
         let _call = current().call("cuModuleLoadDataEx");
-        if image.is_null() { INVALID_VALUE } else { put(module, give(Life::of_current())) }
+        if image.is_null() {
+            return INVALID_VALUE;
+        }
+        if contains(text(image), b"unloadable") {
+            write_log(options as usize, ids, values, b"the text says so\0");
+            return INVALID_PTX;
+        }
+        put(module, give(Life::of_current()))
+    }
+    cuLinkCreate_v2(_count: c_uint, _options: *mut c_uint, _values: *mut *mut c_void, state: *mut Handle) {
+        let _call = current().call("cuLinkCreate");
+        put(state, give(Vec::<u8>::new()))
+    }
+    cuLinkAddData_v2(state: Handle, _kind: c_uint, data: *mut c_void, _bytes: usize, _name: *const c_char,
+        _count: c_uint, _options: *mut c_uint, _values: *mut *mut c_void) {
+        let _call = current().call("cuLinkAddData");
+        if contains(text(data), b"unlinkable") {
+            return INVALID_PTX;
+        }
+        *linked(state) = cubin(stated_bytes(text(data)));
+        SUCCESS
+    }
+    cuLinkComplete(state: Handle, image: *mut *mut c_void, bytes: *mut usize) {
+        let _call = current().call("cuLinkComplete");
+        let linked = linked(state);
+        put(bytes, linked.len());
+        put(image, linked.as_mut_ptr().cast())
+    }
+    cuLinkDestroy(state: Handle) {
+        let _call = current().call("cuLinkDestroy");
+        // SAFETY: a handle that `cuLinkCreate` made, which is not used again.
+        drop(unsafe { Box::from_raw(pointer::<Vec<u8>>(state)) });
+        SUCCESS
     }
     cuModuleUnload(handle: Handle) {
         module(handle).end("cuModuleUnload");

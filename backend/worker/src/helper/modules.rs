@@ -14,7 +14,7 @@ use crate::{
     session::{ReplyTo, Session},
 };
 use sluice_cuda_abi::image;
-use sluice_driver::{Code, Driver, Handle, Launch, LaunchAttribute, code};
+use sluice_driver::{Code, Driver, Handle, Launch, LaunchAttribute, Linked, code};
 use sluice_protocol::{
     calls::{FunctionAttributes, Parameters, wire},
     custody::{Growth, UNIT},
@@ -308,23 +308,40 @@ impl ModuleHelper {
             Err(failed) => return (Err(failed), 0),
         };
         self.expect_text(&image);
-        let bytes = custody::in_blocks(image::device_bytes(&image));
         if library {
             // It takes the device's memory where it is used first, which is when leave for that is asked for.
             let loaded = self.growing(device, 0, || self.driver.library_load(&image));
-            return (loaded.map(|library| (Image::Library(library), bytes)), 0);
+            return (loaded.map(|library| (Image::Library(library), custody::in_blocks(image::device_bytes(&image)))), 0);
         }
         // Both halves of the driver's log are as long as the guest's; what the guest gets is one of them.
         let length = usize::try_from(log.bytes()).unwrap_or(0);
         let mut text = vec![0; 2 * length];
         let mut used = 0;
-        let loaded = self.growing(device, bytes, || {
-            let (loaded, now_used) = self.driver.module_load(&image, &mut text);
-            used = now_used.min(length);
-            loaded
-        });
+        let mut load = |image: &[u8]| {
+            let bytes = custody::in_blocks(image::device_bytes(image));
+            let loaded = self.growing(device, bytes, || {
+                let (loaded, now_used) = self.driver.module_load(image, &mut text);
+                used = now_used.min(length);
+                loaded
+            });
+            loaded.map(|module| (Image::Module(module), bytes))
+        };
+        let loaded = match self.compile(&image, device).map(|cubin| load(cubin.image())) {
+            Some(done @ (Ok(_) | Err(code::OUT_OF_MEMORY))) => done,
+            // The driver's answer to the image itself is the one that the guest expects, and so is its log.
+            Some(Err(_)) | None => load(&image),
+        };
         log.write(text.get(..used).unwrap_or_default());
-        (loaded.map(|module| (Image::Module(module), bytes)), used as u64)
+        (loaded, used as u64)
+    }
+
+    /// Compiles an image that is PTX: before leave to grow is asked for, because it may take long and needs none of the device's
+    /// memory. `None` where the image holds machine code or the driver cannot compile it apart.
+    fn compile(&self, image: &[u8], device: i32) -> Option<Linked<'_>> {
+        let attribute =
+            |id| self.driver.device_attribute(id, device).ok().and_then(|value| u32::try_from(value).ok());
+        let sm = attribute(CAPABILITY_MAJOR)?.checked_mul(10)?.checked_add(attribute(CAPABILITY_MINOR)?)?;
+        self.driver.link(&image::to_compile(image, sm)?).ok()
     }
 
     /// Has the driver make a library's code and variables in a context, with leave, before anything does so by the way.
@@ -507,6 +524,11 @@ const GROWTH_ROUNDS: usize = 8;
 
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`.
 const LOCAL_BYTES: usize = 3;
+
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.
+const CAPABILITY_MAJOR: u32 = 75;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
+const CAPABILITY_MINOR: u32 = 76;
 
 /// The first word of the compiler's wrapper around fatbins.
 const WRAPPER_MAGIC: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();

@@ -45,6 +45,8 @@ pub(crate) struct Terms {
     pub(crate) headroom: u64,
     /// Whether the device's free memory is kept occupied, and released for growth only.
     pub(crate) ballast: bool,
+    /// Bytes that a driver may take beside each grant without asking.
+    pub(crate) margin: u64,
 }
 
 const OUT_OF_MEMORY: u32 = 2;
@@ -55,6 +57,7 @@ struct Books {
     driver: Arc<Driver>,
     limit: u64,
     headroom: u64,
+    margin: u64,
     /// Chunks that only occupy memory.
     ballast: Option<Vec<u64>>,
     /// Chunks by handle: bytes and leases on them.
@@ -64,9 +67,11 @@ struct Books {
     next: u64,
     tenants: Vec<Arc<Tenant>>,
     pinned: u64,
-    /// Reasons of all grants, and how many are open.
-    grown: Vec<u32>,
+    /// Reasons of all grants and bytes asked for, and how many are open.
+    grown: Vec<(u32, u64)>,
     growing: u32,
+    /// How often a worker said that its driver has given something back.
+    shrunk: u32,
 }
 
 #[derive(Debug)]
@@ -91,7 +96,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Lender {
     pub(crate) fn new(limit: u64) -> Lender {
-        Lender::of(Arc::clone(&NULL_DRIVER), Terms { limit, ..Terms::default() })
+        Lender::with(Terms { limit, ..Terms::default() })
+    }
+
+    pub(crate) fn with(terms: Terms) -> Lender {
+        Lender::of(Arc::clone(&NULL_DRIVER), terms)
     }
 
     fn of(driver: Arc<Driver>, terms: Terms) -> Lender {
@@ -99,6 +108,7 @@ impl Lender {
             driver,
             limit: if terms.limit == 0 { 16 << 30 } else { terms.limit / UNIT * UNIT },
             headroom: terms.headroom,
+            margin: terms.margin,
             ballast: terms.ballast.then(Vec::new),
             chunks: BTreeMap::new(),
             leases: BTreeMap::new(),
@@ -108,6 +118,7 @@ impl Lender {
             pinned: 0,
             grown: Vec::new(),
             growing: 0,
+            shrunk: 0,
         };
         books.occupy();
         Lender { books: Arc::new(Mutex::new(books)) }
@@ -126,7 +137,17 @@ impl Lender {
     /// Why grants were asked for, and how many are not over.
     pub(crate) fn grants(&self) -> (Vec<u32>, u32) {
         let books = lock(&self.books);
-        (books.grown.clone(), books.growing)
+        (books.grown.iter().map(|(reason, _)| *reason).collect(), books.growing)
+    }
+
+    /// How often a worker said that its driver has given something back.
+    pub(crate) fn shrunk(&self) -> u32 {
+        lock(&self.books).shrunk
+    }
+
+    /// Bytes of the last grant.
+    pub(crate) fn last_grant(&self) -> u64 {
+        lock(&self.books).grown.last().map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Wants memory back from every worker.
@@ -220,6 +241,7 @@ fn publish(books: &Books) {
     for tenant in &books.tenants {
         tenant.page.words().store_u64(page::LIMIT, books.limit, Ordering::Release);
         tenant.page.words().store_u64(page::USED, lent - idle, Ordering::Release);
+        tenant.page.words().store_u32(page::OPEN, u32::from(books.margin > 0), Ordering::Release);
     }
 }
 
@@ -293,16 +315,19 @@ impl Books {
                 *lock(&tenant.idle) = bytes;
                 Vec::new()
             }
-            Request::Grow { serial, reason, bytes, .. } => {
+            Request::Grow { serial, reason, bytes, left } => {
                 if self.headroom > 0 && bytes > self.headroom {
                     return vec![(Answer::Refused { serial, error: OUT_OF_MEMORY }, None)];
                 }
                 self.make_room(bytes);
-                self.grown.push(reason);
+                self.grown.push((reason, bytes));
                 self.growing += 1;
-                vec![(Answer::Granted { serial, value: 0 }, None)]
+                vec![(Answer::Granted { serial, value: self.margin.saturating_sub(left) }, None)]
             }
-            Request::Shrunk { .. } => Vec::new(),
+            Request::Shrunk { .. } => {
+                self.shrunk += 1;
+                Vec::new()
+            }
             Request::Grown { .. } => {
                 self.growing -= 1;
                 self.occupy();
@@ -404,7 +429,7 @@ fn a_process_that_lends() {
     let mut buffer = [0; BYTES];
     let (bytes, _) = socket::receive(&control, &mut buffer).expect("receive").expect("terms");
     let word = |at| bytes[at..].first_chunk().copied().map(u64::from_le_bytes).expect("a word");
-    let terms = Terms { limit: word(0), headroom: word(8), ballast: word(16) != 0 };
+    let terms = Terms { limit: word(0), headroom: word(8), ballast: word(16) != 0, ..Terms::default() };
     let lender = Lender::of(loaded(&PathBuf::from(driver)), terms);
     while let Ok(Some((_, descriptors))) = socket::receive(&control, &mut buffer) {
         descriptors.into_iter().for_each(|ours| lender.admit_at(ours, control::VERSION));

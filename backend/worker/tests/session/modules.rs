@@ -1,7 +1,8 @@
 //! Modules, libraries, functions.
 
 use crate::{
-    guest::{ARENA, Guest},
+    guest::{ARENA, Guest, eventually},
+    lender::{Lender, Terms},
     streams::{function, launch, put_launch, ready},
 };
 use sluice_protocol::{
@@ -97,6 +98,58 @@ fn images_are_whole_and_hold_no_pointers_of_ours() {
         wire::module_load::put(w, Mint(Id::new(1, 1)), true, image, Size(64), log, Size(0))
     });
     assert_eq!(result, 1);
+}
+
+// Promise: Q30
+#[test]
+fn an_image_is_compiled_before_leave_to_grow_is_asked_for() {
+    const TAKES: u64 = 8 << 20;
+    let lender = Lender::new(0);
+    let mut guest = Guest::of(&lender);
+    guest.begin();
+    let arena = guest.attach(1, ARENA, 1 << 20);
+    let mut modules = (0..).map(|index| Id::<Module>::new(index, 1));
+    let mut load = |text: &str| {
+        arena.write(0, &[text.as_bytes(), b"\0"].concat());
+        arena.write(8192, &[0; 256]);
+        let (module, bytes) = (modules.next().unwrap(), text.len() as u64 + 1);
+        let result = load(&mut guest, module, false, bytes);
+        let log = arena.read(8192, 256);
+        let end = log.iter().position(|byte| *byte == 0).unwrap();
+        (result, String::from_utf8_lossy(&log[..end]).into_owned(), lender.last_grant())
+    };
+    // Only the compiled image says what it takes, and the driver does not take the text for it.
+    let (result, log, granted) = load(&format!(".version 8.0 /* takes {TAKES} unloadable */"));
+    assert_eq!((result, log.as_str()), (0, ""));
+    assert!((TAKES..TAKES + (1 << 20)).contains(&granted), "{granted}");
+    // Where the driver's compiler fails, its answer to the text is the guest's.
+    let (result, log, granted) = load(&format!(".version 8.0 /* takes {TAKES} unlinkable */"));
+    assert_eq!((result, log.as_str()), (0, ""));
+    assert!(granted < 1 << 20, "{granted}");
+    let (result, log, _) = load(".version 8.0 /* unlinkable unloadable */");
+    assert_eq!((result, log.as_str()), (218, "the text says so"));
+}
+
+// Promise: Q30
+#[test]
+fn images_that_come_and_go_within_the_margin_need_no_message() {
+    let lender = Lender::with(Terms { margin: 1 << 20, ..Terms::default() });
+    let mut guest = Guest::of(&lender);
+    guest.begin();
+    let arena = guest.attach(1, ARENA, 1 << 20);
+    let mut load = |generation: u32, text: &str| {
+        let module = Id::<Module>::new(0, generation);
+        arena.write(0, &[text.as_bytes(), b"\0"].concat());
+        assert_eq!(load(&mut guest, module, false, text.len() as u64 + 1), 0);
+        let unload = |w: &mut Writer<'_>| wire::module_unload::put(w, module);
+        assert_eq!(guest.call(wire::module_unload::CALL, unload).0, 0);
+    };
+    // The margin comes with the context's grant, and would be used up by sixteen of these.
+    (1..=100).for_each(|generation| load(generation, ".version 8.0"));
+    assert_eq!((lender.grants().0.len(), lender.shrunk()), (1, 0));
+    load(101, ".version 8.0 /* takes 4194304 */");
+    eventually("a word about more than the margin", || lender.shrunk() == 1);
+    assert_eq!(lender.grants().0.len(), 2);
 }
 
 #[test]
