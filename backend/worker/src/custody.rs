@@ -103,6 +103,8 @@ struct Link {
     answered: Condvar,
     /// Bytes that the driver may take before the lender is asked again, while its page says so.
     margin: AtomicU64,
+    /// The same right after the last grant.
+    full: AtomicU64,
     /// How often something was said that has no answer, and how much of it the page shows for certain.
     said: AtomicU64,
     seen: AtomicU64,
@@ -218,6 +220,7 @@ impl Link {
             desk: Mutex::default(),
             answered: Condvar::new(),
             margin: AtomicU64::new(0),
+            full: AtomicU64::new(0),
             said: AtomicU64::new(0),
             seen: AtomicU64::new(0),
             recalled: AtomicU64::new(0),
@@ -324,6 +327,13 @@ impl Link {
         open && self.margin.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).is_ok()
     }
 
+    /// Takes bytes that the driver gave back into the margin, as far as the last grant made it.
+    fn regain(&self, bytes: u64) -> bool {
+        let full = self.full.load(Ordering::Relaxed);
+        let more = |margin: u64| margin.checked_add(bytes).filter(|margin| *margin <= full);
+        self.margin.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
     fn is_settled(&self) -> bool {
         self.seen.load(Ordering::Acquire) >= self.said.load(Ordering::Acquire)
     }
@@ -422,7 +432,8 @@ impl Custody {
         let answer = link.ask(grow, Some)?;
         match answer {
             Reply::Granted(margin) => {
-                link.margin.fetch_add(margin, Ordering::Relaxed);
+                let before = link.margin.fetch_add(margin, Ordering::Relaxed);
+                link.full.store(before.saturating_add(margin), Ordering::Relaxed);
                 Ok(Grant { ends: Some((link, granted)) })
             }
             Reply::Refused(failed) => Err(failed),
@@ -430,10 +441,12 @@ impl Custody {
         }
     }
 
-    /// The driver has given back what it took for this.
+    /// The driver has given back what it took for this: within the margin it is taken again without a message.
     pub(crate) fn shrunk(&self, device: i32, reason: Growth, bytes: u64) {
-        if let Ok(link) = self.link(device) {
-            let bytes = if reason == Growth::Context { bytes } else { bytes.saturating_add(GROWTH_BYTES) };
+        let Ok(link) = self.link(device) else { return };
+        let is_context = reason == Growth::Context;
+        let bytes = if is_context { bytes } else { bytes.saturating_add(GROWTH_BYTES) };
+        if is_context || !link.regain(bytes) {
             link.tell(Request::Shrunk { reason: reason as u32, bytes });
         }
     }
