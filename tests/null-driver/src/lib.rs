@@ -584,19 +584,23 @@ fn cubin(bytes: u64) -> Vec<u8> {
 }
 
 /// Writes the log of errors where a load's options want it.
-fn write_log(count: usize, ids: *mut c_uint, values: *mut *mut c_void, log: &[u8]) {
+fn write_log(count: usize, ids: *const c_uint, values: *mut *mut c_void, log: &[u8]) {
     const ERROR_LOG: c_uint = 5;
     const ERROR_LOG_BYTES: c_uint = 6;
+    if count == 0 {
+        return;
+    }
     // SAFETY: the caller's lists are as long as it says.
-    let place =
-        |id| (0..count).map(|at| unsafe { (*ids.add(at), values.add(at)) }).find(|(known, _)| *known == id);
-    let (Some((_, buffer)), Some((_, bytes))) = (place(ERROR_LOG), place(ERROR_LOG_BYTES)) else { return };
-    // SAFETY: the place of an option's value.
-    let used = unsafe { *bytes }.addr().min(log.len());
+    let ids = unsafe { core::slice::from_raw_parts(ids, count) };
+    // SAFETY: as before.
+    let values = unsafe { core::slice::from_raw_parts_mut(values, count) };
+    let place = |wanted| ids.iter().position(|id| *id == wanted);
+    let (Some(buffer), Some(bytes)) = (place(ERROR_LOG), place(ERROR_LOG_BYTES)) else { return };
+    let used = values[bytes].addr().min(log.len());
+    let buffer = values[buffer].cast::<u8>();
     // SAFETY: the buffer has at least so many bytes.
-    unsafe { (*buffer).cast::<u8>().copy_from_nonoverlapping(log.as_ptr(), used) };
-    // SAFETY: the place of an option's value.
-    unsafe { *bytes = core::ptr::without_provenance_mut(used) };
+    unsafe { buffer.copy_from_nonoverlapping(log.as_ptr(), used) };
+    values[bytes] = core::ptr::without_provenance_mut(used);
 }
 
 /// The start of a `CUlaunchConfig`.

@@ -311,7 +311,12 @@ impl ModuleHelper {
         if library {
             // It takes the device's memory where it is used first, which is when leave for that is asked for.
             let loaded = self.growing(device, 0, || self.driver.library_load(&image));
-            return (loaded.map(|library| (Image::Library(library), custody::in_blocks(image::device_bytes(&image)))), 0);
+            return (
+                loaded.map(|library| {
+                    (Image::Library(library), custody::in_blocks(image::device_bytes(&image)))
+                }),
+                0,
+            );
         }
         // Both halves of the driver's log are as long as the guest's; what the guest gets is one of them.
         let length = usize::try_from(log.bytes()).unwrap_or(0);
