@@ -4,10 +4,6 @@
 //! [`Memory`] vouches for it.
 
 use core::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
-use crate::module::Module;
 
 /// Generic addresses of shared memory. Reserved by the device, never mapped by anyone.
 pub const SHARED_WINDOW: Range<u64> = 0x7c00_0000_0000..0x7c04_0000_0000;
@@ -127,53 +123,6 @@ pub struct LoadError {
     pub line: u32,
     /// What is wrong.
     pub message: String,
-}
-
-/// A module whose globals have addresses.
-#[derive(Clone)]
-pub struct Linked {
-    pub(crate) module: Arc<Module>,
-    pub(crate) addresses: Vec<u64>,
-}
-
-impl Linked {
-    /// The module.
-    pub fn module(&self) -> &Module {
-        &self.module
-    }
-
-    /// The address of each global.
-    pub fn addresses(&self) -> &[u64] {
-        &self.addresses
-    }
-}
-
-/// One launch of a kernel. The caller has checked grid, block and shared-memory limits.
-pub struct Launch<'a> {
-    /// The module with addresses.
-    pub module: &'a Linked,
-    /// Index into [`Module::kernels`].
-    pub kernel: usize,
-    /// Blocks.
-    pub grid: [u32; 3],
-    /// Threads per block.
-    pub block: [u32; 3],
-    /// Dynamic shared memory per block.
-    pub dynamic_shared: u32,
-    /// The parameter block; shorter ones read as zero beyond their end.
-    pub params: &'a [u8],
-    /// Address of a zeroed 32-byte workspace in mapped device memory: a cooperative launch, all blocks resident.
-    pub cooperative: Option<u64>,
-    /// How many blocks may be parked beside each other.
-    pub resident_ctas: u32,
-    /// The mapping table.
-    pub memory: &'a dyn Memory,
-    /// The host side.
-    pub runtime: &'a dyn Runtime,
-    /// Ends the launch with [`FaultKind::Stopped`] when set.
-    pub stop: &'a AtomicBool,
-    /// What `%gridid` reads.
-    pub grid_id: u64,
 }
 
 /// Why a launch ended early.

@@ -8,24 +8,14 @@
 use std::sync::OnceLock;
 
 use crate::api::Fault;
-use crate::exec::cta::{Cta, Worker};
+use crate::exec::cta::Cta;
+use crate::exec::grid::Grid;
 use crate::exec::interp;
 use crate::exec::lanes::{self, Op1, Op2, Op3, OpAny, OpCmp};
+use crate::exec::mem::Ranges;
 use crate::exec::warp::{Fragment, Warp};
-use crate::ir::Inst;
+use crate::ir::{Handler, Inst};
 use crate::regs::Frame;
-
-/// Executes one lane-wise instruction for the lanes of a mask that is not empty.
-#[derive(Clone, Copy)]
-pub(crate) struct Handler(unsafe fn(&Frame, &Inst, u32));
-
-impl Handler {
-    #[inline(always)]
-    pub(crate) fn call(self, frame: &Frame, inst: &Inst, mask: u32) {
-        // SAFETY: `pick` stores a version with target features only where the processor has them.
-        unsafe { (self.0)(frame, inst, mask) }
-    }
-}
 
 /// Whether the fast versions run here: the processor has the features, and `SOFTGPU_BASELINE` does not ask for the others.
 pub(crate) fn fast() -> bool {
@@ -76,9 +66,10 @@ macro_rules! versions {
         pub(crate) fn $pick<O: $bound>() -> Handler {
             #[cfg(target_arch = "x86_64")]
             if fast() {
-                return Handler($fast::<O>);
+                // SAFETY: the processor has the features.
+                return unsafe { Handler::new($fast::<O>) };
             }
-            Handler($base::<O>)
+            Handler::plain($base::<O>)
         }
     )*};
 }
@@ -91,7 +82,7 @@ versions! {
 
 /// An operation on bits: not hot, one version.
 pub(crate) fn any<O: OpAny>() -> Handler {
-    Handler(lanes::run_any::<O>)
+    Handler::plain(lanes::run_any::<O>)
 }
 
 /// The sign bits of eight words.
@@ -129,42 +120,46 @@ fn base_cmp<O: OpCmp>(frame: &Frame, inst: &Inst, mask: u32) {
 pub(crate) fn cmp<O: OpCmp>() -> Handler {
     #[cfg(target_arch = "x86_64")]
     if fast() {
-        return Handler(fast_cmp::<O>);
+        // SAFETY: the processor has the features.
+        return unsafe { Handler::new(fast_cmp::<O>) };
     }
-    Handler(base_cmp::<O>)
+    Handler::plain(base_cmp::<O>)
 }
 
 /// For functions that have one version.
 pub(crate) const fn plain(f: fn(&Frame, &Inst, u32)) -> Handler {
-    Handler(f)
+    Handler::plain(f)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt,lzcnt,f16c")]
 fn fragment_fast(
-    worker: &mut Worker<'_, '_>,
+    grid: &Grid<'_>,
+    ranges: &mut Ranges,
     cta: &mut Cta,
     warp: &mut Warp,
     f: Fragment,
     limit: u32,
 ) -> Result<bool, Fault> {
-    interp::fragment::<true>(worker, cta, warp, f, limit)
+    interp::fragment::<true>(grid, ranges, cta, warp, f, limit)
 }
 
 fn fragment_base(
-    worker: &mut Worker<'_, '_>,
+    grid: &Grid<'_>,
+    ranges: &mut Ranges,
     cta: &mut Cta,
     warp: &mut Warp,
     f: Fragment,
     limit: u32,
 ) -> Result<bool, Fault> {
-    interp::fragment::<false>(worker, cta, warp, f, limit)
+    interp::fragment::<false>(grid, ranges, cta, warp, f, limit)
 }
 
 /// Runs one fragment in the version for this processor.
 #[inline(always)]
 pub(crate) fn fragment(
-    worker: &mut Worker<'_, '_>,
+    grid: &Grid<'_>,
+    ranges: &mut Ranges,
     cta: &mut Cta,
     warp: &mut Warp,
     f: Fragment,
@@ -173,7 +168,7 @@ pub(crate) fn fragment(
     #[cfg(target_arch = "x86_64")]
     if fast() {
         // SAFETY: the features were detected.
-        return unsafe { fragment_fast(worker, cta, warp, f, limit) };
+        return unsafe { fragment_fast(grid, ranges, cta, warp, f, limit) };
     }
-    fragment_base(worker, cta, warp, f, limit)
+    fragment_base(grid, ranges, cta, warp, f, limit)
 }

@@ -1,7 +1,33 @@
 //! The decoded instruction: fixed size, slot numbers for operands, modifiers as fields.
 
-use crate::dispatch::Handler;
+#![expect(unsafe_code, reason = "functions with target features are reached through pointers")]
+
 use crate::ptx::{Space, Ty};
+use crate::regs::Frame;
+
+/// Executes one lane-wise instruction for the lanes of a mask that is not empty.
+#[derive(Clone, Copy)]
+pub(crate) struct Handler(unsafe fn(&Frame, &Inst, u32));
+
+impl Handler {
+    /// A function that every processor can execute.
+    pub(crate) const fn plain(function: fn(&Frame, &Inst, u32)) -> Handler {
+        Handler(function)
+    }
+
+    /// # Safety
+    ///
+    /// This processor has the target features of the function.
+    pub(crate) const unsafe fn new(function: unsafe fn(&Frame, &Inst, u32)) -> Handler {
+        Handler(function)
+    }
+
+    #[inline(always)]
+    pub(crate) fn call(self, frame: &Frame, inst: &Inst, mask: u32) {
+        // SAFETY: `new` and `plain` take only functions that this processor can execute.
+        unsafe { (self.0)(frame, inst, mask) }
+    }
+}
 
 /// What the executor does with an instruction. Everything that works lane by lane is [`Op::Alu`] and goes through its
 /// handler; the rest concerns memory, the warp or control.

@@ -8,6 +8,7 @@ mod api;
 mod dispatch;
 mod exec;
 mod ir;
+mod launch;
 mod lower;
 mod module;
 mod pool;
@@ -15,8 +16,9 @@ mod ptx;
 mod regs;
 
 pub use api::{
-    Fault, FaultKind, Global, Kernel, LOCAL_WINDOW, Launch, Linked, LoadError, LoadErrorKind, Memory, Param,
-    Runtime, SHARED_WINDOW,
+    Fault, FaultKind, Global, Kernel, LOCAL_WINDOW, LoadError, LoadErrorKind, Memory, Param, Runtime,
+    SHARED_WINDOW,
 };
-pub use module::Module;
+pub use launch::Launch;
+pub use module::{Linked, Module};
 pub use pool::Pool;

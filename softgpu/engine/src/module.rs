@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::api::{Global, Kernel, Linked, LoadError, LoadErrorKind};
+use crate::api::{Global, Kernel, LoadError, LoadErrorKind};
 use crate::ir::{Code, Op, Target, function_token};
 use crate::lower::{self, Lower, Symbol, Symbols};
 use crate::ptx::{self, Function, Init, Operand, Space, Statement, Ty, Variable};
@@ -205,6 +205,25 @@ impl Module {
 
     pub(crate) fn functions(&self) -> &[Code] {
         &self.functions
+    }
+}
+
+/// A module whose globals have addresses.
+#[derive(Clone)]
+pub struct Linked {
+    pub(crate) module: Arc<Module>,
+    pub(crate) addresses: Vec<u64>,
+}
+
+impl Linked {
+    /// The module.
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
+    /// The address of each global.
+    pub fn addresses(&self) -> &[u64] {
+        &self.addresses
     }
 }
 

@@ -13,8 +13,11 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 
-use crate::api::{Fault, FaultKind, Launch};
-use crate::exec::cta::{Cta, Grid, Worker};
+use crate::api::{Fault, FaultKind};
+use crate::exec::cta::Cta;
+use crate::exec::grid::Grid;
+use crate::exec::worker::Worker;
+use crate::launch::Launch;
 
 /// A pool of worker threads shared by all launches of the process.
 pub struct Pool {

@@ -14,8 +14,8 @@
 
 use super::lanes::{Op1, Op2, Op3, OpAny, OpCmp, each};
 use super::num::{self, canon, flush, flush_if, sext, zext};
-use crate::dispatch::{Handler, any, cmp, op1, op2, op3, plain};
-use crate::ir::{Inst, Round, flag};
+use crate::dispatch::{any, cmp, op1, op2, op3, plain};
+use crate::ir::{Handler, Inst, Round, flag};
 use crate::ptx::Ty;
 use crate::regs::Frame;
 

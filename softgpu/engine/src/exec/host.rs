@@ -1,8 +1,7 @@
 //! The functions of the device runtime: `vprintf`, `__assertfail`, `malloc`, `free`.
 
 use super::Fail;
-use super::cta::Grid;
-use super::interp;
+use super::grid::Grid;
 use super::mem::{self, Ranges, Spaces};
 use crate::api::FaultKind;
 use crate::ir::{Argument, Builtin, CallSite};
@@ -108,7 +107,7 @@ pub(crate) fn call(
                     (reader.string(arg(0))?, reader.string(arg(1))?, reader.string(arg(3))?);
                 let line = arg(2);
                 let [bx, by, bz] = callers.block;
-                let [x, y, z] = interp::position(grid, callers.warp * 32 + bit);
+                let [x, y, z] = grid.thread_position(callers.warp * 32 + bit);
                 let text = format!(
                     "{}:{line}: {}: block: [{bx},{by},{bz}], thread: [{x},{y},{z}] Assertion `{}` failed.\n",
                     String::from_utf8_lossy(&file),

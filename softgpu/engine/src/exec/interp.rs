@@ -1,12 +1,11 @@
 //! The interpreter: one dispatch executes one instruction for the lanes of a fragment.
 
-use std::sync::atomic::Ordering;
-
-use super::cta::{Cta, Grid, Worker};
+use super::cta::Cta;
+use super::grid::Grid;
 use super::host;
 use super::lanes::each;
 use super::matrix;
-use super::mem::{self, Spaces};
+use super::mem::{self, Ranges, Spaces};
 use super::warp::{self, Activation, BarrierKind, Fragment, Wait, Warp};
 use super::{Fail, Special};
 use crate::api::{Fault, FaultKind};
@@ -15,8 +14,6 @@ use crate::regs::{Block, Frame, NONE, UNITS};
 
 /// Taken backward branches of a fragment before another one of its warp runs.
 pub(crate) const FRAGMENT_BUDGET: i32 = 4096;
-/// Turns of fragments before the next warp runs.
-const WARP_TURNS: u32 = 16;
 /// What a volatile or ordered access, or an atomic, costs of the budget: spin loops give way sooner.
 const SPIN_COST: i32 = 64;
 /// Depth of calls, and bytes of register frames per warp.
@@ -24,15 +21,6 @@ const MAX_DEPTH: u32 = 1024;
 const MAX_FRAME_BYTES: usize = 64 << 20;
 /// Local memory per thread, all frames together.
 const MAX_LOCAL: u32 = 512 << 10;
-
-/// Why a warp gave way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Yield {
-    /// Everything waits or is done.
-    Blocked,
-    /// Its budget ran out.
-    Budget,
-}
 
 /// Builds the report of a fault.
 pub(crate) fn fault(
@@ -43,53 +31,19 @@ pub(crate) fn fault(
     address: u64,
     line: u32,
 ) -> Fault {
-    Fault { kind, cta: cta.id, thread: position(grid, thread), address, line }
-}
-
-/// The indices of a thread in its block.
-pub(crate) const fn position(grid: &Grid<'_>, thread: u32) -> [u32; 3] {
-    let [x, y, _] = grid.launch.block;
-    [thread % x, thread / x % y, thread / x / y]
-}
-
-/// Runs a warp until everything in it waits, or its budget is used up.
-pub(crate) fn warp(worker: &mut Worker<'_, '_>, cta: &mut Cta, warp: &mut Warp) -> Result<Yield, Fault> {
-    let mut turns = 0;
-    loop {
-        let Some(f) = warp.pick() else {
-            if warp.wake() {
-                continue;
-            }
-            return Ok(Yield::Blocked);
-        };
-        let limit = warp.limit(&f);
-        let expired = crate::dispatch::fragment(worker, cta, warp, f, limit)?;
-        if expired {
-            let launch = worker.grid.launch;
-            if launch.stop.load(Ordering::Relaxed) {
-                return Err(fault(worker.grid, cta, FaultKind::Stopped, warp.index * 32, 0, 0));
-            }
-            turns += 1;
-            if turns >= WARP_TURNS || worker.grid.failed() {
-                return Ok(Yield::Budget);
-            }
-        }
-        if cta.ready != 0 {
-            return Ok(Yield::Blocked);
-        }
-    }
+    Fault { kind, cta: cta.id, thread: grid.thread_position(thread), address, line }
 }
 
 /// Runs one fragment until it waits, splits, meets another one or ends; true if its budget ran out.
 #[inline(always)]
 pub(crate) fn fragment<const FAST: bool>(
-    worker: &mut Worker<'_, '_>,
+    grid: &Grid<'_>,
+    ranges: &mut Ranges,
     cta: &mut Cta,
     warp: &mut Warp,
     mut f: Fragment,
     limit: u32,
 ) -> Result<bool, Fault> {
-    let grid = worker.grid;
     let activation = &mut warp.activations[f.frame as usize];
     let code = grid.code(activation.function);
     let frame = Frame::new(&mut activation.regs, grid.constants(activation.function));
@@ -168,7 +122,7 @@ pub(crate) fn fragment<const FAST: bool>(
             }
             Op::Load => {
                 if m != 0 {
-                    check!(mem::load::<FAST>(&spaces, &mut worker.ranges, &frame, i, extra, m));
+                    check!(mem::load::<FAST>(&spaces, ranges, &frame, i, extra, m));
                     if i.has(flag::ATOMIC) {
                         f.budget -= SPIN_COST;
                     }
@@ -176,18 +130,18 @@ pub(crate) fn fragment<const FAST: bool>(
             }
             Op::Store => {
                 if m != 0 {
-                    check!(mem::store(&spaces, &mut worker.ranges, &frame, i, extra, m));
+                    check!(mem::store(&spaces, ranges, &frame, i, extra, m));
                 }
             }
             Op::Atomic => {
                 if m != 0 {
-                    check!(mem::atomic(&spaces, &mut worker.ranges, &frame, i, m));
+                    check!(mem::atomic(&spaces, ranges, &frame, i, m));
                     f.budget -= SPIN_COST;
                 }
             }
             Op::CpAsync => {
                 if m != 0 {
-                    check!(mem::copy_async(&spaces, &mut worker.ranges, &frame, i, extra, m));
+                    check!(mem::copy_async(&spaces, ranges, &frame, i, extra, m));
                 }
             }
             Op::Special => {
@@ -253,7 +207,7 @@ pub(crate) fn fragment<const FAST: bool>(
                             sound = warp::groups(&frame, slot, m, |g| warp::match_lanes(&frame, i, g))
                         }
                         Op::Redux => sound = warp::groups(&frame, slot, m, |g| warp::redux(&frame, i, g)),
-                        _ => check!(matrix::execute(&spaces, &mut worker.ranges, &frame, i, extra, m)),
+                        _ => check!(matrix::execute(&spaces, ranges, &frame, i, extra, m)),
                     }
                     if !sound {
                         return Err(locate(
@@ -386,7 +340,7 @@ pub(crate) fn fragment<const FAST: bool>(
                             check!(host::call(
                                 grid,
                                 &spaces,
-                                &mut worker.ranges,
+                                ranges,
                                 &frame,
                                 which,
                                 &code.calls[site as usize],

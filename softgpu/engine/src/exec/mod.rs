@@ -3,6 +3,7 @@
 pub(crate) mod alu;
 pub(crate) mod atomic;
 pub(crate) mod cta;
+pub(crate) mod grid;
 pub(crate) mod host;
 pub(crate) mod interp;
 pub(crate) mod lanes;
@@ -10,6 +11,7 @@ pub(crate) mod matrix;
 pub(crate) mod mem;
 pub(crate) mod num;
 pub(crate) mod warp;
+pub(crate) mod worker;
 
 use crate::api::{FaultKind, LOCAL_WINDOW};
 

@@ -12,9 +12,9 @@ mod propagate;
 use std::collections::{HashMap, HashSet};
 
 use crate::api::{LOCAL_WINDOW, LoadError, LoadErrorKind, SHARED_WINDOW};
-use crate::dispatch::{Handler, plain};
+use crate::dispatch::plain;
 use crate::exec::{PARAM_WINDOW, Special, alu};
-use crate::ir::{Argument, Code, Constant, Inst, Op, Round, flag, function_token};
+use crate::ir::{Argument, Code, Constant, Handler, Inst, Op, Round, flag, function_token};
 use crate::ptx::{Function, Instruction, Operand, Prototype, Space, Statement, Ty, Variable};
 use crate::regs::{CONST, NONE, UNITS};
 

@@ -1,0 +1,289 @@
+//! A thread that executes blocks: turns of the warps, releases of barriers, parking.
+
+use std::sync::atomic::Ordering;
+
+use super::cta::{Barrier, Cta};
+use super::grid::{Grid, lock};
+use super::interp;
+use super::lanes::each;
+use super::mem::Ranges;
+use super::warp::{Activation, BarrierKind, Fragment, Wait, Warp};
+use crate::api::{Fault, FaultKind, Runtime};
+use crate::dispatch;
+use crate::ir::Op;
+use crate::regs::{Block, Frame, NONE};
+
+/// Blocks that a thread executes between two breaths.
+const BREATH: u32 = 8;
+
+/// Rounds over the warps of a block, each of which used up its budget, before another block gets its worker.
+const CTA_ROUNDS: u32 = 16;
+/// Turns of fragments before the next warp runs.
+const WARP_TURNS: u32 = 16;
+
+/// Why a warp gave way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Yield {
+    /// Everything waits or is done.
+    Blocked,
+    /// Its budget ran out.
+    Budget,
+}
+
+/// What a worker keeps between blocks: allocations with their old contents.
+pub(crate) struct Worker<'a, 'g> {
+    grid: &'g Grid<'a>,
+    ranges: Ranges,
+    spare: Vec<Cta>,
+    /// Blocks until the next breath.
+    breath: u32,
+}
+
+/// A thread that executes blocks, until this is dropped.
+struct Seat<'g>(&'g dyn Runtime);
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        self.0.rise();
+    }
+}
+
+enum Outcome {
+    Done,
+    Parked,
+}
+
+impl<'a, 'g> Worker<'a, 'g> {
+    pub(crate) fn new(grid: &'g Grid<'a>, spare: Vec<Cta>) -> Worker<'a, 'g> {
+        Worker { grid, ranges: Ranges::default(), spare, breath: BREATH }
+    }
+
+    /// Runs blocks until none is left; gives back the allocations.
+    pub(crate) fn run(mut self) -> Vec<Cta> {
+        self.grid.launch.runtime.sit();
+        let _seat = Seat(self.grid.launch.runtime);
+        loop {
+            if self.grid.failed() {
+                break;
+            }
+            let Some(mut cta) = self.next() else { break };
+            self.breath -= 1;
+            if self.breath == 0 {
+                self.breath = BREATH;
+                self.grid.launch.runtime.breathe();
+            }
+            match self.turn(&mut cta) {
+                Ok(Outcome::Done) => {
+                    self.grid.resident.fetch_sub(1, Ordering::SeqCst);
+                    self.spare.push(cta);
+                }
+                Ok(Outcome::Parked) => lock(&self.grid.parked).push_back(cta),
+                Err(fault) => {
+                    self.grid.fail(fault);
+                    self.spare.push(cta);
+                    break;
+                }
+            }
+        }
+        if self.grid.failed() {
+            self.spare.extend(lock(&self.grid.parked).drain(..));
+        }
+        for cta in &mut self.spare {
+            cta.give_back(self.grid.launch.runtime);
+        }
+        self.spare.truncate(64);
+        self.spare
+    }
+
+    /// A new block while more may be resident, else the one that has waited longest.
+    fn next(&mut self) -> Option<Cta> {
+        let grid = self.grid;
+        let before = grid.resident.fetch_add(1, Ordering::SeqCst);
+        if before < grid.limit
+            && let Some(linear) = grid.start()
+        {
+            return Some(self.create(linear));
+        }
+        grid.resident.fetch_sub(1, Ordering::SeqCst);
+        if let Some(cta) = lock(&grid.parked).pop_front() {
+            return Some(cta);
+        }
+        // The limit is on what is parked; a worker without work may always start one.
+        let linear = grid.start()?;
+        grid.resident.fetch_add(1, Ordering::SeqCst);
+        Some(self.create(linear))
+    }
+
+    fn create(&mut self, linear: u64) -> Cta {
+        let grid = self.grid;
+        let [gx, gy, _] = grid.launch.grid.map(u64::from);
+        let id = [linear % gx, linear / gx % gy, linear / gx / gy].map(|v| u32::try_from(v).unwrap_or(0));
+        let mut cta = self.spare.pop().unwrap_or_else(|| Cta::new(id, linear));
+        let function = u32::try_from(grid.kernel.function).unwrap_or(0);
+        let code = grid.code(function);
+        (cta.id, cta.linear, cta.ready, cta.alive) = (id, linear, 0, grid.threads);
+        cta.barriers = [Barrier::default(); 16];
+        let count = grid.threads.div_ceil(32);
+        cta.warps.resize_with(count as usize, Warp::empty);
+        cta.borrow(grid.launch.runtime, grid.shared_bytes, code.local_bytes);
+        cta.shared.resize(grid.shared_bytes as usize);
+        for (index, warp) in (0u32..).zip(&mut cta.warps) {
+            let threads = (grid.threads - index * 32).min(32);
+            let valid = if threads == 32 { !0 } else { (1u32 << threads) - 1 };
+            warp.index = index;
+            warp.valid = valid;
+            warp.exited = 0;
+            warp.fragments.clear();
+            warp.fragments.push(Fragment {
+                pc: 0,
+                mask: valid,
+                frame: 0,
+                depth: 0,
+                turn: 0,
+                budget: interp::FRAGMENT_BUDGET,
+                wait: Wait::Run,
+            });
+            warp.free.clear();
+            warp.activations.truncate(1);
+            match warp.activations.first_mut() {
+                Some(first) => first.regs.resize(code.frame_units),
+                None => warp.activations.push(Activation {
+                    function,
+                    regs: Block::new(code.frame_units),
+                    live: valid,
+                    parent: NONE,
+                    return_pc: 0,
+                    call_site: 0,
+                    local_base: 0,
+                    depth: 0,
+                }),
+            }
+            warp.activations[0].function = function;
+            warp.activations[0].live = valid;
+            warp.frame_bytes = warp.activations[0].regs.bytes();
+            warp.reserve_local(code.local_bytes);
+        }
+        cta
+    }
+
+    /// Lets the warps of a block run until all are done or the block has had its share.
+    fn turn(&mut self, cta: &mut Cta) -> Result<Outcome, Fault> {
+        let (mut spent, mut rounds) = (0, 0u32);
+        loop {
+            let (mut progress, mut busy) = (false, false);
+            for n in 0..cta.warps.len() {
+                if !cta.warps[n].runnable() && !cta.warps[n].wake() {
+                    continue;
+                }
+                progress = true;
+                let mut warp = core::mem::replace(&mut cta.warps[n], Warp::empty());
+                let result = self.warp(cta, &mut warp);
+                cta.warps[n] = warp;
+                busy |= result? == Yield::Budget;
+                self.release(cta);
+            }
+            if cta.alive == 0 {
+                return Ok(Outcome::Done);
+            }
+            // Exits may have completed a barrier.
+            if cta.complete_by_exit() {
+                self.release(cta);
+                progress = true;
+            }
+            if !progress {
+                let stuck = cta.warps.iter().flat_map(|w| w.fragments.iter().map(move |f| (w, f))).next();
+                let (thread, line) = match stuck {
+                    Some((w, f)) => {
+                        let function = w.activations[f.frame as usize].function;
+                        let line = self.grid.code(function).insts.get(f.pc as usize).map_or(0, |i| i.line);
+                        (w.index * 32 + f.mask.trailing_zeros(), line)
+                    }
+                    None => (0, 0),
+                };
+                return Err(interp::fault(self.grid, cta, FaultKind::LaunchFailed, thread, 0, line));
+            }
+            if self.grid.launch.stop.load(Ordering::Relaxed) {
+                return Err(interp::fault(self.grid, cta, FaultKind::Stopped, 0, 0, 0));
+            }
+            if self.grid.failed() {
+                // Another block has failed; what this one does no longer matters.
+                return Ok(Outcome::Parked);
+            }
+            // A loop around a barrier uses up no budget and may wait for another block all the same.
+            rounds = rounds.wrapping_add(1);
+            if busy || rounds.is_multiple_of(1024) {
+                self.grid.launch.runtime.breathe();
+                spent += 1;
+                if spent >= CTA_ROUNDS {
+                    if self.grid.others() {
+                        return Ok(Outcome::Parked);
+                    }
+                    spent = 0;
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// Runs a warp until everything in it waits, or its budget is used up.
+    fn warp(&mut self, cta: &mut Cta, warp: &mut Warp) -> Result<Yield, Fault> {
+        let mut turns = 0;
+        loop {
+            let Some(f) = warp.pick() else {
+                if warp.wake() {
+                    continue;
+                }
+                return Ok(Yield::Blocked);
+            };
+            let limit = warp.limit(&f);
+            let expired = dispatch::fragment(self.grid, &mut self.ranges, cta, warp, f, limit)?;
+            if expired {
+                let launch = self.grid.launch;
+                if launch.stop.load(Ordering::Relaxed) {
+                    return Err(interp::fault(self.grid, cta, FaultKind::Stopped, warp.index * 32, 0, 0));
+                }
+                turns += 1;
+                if turns >= WARP_TURNS || self.grid.failed() {
+                    return Ok(Yield::Budget);
+                }
+            }
+            if cta.ready != 0 {
+                return Ok(Yield::Blocked);
+            }
+        }
+    }
+
+    /// Lets go of everything that waits at complete barriers.
+    fn release(&self, cta: &mut Cta) {
+        while cta.ready != 0 {
+            let n = u8::try_from(cta.ready.trailing_zeros()).unwrap_or(0);
+            cta.ready &= cta.ready - 1;
+            let barrier = cta.barriers[usize::from(n)];
+            for warp in &mut cta.warps {
+                for k in 0..warp.fragments.len() {
+                    let f = warp.fragments[k];
+                    if f.wait != Wait::Barrier(n) {
+                        continue;
+                    }
+                    let activation = &mut warp.activations[f.frame as usize];
+                    let function = activation.function;
+                    let inst = &self.grid.code(function).insts[f.pc as usize];
+                    debug_assert!(inst.op == Op::Barrier);
+                    if inst.d != NONE {
+                        let frame = Frame::new(&mut activation.regs, self.grid.constants(function));
+                        match BarrierKind::of(inst.sub) {
+                            BarrierKind::Popc => each(f.mask, |lane| frame.set(inst.d, lane, barrier.popc)),
+                            BarrierKind::And => {
+                                frame.set_pred(inst.d, f.mask, if barrier.all { !0 } else { 0 })
+                            }
+                            _ => frame.set_pred(inst.d, f.mask, if barrier.popc != 0 { !0 } else { 0 }),
+                        }
+                    }
+                    warp.fragments[k].wait = Wait::Run;
+                    warp.fragments[k].pc += 1;
+                }
+            }
+            cta.barriers[usize::from(n)] = Barrier::default();
+        }
+    }
+}
