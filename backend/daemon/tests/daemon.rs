@@ -12,6 +12,7 @@ use std::{
 
 use common::{PATIENCE, Place, children, descriptors, is_alive, pid_of, signal, until, wait_gone, watch};
 use rustix::process::Signal;
+use sluice_protocol::control::NO_USER;
 
 struct Daemon {
     process: Child,
@@ -388,7 +389,10 @@ fn an_arbiter_is_told_who_there_is_and_a_worker_who_lends() {
     let worker = front.open(3);
     assert_eq!(worker["custody"], 2);
     for unit in 0..2 {
-        let introduced = format!("Worker {{ vm: 7, epoch: 1, process: {}, session: 3 }}", worker["pid"]);
+        let introduced = format!(
+            "Worker {{ vm: 7, epoch: 1, process: {}, session: 3, user: {} }}",
+            worker["pid"], NO_USER
+        );
         let told = told_until(&place, unit, |told| told.last() == Some(&introduced));
         assert!(told[0].contains("scrub: true, ") && told[0].contains("verify: Sampled"), "{told:?}");
         assert!(told[0].contains(&format!("unit: {unit}, ")), "{told:?}");

@@ -17,6 +17,7 @@ use rustix::{
     process::Signal,
 };
 use serde_json::{Value, json};
+use sluice_protocol::control::NO_USER;
 
 /// `sluiced` under a supervisor, or, as a service has it, without.
 struct Daemon {
@@ -142,7 +143,8 @@ fn a_fence_takes_everything_and_readmission_is_another_epoch() {
 
     assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 2);
     let again = front.open(4);
-    let worker = format!("Worker {{ vm: 1, epoch: 2, process: {}, session: 4 }}", again["pid"]);
+    let worker =
+        format!("Worker {{ vm: 1, epoch: 2, process: {}, session: 4, user: {} }}", again["pid"], NO_USER);
     // The arbiter takes down a little later what sluiced has sent.
     let told = until(|| told(&place), |told| told.last() == Some(&worker));
     assert_eq!(told.last(), Some(&worker), "{told:?}");

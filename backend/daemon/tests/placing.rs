@@ -119,14 +119,14 @@ fn nobody_is_refused_for_what_a_unit_could_not_lend_a_moment_ago() {
     };
     let code = |reply: Reply| (reply.status, reply.body["code"].clone());
     let refused = (409, json!("placement-unavailable"));
-    lendable(900 << 20);
+    lendable(1900 << 20);
     assert_eq!(code(put(&place, "b", &wanted(800))), refused);
     assert_eq!(code(put(&place, "a", &wanted(800))), refused);
     // From here on nobody has asked it.
     place.tell("unit-0", "suspect 0");
     assert_eq!(put(&place, "a", &wanted(800)).status, 200);
     assert_eq!(put(&place, "a", &wanted(64)).status, 200);
-    lendable(900 << 20);
+    lendable(1900 << 20);
     assert_eq!(code(put(&place, "b", &wanted(800))), refused);
     place.tell("unit-0", "suspect 0");
     assert_eq!(put(&place, "b", &wanted(800)).status, 201);
