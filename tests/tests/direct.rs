@@ -98,7 +98,7 @@ fn a_fault_stays_in_its_process() -> Result<()> {
 #[test]
 fn memory_that_a_program_exports_is_opened_by_programs_of_its_user_only() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIP: only root can be two users");
+        sluice_skip::skip("only root can be two users");
         return Ok(());
     }
     let backend = started(None)?;

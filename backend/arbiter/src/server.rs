@@ -89,6 +89,8 @@ const ROUND: Duration = Duration::from_millis(1);
 /// Requests of a worker, and messages to it, per turn of its own.
 const REQUESTS: usize = 16;
 const SAID: usize = 64;
+/// Looks in a row after which it is said that figures are not used: one may compare readings from before and after memory was made.
+const MISNAMED: u32 = 3;
 /// Effects that follow from requests before they are carried out; those of one request may be more.
 const EFFECTS: usize = 64;
 /// Descriptors that a worker takes: socket, process and bell; and those that the arbiter and its driver have themselves.
@@ -215,8 +217,8 @@ struct Server {
     strangers: HashMap<u32, bool>,
     /// Bytes used of the device, when the inventory last said.
     device_used: Option<u64>,
-    /// Whether it was said that the driver's figures are not those of the makers.
-    misnames_owners: bool,
+    /// Looks in a row in which the driver's figures were not those of the makers.
+    misnamed: u32,
     /// Bytes of chunks at the last look at all processes.
     chunks_then: u64,
     /// The unit's memory is taken, so lending may begin; and it was said.
@@ -297,7 +299,7 @@ impl Server {
             scrubs: Scrubs::default(),
             strangers: HashMap::new(),
             device_used: None,
-            misnames_owners: false,
+            misnamed: 0,
             chunks_then: 0,
             taken: false,
             ready: false,
@@ -1104,7 +1106,8 @@ impl Server {
         let most = self.device_used.map(|used| used.saturating_add(margin));
         let names = owns && most.is_none_or(|most| listed <= most);
         let misnames = !names && list.iter().any(|listed| listed.bytes.is_some());
-        if misnames && !self.misnames_owners {
+        self.misnamed = if misnames { self.misnamed.saturating_add(1) } else { 0 };
+        if self.misnamed == MISNAMED {
             tracing::warn!(
                 listed,
                 used = self.device_used,
@@ -1113,7 +1116,6 @@ impl Server {
                 "the driver's bytes per process are not those of the memory's makers; growth is charged as granted"
             );
         }
-        self.misnames_owners = misnames;
         names
     }
 }
