@@ -89,6 +89,8 @@ impl Service {
         command.arg("--nvml").arg(binaries.get("libsoftgpu_nvml.so")?);
         command.args(["--vm-numbers", "1000:1000"]).env("NOTIFY_SOCKET", notify);
         command.env("SLUICE_SOFTGPU_STATE", device.path()).env("SLUICE_SOFTGPU_SCALE", SCALE);
+        // One has no room for the quotas of 500 VMs.
+        command.env("SLUICE_SOFTGPU_DEVICES", "2");
         let daemon = Background::start("sluiced", &mut command, &folder.path().join("sluiced.log"))?;
         let service = Self { daemon, folder, _device: device };
         let start = Instant::now();
@@ -140,7 +142,7 @@ impl Service {
     /// Makes a VM; returns when a VMM can connect.
     fn create(&self, id: &str) -> Result<PathBuf> {
         let answer =
-            self.ask(&format!("PUT /v1/vms/{id}"), r#"{"direct": true, "memory_bytes": 4194304}"#)?;
+            self.ask(&format!("PUT /v1/vms/{id}"), r#"{"direct": true, "memory_bytes": 8388608}"#)?;
         ensure!(answer.starts_with(b"HTTP/1.1 201"), "{}", String::from_utf8_lossy(&answer));
         let body = answer.windows(4).position(|window| window == b"\r\n\r\n").context("a body")?;
         let vm: serde_json::Value = serde_json::from_slice(&answer[body + 4..])?;
