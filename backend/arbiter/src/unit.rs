@@ -8,7 +8,7 @@
 use crate::{custody::mix, ids::Class, space::Space};
 use sluice_driver::{Code, Device, Driver, DriverError, Handle, Host, Rows};
 use sluice_protocol::{control::Verify, custody::UNIT};
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 /// A chunk's driver handle and mapping. Whoever has it may use the chunk.
 #[derive(Debug)]
@@ -107,7 +107,12 @@ impl Unit {
         }
         let context = driver.primary_retain(device, BLOCKING_SYNC).map_err(failed("the primary context"))?;
         driver.set_current(context).map_err(failed("cuCtxSetCurrent"))?;
-        let (free, total) = driver.memory_info().map_err(failed("cuMemGetInfo"))?;
+        // The software GPU gives back what dead processes exported when a process that exports looks.
+        if let Ok(chunk) = driver.chunk_create(UNIT, device) {
+            let exported = driver.chunk_export(chunk).map(drop);
+            driver.chunk_release(chunk).and(exported).map_err(failed("a chunk"))?;
+        }
+        let (free, total) = settled_memory(&driver)?;
         let context_bytes = measure_context(&driver, device, context, free, total)?;
         let least = driver.priorities().map_or(0, |(least, _)| least);
         let stream = driver.stream_create(NON_BLOCKING, least).map_err(failed("a stream"))?;
@@ -373,6 +378,26 @@ impl Unit {
         self.random = x;
         x
     }
+}
+
+/// Bytes free of the device, and its size, once nothing more becomes free: the workers of an arbiter before this one end about now,
+/// and what they have would be taken for this process's own.
+fn settled_memory(driver: &Driver) -> Result<(u64, u64), UnitError> {
+    const APART: Duration = Duration::from_millis(10);
+    const ALIKE: u32 = 10;
+    const READINGS: u32 = 200;
+    let read = || driver.memory_info().map_err(failed("cuMemGetInfo"));
+    let (mut last, mut alike) = (read()?, 0);
+    for _ in 0..READINGS {
+        if alike == ALIKE {
+            break;
+        }
+        std::thread::sleep(APART);
+        let now = read()?;
+        alike = if now.0 > last.0 { 0 } else { alike + 1 };
+        last = now;
+    }
+    Ok(last)
 }
 
 /// What a context takes: the difference that a second one makes, and no less than what this process's own took of an unused
