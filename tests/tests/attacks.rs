@@ -35,7 +35,7 @@ const NEIGHBOUR: u32 = 2;
 const ATTACKER: u32 = 3;
 /// For how long the neighbour is measured at a time.
 const ROUND_MILLISECONDS: u32 = 500;
-/// In which an operator is answered, on a machine that is busy.
+/// An operator is answered within this time, on a busy machine.
 const ANSWER: Duration = Duration::from_secs(1);
 /// A liar's session ends after this and another follows.
 const LIE: Duration = Duration::from_secs(2);

@@ -91,7 +91,7 @@ struct Worker {
     vm: VmKey,
     /// As the inventory lists it.
     process: u32,
-    /// Whose process it serves.
+    /// The user of the guest process that it serves; `NO_USER` in a VM.
     user: u32,
     /// The guest's own number of its process.
     guest: u32,

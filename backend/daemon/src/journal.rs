@@ -4,8 +4,8 @@
 //! slowly, or comes back after too long, or after the machine was started anew, is told that there is a gap. It must never
 //! grow with what guests do, nor wait for who reads it.
 //!
-//! A thread writes the file, so that a disk that takes its time holds up nobody who notes an event. Readers see an event when it
-//! is written: a number that was told is never another event's.
+//! A thread writes the file, so that a slow disk does not hold up the code that notes an event. Readers see an event after it is
+//! written: a number that a reader was told never belongs to another event.
 
 use std::{
     borrow::Cow,
@@ -79,7 +79,7 @@ pub(crate) struct Journal {
     shared: Arc<Shared>,
 }
 
-/// What the thread that writes has, too.
+/// State that the journal shares with the thread that writes.
 #[derive(Debug)]
 struct Shared {
     list: Mutex<List>,
@@ -119,7 +119,7 @@ struct Header {
     boot: String,
 }
 
-/// Which list it is.
+/// The identity of a list.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Name {
@@ -288,7 +288,7 @@ impl Shared {
         self.told.send_replace(told);
     }
 
-    /// Writes down what is noted, until there is nobody who notes anything.
+    /// Writes events as they are noted, until the journal is dropped.
     fn write(&self, mut log: Log) {
         loop {
             let list = self.list();
@@ -594,7 +594,7 @@ mod tests {
         }
         runtime.block_on(journal.settled());
         let told = journal.last();
-        // Who opens a pipe waits for somebody at its other end.
+        // Opening a pipe waits until another process opens its other end.
         let new = directory.path().join("events.new");
         mkfifoat(CWD, &new, Mode::RWXU).expect("a pipe");
         // More than there is room for in the file.

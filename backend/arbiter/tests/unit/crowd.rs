@@ -48,7 +48,7 @@ impl Played {
         worker
     }
 
-    /// What it is told, without descriptors.
+    /// The arbiter's next message, without its descriptors.
     fn hear(&self) -> Answer {
         let mut buffer = [0; BYTES];
         let (message, _) = socket::receive(&self.custody, &mut buffer).unwrap().expect("it is served");

@@ -30,7 +30,7 @@ use crate::{
 
 /// Events in one piece of the answer.
 const PIECE: usize = 64;
-/// How long who does not follow waits for events that are being written.
+/// A reader that does not follow waits at most this long for events that are being written.
 const SETTLING: Duration = Duration::from_secs(1);
 /// How long nothing may be said, so that a dead client is noticed.
 const SILENCE: Duration = Duration::from_secs(15);
@@ -186,7 +186,7 @@ pub(crate) async fn events(
     let journal = Arc::clone(&api.journal);
     let follow = begin.follow.unwrap_or(true);
     if !follow {
-        // What has happened is written in a moment; a disk that does not answer keeps nobody waiting.
+        // Events are written within moments. A reader does not wait for a disk that does not answer.
         _ = timeout(SETTLING, journal.settled()).await;
     }
     let (at, lost) = match &begin.after {
