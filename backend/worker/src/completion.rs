@@ -260,18 +260,12 @@ impl Completion {
         })
     }
 
-    /// Offers what kernels have printed, before their work is published as complete or failed.
+    /// Offers the text of kernels up to a marker, which is reached or never will be.
     fn publish_text(&self, marker: Marker) {
-        if !self.session.console().is_open() {
-            return;
-        }
-        // A driver prints when it is waited for, and not when it is only asked. The event is reached, or never will be.
-        if marker.has_event()
-            && let Err(failed) = self.driver.event_synchronize(marker.event)
-        {
-            tracing::debug!(code = failed, "an event that was reached cannot be waited for");
-        }
-        self.session.offer_text(self.session.console().settle());
+        self.session.publish_text(|| match marker.has_event() {
+            true => self.driver.event_synchronize(marker.event),
+            false => Ok(()),
+        });
     }
 
     /// The completion thread.

@@ -208,6 +208,17 @@ impl Session {
         &self.console
     }
 
+    /// Offers the text that kernels have printed, before their work is published as complete or failed. A driver hands text out when
+    /// it is waited for, which is `wait`, and not when it is only asked.
+    pub(crate) fn publish_text(&self, wait: impl FnOnce() -> Result<(), Code>) {
+        if self.console.is_open() {
+            if let Err(failed) = wait() {
+                tracing::debug!(code = failed, "kernels whose text is fetched have failed");
+            }
+            self.offer_text(self.console.settle());
+        }
+    }
+
     /// Tells the guest that there is text to fetch, if there is.
     pub(crate) fn offer_text(&self, some: bool) {
         if some {

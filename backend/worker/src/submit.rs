@@ -313,7 +313,7 @@ impl Submitter {
             .set(&self.driver, target.context)
             .and_then(|()| self.run(target.stream, &work.operation, payload));
         if let Err(failed) = result {
-            self.offer_text(failed);
+            self.publish_text(failed);
             self.session.work_failed(work.reply, failed);
         }
         self.count(target.device, &work.operation);
@@ -390,19 +390,15 @@ impl Submitter {
 
     /// Behind a failure nothing appears done any more.
     fn fail(&self, failed: Code, ticket: Ticket) {
-        self.offer_text(failed);
+        self.publish_text(failed);
         self.session.set_sticky(failed);
         self.time.abandon(ticket);
     }
 
-    /// Offers what kernels have printed before a failure that breaks their context is published. The driver hands it out when it is
-    /// waited for, and such a context is not waited for long.
-    fn offer_text(&self, failed: Code) {
-        if status::is_sticky(failed) && self.session.console().is_open() {
-            if let Err(code) = self.driver.stream_synchronize(0) {
-                tracing::debug!(code, "kernels have failed");
-            }
-            self.session.offer_text(self.session.console().settle());
+    /// Offers the text of kernels before a failure that breaks their context is published. The wait for such a context is short.
+    fn publish_text(&self, failed: Code) {
+        if status::is_sticky(failed) {
+            self.session.publish_text(|| self.driver.stream_synchronize(0));
         }
     }
 

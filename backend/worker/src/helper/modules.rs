@@ -308,22 +308,18 @@ impl ModuleHelper {
             Err(failed) => return (Err(failed), 0),
         };
         self.expect_text(&image);
+        let device_bytes = |image: &[u8]| custody::in_blocks(image::device_bytes(image));
         if library {
             // It takes the device's memory where it is used first, which is when leave for that is asked for.
             let loaded = self.growing(device, 0, || self.driver.library_load(&image));
-            return (
-                loaded.map(|library| {
-                    (Image::Library(library), custody::in_blocks(image::device_bytes(&image)))
-                }),
-                0,
-            );
+            return (loaded.map(|library| (Image::Library(library), device_bytes(&image))), 0);
         }
         // Both halves of the driver's log are as long as the guest's; what the guest gets is one of them.
         let length = usize::try_from(log.bytes()).unwrap_or(0);
         let mut text = vec![0; 2 * length];
         let mut used = 0;
         let mut load = |image: &[u8]| {
-            let bytes = custody::in_blocks(image::device_bytes(image));
+            let bytes = device_bytes(image);
             let loaded = self.growing(device, bytes, || {
                 let (loaded, now_used) = self.driver.module_load(image, &mut text);
                 used = now_used.min(length);
