@@ -7,7 +7,7 @@ use crate::{
     transport::{Transport, TransportError},
     waiting::{Condition, Waiting},
 };
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use sluice_protocol::{
     calls::{self, wire},
     doorbell::Doorbell,
@@ -66,8 +66,9 @@ pub(crate) struct Session {
     attachments: Mutex<Vec<bool>>,
     /// Counts of late errors that were reported, by index.
     reported: Box<[AtomicU32]>,
-    /// Held while text of kernels is fetched and written.
+    /// Held while text of kernels is fetched and written, which the word beside it says.
     text: Mutex<()>,
+    passes_on_text: AtomicBool,
     /// Turns every post into a sync, for debugging (`SLUICE_SYNC=1`).
     synchronous: bool,
     /// What `cuDriverGetVersion` answers.
@@ -136,6 +137,7 @@ impl Session {
             attachments: Mutex::new((0..limits::ATTACHMENTS).map(|slot| slot == 0).collect()),
             reported: (0..layout::LATE_ERRORS).map(|_| AtomicU32::new(0)).collect(),
             text: Mutex::default(),
+            passes_on_text: AtomicBool::new(false),
             synchronous: std::env::var_os("SLUICE_SYNC").is_some_and(|value| value == "1"),
             driver_version: 0,
             device_count: 0,
@@ -248,19 +250,23 @@ impl Session {
 
     /// Writes what kernels have printed to the program's output.
     fn pass_on_text(&self) {
-        if self.words().load_u32(layout::CONSOLE, Ordering::Acquire) == 0 {
+        let some = || self.words().load_u32(layout::CONSOLE, Ordering::Acquire) != 0;
+        // In this order: a thread that has fetched the last of it has said before that it passes it on.
+        if !some() && !self.passes_on_text.load(Ordering::Acquire) {
             return;
         }
         // One thread at a time, so that the text keeps its order; the others wait, so that theirs is out when they return.
         let _order = self.text.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.words().load_u32(layout::CONSOLE, Ordering::Acquire) != 0 {
+        self.passes_on_text.store(true, Ordering::Release);
+        while some() {
             let call = wire::console_read::CALL;
             let publish =
                 |slot, ticket| self.publish(0, call, None, slot, ticket, wire::console_read::put).map(drop);
             // A session that has ended has no text any more.
-            let Ok(read) = self.answered(publish, wire::console_read::Reply::get) else { return };
+            let Ok(read) = self.answered(publish, wire::console_read::Reply::get) else { break };
             console::print(read.error, read.text.get(..read.length as usize).unwrap_or_default());
         }
+        self.passes_on_text.store(false, Ordering::Release);
     }
 
     /// A call with an answer.

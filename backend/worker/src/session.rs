@@ -59,6 +59,8 @@ pub(crate) struct Session {
     /// Late errors as published; the guest's page is not read back.
     late_errors: Mutex<Box<[LateError]>>,
     console: Console,
+    /// Held while text is taken from the driver and offered.
+    publishing: Mutex<()>,
     /// What was published as complete, per stream slot; the guest's page is not read back.
     completed: Box<[AtomicU64]>,
 }
@@ -75,6 +77,7 @@ impl Session {
             sticky: AtomicU32::new(0),
             late_errors: Mutex::new(vec![LateError::default(); session::LATE_ERRORS as usize].into()),
             console: Console::default(),
+            publishing: Mutex::default(),
             completed,
         })
     }
@@ -209,9 +212,11 @@ impl Session {
     }
 
     /// Offers the text that kernels have printed, before their work is published as complete or failed. A driver hands text out when
-    /// it is waited for, which is `wait`, and not when it is only asked.
+    /// it is waited for, which is `wait`, and not when it is only asked. `wait` is short: what it waits for is reached, or failed.
     pub(crate) fn publish_text(&self, wait: impl FnOnce() -> Result<(), Code>) {
         if self.console.is_open() {
+            // The driver gives the text to the first thread that waits; the others come here after that thread has offered it.
+            let _publishing = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
             if let Err(failed) = wait() {
                 tracing::debug!(code = failed, "kernels whose text is fetched have failed");
             }

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::handles::{Kind, Registry};
 use crate::memory::{BlockKind, DeviceHeap, Overhead};
+use crate::printed::Printed;
 use crate::process;
 use crate::schedule::{Key, Order, Scheduler};
 
@@ -78,8 +79,7 @@ pub(crate) struct Core {
     pub(crate) limits: Mutex<[u64; LIMITS]>,
     /// The largest values that limits had: what they take stays taken.
     largest: Mutex<[u64; LIMITS]>,
-    /// What kernels printed since the last synchronisation, and what was reported of their assertions.
-    printed: Mutex<[Vec<u8>; 2]>,
+    printed: Printed,
     /// Memory for `malloc` in kernels.
     pub(crate) heap: Mutex<Option<DeviceHeap>>,
     /// Device memory that the context takes for itself.
@@ -135,7 +135,7 @@ impl Context {
             modules: Mutex::default(),
             limits: Mutex::new(DEFAULT_LIMITS),
             largest: Mutex::new(DEFAULT_LIMITS),
-            printed: Mutex::default(),
+            printed: Printed::default(),
             heap: Mutex::new(None),
             overhead: Overhead::default(),
             workspaces: Mutex::default(),
@@ -227,26 +227,15 @@ impl Core {
         self.health.check()
     }
 
-    /// Takes what a kernel printed; like the device's buffer, it holds so much and then drops the oldest.
+    /// Takes what a kernel printed.
     pub(crate) fn print(&self, stream: process::Stream, text: &[u8]) {
         let room = usize::try_from(lock(&self.limits)[LIMIT_PRINTF]).unwrap_or(usize::MAX);
-        let mut printed = lock(&self.printed);
-        let printed = &mut printed[stream as usize];
-        printed.extend_from_slice(text);
-        if printed.len() > room {
-            let excess = printed.len() - room;
-            printed.drain(..excess);
-        }
+        self.printed.take(stream, text, room);
     }
 
     /// Hands what kernels printed to the program's standard output, and reports of assertions to its standard error.
     pub(crate) fn flush_printed(&self) {
-        let [output, error] = std::mem::take(&mut *lock(&self.printed));
-        for (stream, text) in [(process::Stream::Output, output), (process::Stream::Error, error)] {
-            if !text.is_empty() {
-                process::print(stream, &text);
-            }
-        }
+        self.printed.flush(process::print);
     }
 
     /// A limit of `cuCtxGetLimit`.

@@ -41,6 +41,7 @@ mod log;
 mod memory;
 mod module;
 mod occupancy;
+mod printed;
 mod process;
 mod schedule;
 mod share;
