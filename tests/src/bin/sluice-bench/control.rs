@@ -14,6 +14,8 @@ use sluice_tests::{
     process::Background,
 };
 use std::{
+    collections::BTreeMap,
+    ffi::OsString,
     fs::{self, File},
     io::{Read as _, Write as _},
     os::unix::{
@@ -216,7 +218,7 @@ impl Service {
         let elapsed = start.elapsed().as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "small figures")]
         let (ticks, switches) =
-            ((cpu_ticks(process)? - ticks) as f64, (self::switches(process)? - switches) as f64);
+            ((cpu_ticks(process)? - ticks) as f64, more(&switches, &self::switches(process)?) as f64);
         #[expect(clippy::cast_precision_loss, reason = "small figures")]
         let hertz = rustix::param::clock_ticks_per_second() as f64;
         #[expect(clippy::cast_precision_loss, reason = "small figures")]
@@ -229,13 +231,24 @@ impl Service {
     }
 }
 
-/// How often threads of a process have gone to sleep and been woken.
-fn switches(process: u32) -> Result<u64> {
-    let mut sum = 0;
+/// How often each thread of a process has gone to sleep and been woken.
+fn switches(process: u32) -> Result<BTreeMap<OsString, u64>> {
+    let mut threads = BTreeMap::new();
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
-        sum += field(&thread?.path().join("status"), "voluntary_ctxt_switches:")?;
+        let thread = thread?;
+        match field(&thread.path().join("status"), "voluntary_ctxt_switches:") {
+            Ok(switches) => _ = threads.insert(thread.file_name(), switches),
+            // It has ended since the list was read.
+            Err(_) if !thread.path().exists() => {}
+            Err(error) => return Err(error),
+        }
     }
-    Ok(sum)
+    Ok(threads)
+}
+
+/// How much the counts of threads have grown; a thread that has ended is left out.
+fn more(before: &BTreeMap<OsString, u64>, after: &BTreeMap<OsString, u64>) -> u64 {
+    after.iter().map(|(thread, count)| count - before.get(thread).copied().unwrap_or(0)).sum()
 }
 
 fn resident_kibibytes(process: u32) -> Result<u64> {
