@@ -17,7 +17,8 @@ use sluice_device::{
     link::{Arrival, Link},
     memory::{Memory, Policy},
 };
-use sluice_protocol::{control, limits, session};
+use sluice_messages::control;
+use sluice_protocol::{limits, session};
 use sluice_shared_memory::socket;
 use std::{
     collections::HashSet,

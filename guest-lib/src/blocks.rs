@@ -8,7 +8,7 @@ use crate::{
     memory::DeviceMap,
     process::Process,
 };
-use sluice_protocol::{calls::wire, custody};
+use sluice_protocol::{calls::wire, limits};
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard},
@@ -17,7 +17,7 @@ use std::{
 /// What makes a handle of a number.
 const TAG: u64 = 0x56 << 56;
 /// The granularity that is answered, which is the host's unit.
-pub(crate) const GRANULARITY: u64 = custody::UNIT;
+pub(crate) const GRANULARITY: u64 = limits::UNIT;
 
 /// Physical memory.
 #[derive(Clone, Copy, Debug)]

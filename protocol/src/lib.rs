@@ -1,10 +1,9 @@
 //! The contract between guest and host.
 //!
-//! Everything that crosses from a guest into the backend, or between two backend processes, is defined here and only
-//! here: the call table ([`calls`]), the records that carry calls ([`record`]), the ring they travel in ([`ring`]), the
+//! Everything that crosses from a guest into the backend is defined here and only here: the call table ([`calls`]), the records that carry calls ([`record`]), the ring they travel in ([`ring`]), the
 //! session page around it ([`session`]), how both sides sleep without losing a wake-up ([`park`]), the virtio-gpu
 //! commands ([`gpu`]), the doorbell payloads inside them ([`doorbell`]), what is sent where no memory is shared
-//! ([`stream`], and which memory that is: [`staged`]), the messages between backend processes ([`control`]), how memory is lent to workers ([`custody`]) and every bound on what a guest may ask for ([`limits`]).
+//! ([`stream`], and which memory that is: [`staged`]) and every bound on what a guest may ask for ([`limits`]).
 //!
 //! This crate decodes hostile bytes. It contains no unsafe code, never indexes without a check, and allocates nothing
 //! whose size a guest chooses.
@@ -19,13 +18,10 @@
 )]
 
 pub mod calls;
-pub mod control;
-pub mod custody;
 pub mod doorbell;
 pub mod field;
 pub mod gpu;
 pub mod handle;
-pub mod inventory;
 pub mod limits;
 pub mod park;
 pub mod record;

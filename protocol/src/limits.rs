@@ -60,8 +60,6 @@ pub const WAITER_MILLISECONDS: u64 = 1000;
 pub const ALLOCATION_BYTES: u64 = 1 << 48;
 /// Bytes of one image (fatbin, cubin, PTX) as shipped.
 pub const IMAGE_BYTES: u64 = 1 << 30;
-/// Bytes of one image after decompression.
-pub const IMAGE_UNPACKED_BYTES: u64 = 2 << 30;
 /// Bytes of a symbol name.
 pub const NAME_BYTES: usize = 32 << 10;
 /// Bytes of kernel parameters.
@@ -86,8 +84,8 @@ pub const WINDOW_BOUNDS: core::ops::Range<u64> = 0x7e00_0000_0000..0x7f00_0000_0
 pub const JIT_LOG_BYTES: u64 = 64 << 10;
 /// Bytes of what kernels print that a worker keeps for its guest: as much as a driver does by default.
 pub const CONSOLE_BYTES: usize = 1 << 20;
-/// Bytes of one message between backend processes.
-pub const CONTROL_BYTES: usize = 64 << 10;
+/// The unit of quotas, of chunks and of addresses, in bytes.
+pub const UNIT: u64 = 2 << 20;
 /// Leases one worker may hold: a full H200 in the smallest chunks.
 pub const LEASES: usize = 1 << 17;
 /// Chunks in one share: an allocation that another process of the VM may open.

@@ -4,13 +4,14 @@
 //! mapped that together contain all the pages, and a table says where each page is. The windows never leave the extents
 //! that whoever names the pages says are theirs, and are cut where most would be mapped in vain.
 
+use crate::run::Run;
 use crate::{
     Reservation,
     mapping::{MapError, Words},
 };
 use core::sync::atomic::{Ordering, fence};
 use rustix::fd::BorrowedFd;
-use sluice_protocol::{control::Run, shared::Shared};
+use sluice_protocol::shared::Shared;
 
 const PAGE: u64 = 4096;
 const PAGE_BYTES: usize = 4096;

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "mmap, and access through raw pointers to memory that others write")]
 
+use crate::run::Run;
 use core::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
     time::Duration,
@@ -13,7 +14,7 @@ use rustix::{
     mm::{self, MapFlags, ProtFlags},
     thread::futex,
 };
-use sluice_protocol::{control::Run, shared::Shared};
+use sluice_protocol::shared::Shared;
 
 /// Why pages cannot be mapped.
 #[derive(Debug, thiserror::Error)]

@@ -9,9 +9,9 @@ use rustix::{
     io::{Errno, pwrite},
     mm::{MapFlags, ProtFlags},
 };
-use sluice_protocol::{control::Run, shared::Shared};
+use sluice_protocol::shared::Shared;
 use sluice_shared_memory::{
-    Mapping, Reservation,
+    Mapping, Reservation, Run,
     mapping::{MapError, Words},
 };
 use std::sync::atomic::Ordering;

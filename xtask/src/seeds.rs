@@ -225,7 +225,7 @@ fn lives(life_name: &str, before: &[u8], commands: &[(&str, Vec<u8>)]) -> Vec<Se
         into.extend(bytes);
     }
     let (worker, events) = ([193, 1], [255]);
-    let said = |message: sluice_protocol::control::FromWorker| {
+    let said = |message: sluice_messages::control::FromWorker| {
         let mut operation = vec![209, 0];
         operation.extend(message.encode());
         operation
@@ -237,14 +237,14 @@ fn lives(life_name: &str, before: &[u8], commands: &[(&str, Vec<u8>)]) -> Vec<Se
         match *name {
             "open" => {
                 life.extend(worker);
-                life.extend(said(sluice_protocol::control::FromWorker::Attached { slot: 0, error: 0 }));
+                life.extend(said(sluice_messages::control::FromWorker::Attached { slot: 0, error: 0 }));
             }
             "attach" => {
-                life.extend(said(sluice_protocol::control::FromWorker::Attached { slot: 1, error: 0 }));
+                life.extend(said(sluice_messages::control::FromWorker::Attached { slot: 1, error: 0 }));
             }
             // Wakes the waiter.
             "wait" => life.extend([224, 0]),
-            "unref" => life.extend(said(sluice_protocol::control::FromWorker::Detached { slot: 1 })),
+            "unref" => life.extend(said(sluice_messages::control::FromWorker::Detached { slot: 1 })),
             // The worker is gone.
             "close" => life.extend([232, 0]),
             _ => {}

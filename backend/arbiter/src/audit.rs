@@ -5,7 +5,7 @@ use crate::{
     ids::Class,
     ledger::Broken,
 };
-use sluice_protocol::custody::UNIT;
+use sluice_messages::custody::UNIT;
 use std::time::{Duration, Instant};
 
 /// Milliseconds between audits while something changes, and while nothing does.

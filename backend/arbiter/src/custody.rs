@@ -28,11 +28,11 @@ use crate::{
 use growth::Growth;
 use lending::{Share, Waiter};
 use sluice_driver::{Code, code};
-use sluice_protocol::{
+use sluice_messages::{
     control::{ArbiterEvent, FromArbiter, ToArbiter},
     custody::{Answer, Request, UNIT},
-    limits,
 };
+use sluice_protocol::limits;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 /// Milliseconds since the arbiter began.

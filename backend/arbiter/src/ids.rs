@@ -17,7 +17,7 @@ pub struct WorkerId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId(pub u32);
 
-/// Index of a size in [`sluice_protocol::custody::CLASSES`]: 0 is the largest.
+/// Index of a size in [`sluice_messages::custody::CLASSES`]: 0 is the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Class(u8);
 
@@ -34,7 +34,7 @@ impl Class {
     /// Bytes of a chunk.
     #[must_use]
     pub const fn bytes(self) -> u64 {
-        sluice_protocol::custody::CLASSES[self.0 as usize]
+        sluice_messages::custody::CLASSES[self.0 as usize]
     }
 
     /// The next smaller class.

@@ -5,7 +5,7 @@
 
 use crate::{custody::Millis, ids::WorkerId};
 use rustix::{fd::OwnedFd, io::Errno};
-use sluice_protocol::control::{BYTES, FromInventory, ToInventory};
+use sluice_messages::control::{BYTES, FromInventory, ToInventory};
 use sluice_shared_memory::socket;
 use std::collections::HashMap;
 

@@ -5,7 +5,7 @@
 //! [`audit`](crate::audit) compares the two.
 
 use crate::ids::VmKey;
-use sluice_protocol::custody::UNIT;
+use sluice_messages::custody::UNIT;
 use std::collections::{BTreeMap, HashMap};
 
 /// Sums or states contradict each other.

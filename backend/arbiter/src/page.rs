@@ -7,13 +7,10 @@ use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
     io::Errno,
 };
-use sluice_protocol::{
-    control::Run,
-    custody::{page, report},
-    shared::Shared as _,
-};
+use sluice_messages::custody::{page, report};
+use sluice_protocol::shared::Shared as _;
 use sluice_shared_memory::{
-    Mapping,
+    Mapping, Run,
     mapping::{MapError, Words},
 };
 

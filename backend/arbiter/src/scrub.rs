@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
 };
 use sluice_driver::Code;
-use sluice_protocol::control::Verify;
+use sluice_messages::control::Verify;
 use std::{
     collections::BTreeSet,
     fmt::Write as _,

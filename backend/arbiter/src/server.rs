@@ -33,10 +33,11 @@ use rustix::{
     rand::{GetRandomFlags, getrandom},
 };
 use sluice_driver::Driver;
-use sluice_protocol::{
-    control::{self, ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Priority, Shares, ToArbiter, codec},
+use sluice_messages::{
+    control::{
+        self, ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Priority, SETUP_BYTES, Shares, ToArbiter, codec,
+    },
     custody::{Answer, Request, UNIT},
-    limits,
 };
 use sluice_sandbox::{Role, SandboxError};
 use sluice_shared_memory::socket;
@@ -155,7 +156,7 @@ impl Token {
 /// # Errors
 /// [`RunError`] when the unit cannot be served.
 pub fn run(control: OwnedFd) -> Result<(), RunError> {
-    let mut buffer = vec![0; limits::CONTROL_BYTES];
+    let mut buffer = vec![0; SETUP_BYTES];
     let (message, descriptors) = socket::receive(&control, &mut buffer)?.ok_or(RunError::Closed)?;
     let setup: ArbiterSetup = codec::decode(message)?;
     let receipts = Receipts::new(descriptors, setup.receipts).map_err(RunError::Receipts)?;

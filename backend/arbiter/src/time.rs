@@ -31,11 +31,11 @@ use rustix::{
         timerfd_create, timerfd_settime,
     },
 };
-use sluice_protocol::{
+use sluice_messages::{
     control::{FromArbiter, Priority, Shares},
     custody::page,
-    limits,
 };
+use sluice_protocol::limits;
 use sluice_scheduler::{
     Nanos,
     scheduler::{Permit, Scheduler, Seen, Settings, Slot, Terms},

@@ -7,7 +7,7 @@
 
 use crate::{custody::mix, ids::Class, space::Space};
 use sluice_driver::{Code, Device, Driver, DriverError, Handle, Host, Rows};
-use sluice_protocol::{control::Verify, custody::UNIT};
+use sluice_messages::{control::Verify, custody::UNIT};
 use std::{path::Path, sync::Arc, time::Duration};
 
 /// A chunk's driver handle and mapping. Whoever has it may use the chunk.

@@ -15,11 +15,11 @@ use rustix::{
     net::sockopt::set_socket_send_buffer_size,
     process::{Signal, pidfd_send_signal},
 };
-use sluice_protocol::{
+use sluice_messages::{
     control::BYTES,
     custody::{Answer, Request},
-    limits,
 };
+use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 use std::{collections::VecDeque, sync::Arc};
 

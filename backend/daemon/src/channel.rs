@@ -3,7 +3,7 @@
 use std::{io, os::fd::OwnedFd};
 
 use rustix::fd::BorrowedFd;
-use sluice_protocol::control;
+use sluice_messages::control;
 use sluice_shared_memory::socket;
 use tokio::io::{Interest, unix::AsyncFd};
 

@@ -9,10 +9,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
-use sluice_protocol::{
-    control::{Priority, Shares, Verify},
-    limits,
-};
+use sluice_messages::control::{Priority, Shares, Verify};
+use sluice_protocol::limits;
 
 /// Session starts per second and VM that are let through in the long run, unless configured.
 const STARTS_PER_SECOND: u32 = 200;

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_protocol::control::ArbiterEvent;
+use sluice_messages::control::ArbiterEvent;
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::sleep,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use sluice_protocol::custody::UNIT;
+use sluice_messages::custody::UNIT;
 
 /// The escrows of all projects and organisations.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use std::{
 };
 
 use rustix::fd::AsFd as _;
-use sluice_protocol::{
+use sluice_messages::{
     control::{FromInventory, ToInventory, ToLauncher},
     inventory::{Instance, NAME_PARTS, Name, Place, Profile, Recovery, Switch},
 };
@@ -471,7 +471,7 @@ mod tests {
         keeper::Keeper,
         state::adoption::Adoption,
     };
-    use sluice_protocol::inventory::{Places, WHOLE};
+    use sluice_messages::inventory::{Places, WHOLE};
     use tokio::{task::LocalSet, time::Instant as Clock};
 
     const LARGE: Profile = Profile { id: 9, slices: 3, ..SMALL };
@@ -482,7 +482,7 @@ mod tests {
         multiprocessors: 16,
         memory: 1 << 30,
         capabilities: 0,
-        engines: sluice_protocol::inventory::Engines { copy: 1, decoder: 1, encoder: 0, jpeg: 1, ofa: 0 },
+        engines: sluice_messages::inventory::Engines { copy: 1, decoder: 1, encoder: 0, jpeg: 1, ofa: 0 },
     };
     const MADE: Instance = Instance { gpu: 7, compute: 0, profile: 19, start: 0, size: 1, uuid: [7; 16] };
     const NAME: &str = "a name so long that it does not fit into a single message of the inventory";

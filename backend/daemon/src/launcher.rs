@@ -36,11 +36,11 @@ use rustix::{
     process::{Resource, Rlimit, Signal, WaitId, WaitIdOptions},
     thread::CapabilitySet,
 };
-use sluice_protocol::{
+use sluice_messages::{
     control::{self, FromLauncher, ToLauncher},
     inventory::Visible,
-    limits,
 };
+use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 
 use crate::{

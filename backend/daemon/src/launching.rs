@@ -14,10 +14,8 @@ use std::{
 };
 
 use rustix::{fd::AsFd as _, io::Errno};
-use sluice_protocol::{
-    control::{self, FromLauncher, ToLauncher},
-    limits,
-};
+use sluice_messages::control::{self, FromLauncher, ToLauncher};
+use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,

@@ -14,7 +14,7 @@ pub(crate) enum Notice {
     Arbiter {
         /// The unit.
         unit: u32,
-        /// An [`sluice_protocol::control::ArbiterEvent`].
+        /// An [`sluice_messages::control::ArbiterEvent`].
         kind: u32,
         /// The VM, or 0.
         vm: u32,
@@ -52,7 +52,7 @@ pub(crate) enum Notice {
         xid: u32,
         /// The process, or 0.
         process: u32,
-        /// The GPU instance, or [`WHOLE`](sluice_protocol::inventory::WHOLE).
+        /// The GPU instance, or [`WHOLE`](sluice_messages::inventory::WHOLE).
         instance: u32,
     },
     /// A worker was killed and is still there.

@@ -14,15 +14,13 @@ use std::{
 };
 
 use sha2::{Digest as _, Sha256};
+use sluice_messages::inventory::{Instance, Place as InstancePlace, Switch, Visible, WHOLE};
 use sluice_placement::{
     Answer, Apart, Attributes, Class, Decision, Division, Fleet, Foreign, Geometry, Gpu, Identity, Listed,
     Phase, PlaceError, Placement as Position, PlanError, Profile, Refusal, Request, Rules, Spot, Standing,
     Step, Strictness, Target, UnitId, VmId, Whom,
 };
-use sluice_protocol::{
-    inventory::{Instance, Place as InstancePlace, Switch, Visible, WHOLE},
-    limits,
-};
+use sluice_protocol::limits;
 use tokio::{
     sync::{Mutex, MutexGuard},
     task::spawn_local,

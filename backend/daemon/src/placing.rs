@@ -9,8 +9,8 @@ use std::{
 };
 
 use serde_json::json;
+use sluice_messages::inventory::Switch;
 use sluice_placement::{Fleet, Pin, PlanError, Policy, Refusal, VmId, fleet::Relocation};
-use sluice_protocol::inventory::Switch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::{

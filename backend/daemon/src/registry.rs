@@ -51,7 +51,7 @@ const FENCED: Duration = Duration::from_secs(20);
 /// How long who may be refused for want of room, and whoever wants a change behind them, waits for what units have to say.
 const LOOK: Duration = Duration::from_millis(100);
 /// What quotas are counted in.
-pub(crate) const CHUNK: u64 = sluice_protocol::custody::UNIT;
+pub(crate) const CHUNK: u64 = sluice_messages::custody::UNIT;
 /// Numbers of organisations and projects that clients make begin behind this one.
 const ANCESTORS: u32 = 1 << 20;
 /// Organisations, projects and sizes that there can be, each.

@@ -23,7 +23,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Resource, Rlimit, Signal},
     thread::{CapabilitySet, CapabilitySets},
 };
-use sluice_protocol::inventory::Visible;
+use sluice_messages::inventory::Visible;
 
 /// Number of the first descriptor a child is given: its control socket.
 pub(crate) const FIRST: RawFd = 3;

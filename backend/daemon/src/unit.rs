@@ -19,7 +19,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use sluice_protocol::{
+use sluice_messages::{
     control::{ArbiterSetup, FromArbiter, Shares, ToArbiter, ToLauncher, codec},
     inventory::{Visible, WHOLE},
 };

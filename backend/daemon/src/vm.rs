@@ -15,11 +15,11 @@ use std::{
 };
 
 use rustix::process::Signal;
-use sluice_protocol::{
+use sluice_messages::{
     control::{FromDevice, ToDevice, ToLauncher, ToWorker, WorkerSetup, codec},
     inventory::Visible,
-    limits,
 };
+use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,

@@ -20,7 +20,7 @@ use rustix::{
     process::Signal,
 };
 use serde_json::{Value, json};
-use sluice_protocol::{
+use sluice_messages::{
     control::{self, ToLauncher},
     inventory::Visible,
 };

@@ -12,7 +12,7 @@ use std::{
 
 use common::{PATIENCE, Place, children, descriptors, is_alive, pid_of, signal, until, wait_gone, watch};
 use rustix::process::Signal;
-use sluice_protocol::control::NO_USER;
+use sluice_messages::control::NO_USER;
 
 struct Daemon {
     process: Child,

@@ -17,7 +17,7 @@ use rustix::{
     process::Signal,
 };
 use serde_json::{Value, json};
-use sluice_protocol::control::NO_USER;
+use sluice_messages::control::NO_USER;
 
 /// `sluiced` under a supervisor, or, as a service has it, without.
 struct Daemon {

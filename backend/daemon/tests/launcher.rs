@@ -16,11 +16,11 @@ use common::{
     signal, until, wait_gone, watch,
 };
 use rustix::{io::Errno, process::Signal};
-use sluice_protocol::{
+use sluice_messages::{
     control::{self, FromLauncher, ToLauncher, WorkerSetup, codec},
     inventory::Visible,
-    limits,
 };
+use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 
 struct Launcher {

@@ -20,8 +20,8 @@ use crate::{
 };
 use core::sync::atomic::Ordering;
 use rustix::{fd::OwnedFd, io::Errno};
+use sluice_messages::control::{self, FromWorker};
 use sluice_protocol::{
-    control::{self, FromWorker},
     doorbell::{Capset, Doorbell},
     gpu::{self, Command, Header, Purpose, answer},
     limits,

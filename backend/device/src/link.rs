@@ -22,10 +22,8 @@ use rustix::{
     fs::OFlags,
     io::Errno,
 };
-use sluice_protocol::{
-    control::{self, FromDevice, ToDevice},
-    limits,
-};
+use sluice_messages::control::{self, FromDevice, ToDevice};
+use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 use std::{
     any::Any,

@@ -41,7 +41,7 @@ struct Arguments {
     #[arg(long)]
     control_fd: Option<RawFd>,
     /// Version of the messages that sluiced speaks; another than this program's own is refused.
-    #[arg(long, value_parser = sluice_protocol::control::version_of_option)]
+    #[arg(long, value_parser = sluice_messages::control::version_of_option)]
     messages: Option<u32>,
     /// Scanouts to report, always disabled. Guest kernels before 6.12 need one.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1))]

@@ -4,7 +4,8 @@
 //! back to the guest while another resource still lends it to a worker.
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
-use sluice_protocol::{control, gpu::PAGE, limits};
+use sluice_protocol::{gpu::PAGE, limits};
+use sluice_shared_memory::run;
 use std::{fs::File, sync::Arc};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
@@ -155,7 +156,7 @@ struct GuestFile {
     /// Bytes of its own pages.
     granule: u64,
     /// What of it is in the table: in ascending order, apart from each other.
-    extents: Vec<control::Run>,
+    extents: Vec<run::Run>,
 }
 
 /// The table.
@@ -177,9 +178,9 @@ pub struct Piece {
     /// Bytes of the file's own pages: more than 4096 for huge ones.
     pub granule: u64,
     /// What of the file is guest memory: in ascending order, apart from each other.
-    pub extents: Vec<control::Run>,
+    pub extents: Vec<run::Run>,
     /// Where in it, in the order of the resource.
-    pub runs: Vec<control::Run>,
+    pub runs: Vec<run::Run>,
 }
 
 impl Table {
@@ -211,7 +212,7 @@ impl Table {
                 table.files.len().saturating_sub(1)
             });
             if let Some(file) = table.files.get_mut(file) {
-                file.extents.push(control::Run { offset, bytes });
+                file.extents.push(run::Run { offset, bytes });
             }
             let count = bytes / PAGE;
             let words = usize::try_from(count.div_ceil(64)).unwrap_or(usize::MAX);
@@ -332,7 +333,7 @@ impl Table {
     /// # Errors
     /// [`MemoryError::Outside`] when a page is gone, [`MemoryError::Scattered`].
     pub fn pieces(&self, runs: &[Run]) -> Result<Vec<Piece>, MemoryError> {
-        let mut pieces: Vec<(usize, Vec<control::Run>)> = Vec::new();
+        let mut pieces: Vec<(usize, Vec<run::Run>)> = Vec::new();
         for part in self.parts(runs) {
             let (file, page, count) = part?;
             let (offset, bytes) = (page.wrapping_mul(PAGE), count.wrapping_mul(PAGE));
@@ -342,10 +343,10 @@ impl Table {
                     Some(run) if run.offset.wrapping_add(run.bytes) == offset => {
                         run.bytes = run.bytes.wrapping_add(bytes);
                     }
-                    _ => list.push(control::Run { offset, bytes }),
+                    _ => list.push(run::Run { offset, bytes }),
                 },
                 _ if full => return Err(MemoryError::Scattered),
-                _ => pieces.push((file, vec![control::Run { offset, bytes }])),
+                _ => pieces.push((file, vec![run::Run { offset, bytes }])),
             }
         }
         Ok(pieces
@@ -384,8 +385,8 @@ impl Table {
 
     /// Whether these runs, claimed under `old`, are the same bytes of the same files here; if so they are claimed.
     pub fn adopt(&mut self, old: &Table, runs: &[Run]) -> bool {
-        let pages = |table: &Table| -> Option<Vec<((u64, u64), control::Run)>> {
-            let mut list: Vec<((u64, u64), control::Run)> = Vec::new();
+        let pages = |table: &Table| -> Option<Vec<((u64, u64), run::Run)>> {
+            let mut list: Vec<((u64, u64), run::Run)> = Vec::new();
             for part in table.parts(runs) {
                 let (file, page, count) = part.ok()?;
                 let key = table.files.get(file)?.key;
@@ -393,7 +394,7 @@ impl Table {
                     Some((last, run)) if *last == key && run.offset.wrapping_add(run.bytes) == page => {
                         run.bytes = run.bytes.wrapping_add(count);
                     }
-                    _ => list.push((key, control::Run { offset: page, bytes: count })),
+                    _ => list.push((key, run::Run { offset: page, bytes: count })),
                 }
             }
             Some(list)
@@ -457,8 +458,8 @@ fn append(runs: &mut Vec<Run>, page: u64, count: u64) -> usize {
 }
 
 /// Sorts parts of a file and joins those that touch: front-ends may cut one file into many regions.
-fn join(extents: &mut Vec<control::Run>) {
-    let end = |run: &control::Run| run.offset.saturating_add(run.bytes);
+fn join(extents: &mut Vec<run::Run>) {
+    let end = |run: &run::Run| run.offset.saturating_add(run.bytes);
     extents.sort_by_key(|run| run.offset);
     extents.dedup_by(|next, last| {
         let touch = next.offset <= end(last);

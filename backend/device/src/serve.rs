@@ -11,7 +11,8 @@ use crate::{
     vring,
 };
 use rustix::net::sockopt::socket_peercred;
-use sluice_protocol::{control, limits};
+use sluice_messages::control;
+use sluice_protocol::limits;
 use std::{
     os::unix::net::{UnixListener, UnixStream},
     sync::{Arc, Condvar, Mutex, PoisonError},

@@ -14,8 +14,8 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{Signal, pidfd_send_signal},
 };
-use sluice_protocol::control::{self, FromWorker, ToWorker};
-use sluice_shared_memory::socket;
+use sluice_messages::control::{self, FromWorker, ToWorker};
+use sluice_shared_memory::{run, socket};
 
 /// Kills a worker. Its pidfd becomes readable when it is gone.
 pub fn kill(pidfd: &OwnedFd, session: u32) {
@@ -133,11 +133,11 @@ impl Worker {
     ) -> Result<(), Errno> {
         let Piece { file, granule, extents, runs } = piece;
         let entries = extents.len().saturating_add(runs.len());
-        let mut list = Vec::with_capacity(entries.saturating_mul(control::Run::BYTES));
+        let mut list = Vec::with_capacity(entries.saturating_mul(run::Run::BYTES));
         for run in extents.iter().chain(runs) {
             run.push(&mut list);
         }
-        let count = |list: &[control::Run]| u32::try_from(list.len()).map_err(|_| Errno::OVERFLOW);
+        let count = |list: &[run::Run]| u32::try_from(list.len()).map_err(|_| Errno::OVERFLOW);
         let (extents, runs, granule) = (count(extents)?, count(runs)?, *granule);
         let memfd = sealed(&list)?;
         let message = ToWorker::Attach { slot, address, bytes, runs, extents, granule, more };

@@ -13,8 +13,8 @@ use common::{
     readable,
 };
 use rustix::fs::SealFlags;
+use sluice_messages::control::{FromDevice, FromWorker, ToDevice, ToWorker};
 use sluice_protocol::{
-    control::{FromDevice, FromWorker, ToDevice, ToWorker},
     doorbell::Doorbell,
     gpu::command::*,
     limits,

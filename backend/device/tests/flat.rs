@@ -20,8 +20,8 @@ use sluice_device::{
     link::Link,
     memory::{Memory, Policy},
 };
+use sluice_messages::control::{FromDevice, FromWorker, ToWorker};
 use sluice_protocol::{
-    control::{FromDevice, FromWorker, ToWorker},
     doorbell::Doorbell,
     gpu::{Purpose, answer::*, command::*},
     limits,

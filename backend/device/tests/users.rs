@@ -13,9 +13,8 @@ use common::{
     readable,
 };
 use rustix::fs::SealFlags;
-use sluice_protocol::{
-    control::FromDevice, doorbell::Doorbell, gpu::command::*, limits, session, shared::Shared,
-};
+use sluice_messages::control::FromDevice;
+use sluice_protocol::{doorbell::Doorbell, gpu::command::*, limits, session, shared::Shared};
 use std::{
     io::Read,
     os::unix::{fs::PermissionsExt, net::UnixStream},

@@ -7,10 +7,8 @@
 use crate::nvml::{Meant, Nvml};
 use rustix::fd::OwnedFd;
 use sluice_cuda_abi::nvml::{Result as Answered, Status};
-use sluice_protocol::{
-    control::{FromInventory, ToInventory},
-    limits,
-};
+use sluice_messages::control::{FromInventory, ToInventory};
+use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 use std::{
     collections::{BTreeMap, btree_map::Entry},

@@ -16,7 +16,7 @@ struct Arguments {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(RawFd).range(0..))]
     control_fd: RawFd,
     /// Version of the messages that sluiced speaks; another than this program's own is refused.
-    #[arg(long, value_parser = sluice_protocol::control::version_of_option)]
+    #[arg(long, value_parser = sluice_messages::control::version_of_option)]
     messages: Option<u32>,
     /// Absolute path of the driver's management library.
     #[arg(long, value_name = "PATH")]

@@ -21,7 +21,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t, nvmlUtilization_t,
 };
 use sluice_cuda_abi::nvml::{FIELD_RECOVERY_ACTION, Result, Status, cores_per_multiprocessor};
-use sluice_protocol::inventory::{Recovery, Switch, WHOLE};
+use sluice_messages::inventory::{Recovery, Switch, WHOLE};
 use std::{
     collections::BTreeMap,
     ffi::c_char,

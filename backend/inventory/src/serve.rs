@@ -14,11 +14,11 @@ use rustix::{
     io::Errno,
 };
 use sluice_cuda_abi::nvml::{Result as Answered, Status};
-use sluice_protocol::{
+use sluice_messages::{
     control::{BYTES, FromInventory, ToInventory},
     inventory::{Instance, Name, Profile},
-    limits,
 };
+use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 use crate::nvml::{Events, Nvml};
 use rustix::fd::OwnedFd;
 use sluice_cuda_abi::nvml::Status;
-use sluice_protocol::control::FromInventory;
+use sluice_messages::control::FromInventory;
 use sluice_shared_memory::socket;
 use std::{sync::Arc, thread, time::Duration};
 

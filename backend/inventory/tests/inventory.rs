@@ -11,8 +11,8 @@ use rustix::{
     fd::{AsFd as _, OwnedFd},
 };
 // Has cargo build the libraries.
-use sluice_protocol::control::{BYTES, FromInventory, ToInventory};
-use sluice_protocol::inventory::{Instance, Name, Place, Recovery, Switch, Visible, WHOLE};
+use sluice_messages::control::{BYTES, FromInventory, ToInventory};
+use sluice_messages::inventory::{Instance, Name, Place, Recovery, Switch, Visible, WHOLE};
 use sluice_shared_memory::socket;
 use softgpu_cuda as _;
 use softgpu_nvml as _;

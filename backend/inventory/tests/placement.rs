@@ -4,21 +4,21 @@ mod common;
 
 use common::*;
 use rustix::fd::OwnedFd;
+use sluice_messages::control::{FromInventory, ToInventory};
+use sluice_messages::inventory::Instance;
 use sluice_placement::{
     Attributes, Decision, Division, Fleet, Geometry, Gpu, Identity, PlaceError, Placement, Policy, Refusal,
     Request, Rules, Spot, Strictness, UnitId, VmId,
     destruction::{Answer, Step},
 };
-use sluice_protocol::control::{FromInventory, ToInventory};
-use sluice_protocol::inventory::Instance;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 /// What the inventory reports, as the placer takes it.
 fn geometry(socket: &OwnedFd) -> Geometry {
-    let profile = |(profile, _, places): (sluice_protocol::inventory::Profile, String, Vec<_>)| {
+    let profile = |(profile, _, places): (sluice_messages::inventory::Profile, String, Vec<_>)| {
         let placements: Vec<_> = places
             .iter()
-            .map(|place: &sluice_protocol::inventory::Place| Placement {
+            .map(|place: &sluice_messages::inventory::Place| Placement {
                 start: place.start,
                 size: place.size,
             })

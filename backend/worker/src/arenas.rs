@@ -14,8 +14,8 @@ use rustix::{
     io::Errno,
 };
 use sluice_driver::{Code, Rows, code};
-use sluice_protocol::{control::Run, limits, session::Attachment, shared::Shared};
-use sluice_shared_memory::{Gathered, Mapping, gathered::Source, mapping::MapError};
+use sluice_protocol::{limits, session::Attachment, shared::Shared};
+use sluice_shared_memory::{Gathered, Mapping, Run, gathered::Source, mapping::MapError};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},

@@ -20,8 +20,10 @@ use crate::{
 use core::sync::atomic::Ordering;
 use rustix::{fd::OwnedFd, io::Errno};
 use sluice_driver::{Driver, DriverError, code};
+use sluice_messages::control::{
+    BYTES, FromWorker, SETUP_BYTES, ToWorker, VersionError, WorkerSetup, codec, same_version,
+};
 use sluice_protocol::{
-    control::{BYTES, FromWorker, ToWorker, VersionError, WorkerSetup, codec, same_version},
     field::FieldError,
     gpu, limits,
     session::{self, Attachment},
@@ -103,12 +105,12 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
 /// message means the same in every version.
 fn refuse(control: &OwnedFd) {
     tell(control, FromWorker::Attached { slot: 0, error: code::SYSTEM_DRIVER_MISMATCH });
-    let mut buffer = vec![0; limits::CONTROL_BYTES];
+    let mut buffer = vec![0; SETUP_BYTES];
     while matches!(socket::receive(control, &mut buffer), Ok(Some(_)) | Err(Errno::INTR)) {}
 }
 
 fn serve(control: &Arc<OwnedFd>) -> Result<(), RunError> {
-    let mut buffer = vec![0; limits::CONTROL_BYTES];
+    let mut buffer = vec![0; SETUP_BYTES];
     let (message, _) = socket::receive(&**control, &mut buffer)?.ok_or(RunError::Closed)?;
     let setup: WorkerSetup = codec::decode(message)?;
     let span = tracing::info_span!("worker", vm = setup.vm, session = setup.session);

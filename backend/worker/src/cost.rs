@@ -17,8 +17,8 @@ use rustix::{
     fs::{MemfdFlags, ftruncate, memfd_create},
 };
 use sluice_driver::{Driver, Launch};
-use sluice_protocol::{control::Run, session};
-use sluice_shared_memory::Mapping;
+use sluice_protocol::session;
+use sluice_shared_memory::{Mapping, Run};
 use std::{env, process::Command, sync::Arc};
 
 /// How many launches the process that is counted makes, and whether it has a permit.

@@ -19,13 +19,12 @@ use rustix::{
     io::Errno,
 };
 use sluice_driver::{Code, Driver, code};
-use sluice_protocol::{
-    control::{BYTES, Run, VersionError, same_version},
+use sluice_messages::{
+    control::{BYTES, VersionError, same_version},
     custody::{Answer, Growth, Request, UNIT, page, report},
-    field::FieldError,
-    shared::Shared as _,
 };
-use sluice_shared_memory::{Mapping, mapping::MapError, socket};
+use sluice_protocol::{field::FieldError, shared::Shared as _};
+use sluice_shared_memory::{Mapping, Run, mapping::MapError, socket};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},

@@ -23,8 +23,8 @@ use rustix::{
 use sluice_driver::Driver;
 #[cfg(fuzzing)]
 use sluice_protocol::handle;
-use sluice_protocol::{control::Run, limits, session, shared::Shared as _};
-use sluice_shared_memory::{Mapping, mapping::Words, socket};
+use sluice_protocol::{limits, session, shared::Shared as _};
+use sluice_shared_memory::{Mapping, Run, mapping::Words, socket};
 use std::{
     path::Path,
     sync::{Arc, Mutex},

@@ -17,8 +17,8 @@ use crate::{
 use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::fd::OwnedFd;
 use sluice_driver::{Code, Driver};
+use sluice_messages::control::FromWorker;
 use sluice_protocol::{
-    control::FromWorker,
     field::{FieldError, Writer},
     limits,
 };

@@ -23,10 +23,8 @@ use blocks::{Block, Mapped};
 use groups::Group;
 use pool::{Pool, Size};
 use sluice_driver::{Code, code};
-use sluice_protocol::{
-    custody::{CLASSES, UNIT},
-    limits,
-};
+use sluice_messages::custody::{CLASSES, UNIT};
+use sluice_protocol::limits;
 use space::Space;
 use std::collections::{BTreeMap, BTreeSet};
 

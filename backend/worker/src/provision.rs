@@ -10,7 +10,7 @@ use crate::{
 use sluice_driver::Code;
 #[cfg(any(test, fuzzing))]
 use sluice_driver::Driver;
-use sluice_protocol::custody::Growth;
+use sluice_messages::custody::Growth;
 #[cfg(any(test, fuzzing))]
 use sluice_protocol::limits;
 use std::sync::Arc;

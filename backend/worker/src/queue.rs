@@ -16,7 +16,7 @@ use crate::{
 };
 use core::time::Duration;
 use sluice_driver::{Code, Driver, Handle, LaunchAttribute, code};
-use sluice_protocol::custody::Growth;
+use sluice_messages::custody::Growth;
 use std::{
     collections::VecDeque,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},

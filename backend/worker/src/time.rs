@@ -17,10 +17,8 @@ use rustix::{
     fd::OwnedFd,
     time::{ClockId, clock_gettime},
 };
-use sluice_protocol::{
-    custody::{page, report},
-    shared::Shared as _,
-};
+use sluice_messages::custody::{page, report};
+use sluice_protocol::shared::Shared as _;
 use sluice_scheduler::{
     Nanos,
     estimate::{Estimates, Kind},

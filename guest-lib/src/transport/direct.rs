@@ -21,12 +21,11 @@ use rustix::{
 };
 use sluice_protocol::{
     calls,
-    control::Run,
     doorbell::{self, Capset, Doorbell},
     gpu::{self, HEADER_BYTES, answer, command},
     limits,
 };
-use sluice_shared_memory::{Mapping, Reservation, mapping::Words};
+use sluice_shared_memory::{Mapping, Reservation, Run, mapping::Words};
 use std::{
     os::unix::net::UnixStream,
     path::Path,

@@ -226,7 +226,7 @@ mod tests {
         use rustix::fd::AsFd;
         let file = rustix::fs::memfd_create(c"queue", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, BYTES as u64).unwrap();
-        let run = sluice_protocol::control::Run { offset: 0, bytes: BYTES as u64 };
+        let run = sluice_shared_memory::Run { offset: 0, bytes: BYTES as u64 };
         let mapping = Mapping::scattered(0, BYTES as u64, [(file.as_fd(), run)]).unwrap();
         let words = mapping.words();
         (mapping, words)

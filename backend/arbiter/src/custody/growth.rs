@@ -18,11 +18,11 @@ use crate::{
     ledger::Refusal,
 };
 use sluice_driver::code;
-use sluice_protocol::{
+use sluice_messages::{
     control::ArbiterEvent,
     custody::{Answer, Growth as Cause, UNIT},
-    limits,
 };
+use sluice_protocol::limits;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use turns::Turns;
 

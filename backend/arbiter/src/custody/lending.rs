@@ -7,11 +7,11 @@ use crate::{
     ledger::Refusal,
 };
 use sluice_driver::{Code, code};
-use sluice_protocol::{
+use sluice_messages::{
     control::{ArbiterEvent, FromArbiter},
     custody::{Answer, Request},
-    limits,
 };
+use sluice_protocol::limits;
 use std::collections::HashSet;
 
 /// Milliseconds between two recalls of one worker.

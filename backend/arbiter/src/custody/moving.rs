@@ -15,7 +15,7 @@ use crate::{
     chunks::State,
     ids::{ChunkId, VmKey, WorkerId},
 };
-use sluice_protocol::{control::ArbiterEvent, custody::UNIT};
+use sluice_messages::{control::ArbiterEvent, custody::UNIT};
 
 /// Chunks that go back to the driver at once: a taker that waits may have to wait for them.
 const MOVED: usize = 32;

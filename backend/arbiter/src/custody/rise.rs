@@ -2,7 +2,7 @@
 
 use super::{Custody, Life, Millis};
 use crate::ids::WorkerId;
-use sluice_protocol::control::ArbiterEvent;
+use sluice_messages::control::ArbiterEvent;
 
 /// Milliseconds between looks. A model that is loaded or a batch that is prepared takes in one or two of them, however
 /// many chunks that is.

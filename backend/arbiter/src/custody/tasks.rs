@@ -6,7 +6,7 @@ use crate::{
     chunks::State,
     ids::{ChunkId, Class, VmKey, WorkerId},
 };
-use sluice_protocol::control::ArbiterEvent;
+use sluice_messages::control::ArbiterEvent;
 
 /// Why a chunk is scrubbed, for the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,8 @@ use crate::{
     host::{Host, Options, eventually, null_driver},
 };
 use rustix::{fd::AsFd as _, net::sockopt::set_socket_linger};
-use sluice_protocol::{control::ArbiterEvent, limits};
+use sluice_messages::control::ArbiterEvent;
+use sluice_protocol::limits;
 use std::{
     io::Write as _,
     net::{TcpListener, TcpStream},

@@ -9,7 +9,7 @@ use rustix::{
     fd::{AsFd as _, OwnedFd},
     process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit},
 };
-use sluice_protocol::{
+use sluice_messages::{
     control::{BYTES, NO_USER, ToArbiter},
     custody::{Answer, Request, UNIT},
 };

@@ -5,10 +5,8 @@ use crate::{
     host::{Host, Options, eventually},
 };
 use rustix::process::{Pid, Signal, kill_process};
-use sluice_protocol::{
-    control::{ArbiterEvent, Verify},
-    limits,
-};
+use sluice_messages::control::{ArbiterEvent, Verify};
+use sluice_protocol::limits;
 use std::time::{Duration, Instant};
 
 const TAG: u32 = 0x5afe_c0de;

@@ -4,7 +4,7 @@ use crate::{
     MIB,
     host::{Host, Options, eventually, null_driver},
 };
-use sluice_protocol::control::{ArbiterEvent, ToArbiter};
+use sluice_messages::control::{ArbiterEvent, ToArbiter};
 
 fn host() -> Host {
     let environment = vec![("SLUICE_NULL_MEMORY_MIB", "128".to_owned())];

@@ -2,7 +2,7 @@
 
 use crate::{MIB, host::driver};
 use sluice_arbiter::unit::{Piece, Unit};
-use sluice_protocol::control::Verify;
+use sluice_messages::control::Verify;
 use std::{
     process::Command,
     time::{Duration, Instant},

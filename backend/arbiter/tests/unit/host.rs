@@ -8,11 +8,11 @@ use rustix::{
     io::Errno,
     process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, prlimit},
 };
-use sluice_protocol::control::{
+use sluice_messages::control::{
     ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, FromInventory, NO_USER, ToArbiter, ToInventory, Verify,
     codec,
 };
-use sluice_protocol::inventory::{Visible, WHOLE};
+use sluice_messages::inventory::{Visible, WHOLE};
 use sluice_shared_memory::socket;
 use std::{
     collections::{HashMap, HashSet},

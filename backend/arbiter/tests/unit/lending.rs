@@ -4,10 +4,8 @@ use crate::{
     MIB,
     host::{Host, eventually},
 };
-use sluice_protocol::{
-    control::{ArbiterEvent, ToArbiter},
-    limits,
-};
+use sluice_messages::control::{ArbiterEvent, ToArbiter};
+use sluice_protocol::limits;
 use std::time::{Duration, Instant};
 
 // Promise: Q20

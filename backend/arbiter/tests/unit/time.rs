@@ -1,7 +1,7 @@
 //! Permits, with workers that say what they like.
 
 use crate::host::{Host, eventually};
-use sluice_protocol::control::{ArbiterEvent, Priority, Shares, ToArbiter};
+use sluice_messages::control::{ArbiterEvent, Priority, Shares, ToArbiter};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;

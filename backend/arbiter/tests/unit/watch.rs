@@ -4,7 +4,7 @@ use crate::{
     MIB,
     host::{Host, Options, eventually, lives},
 };
-use sluice_protocol::control::ArbiterEvent;
+use sluice_messages::control::ArbiterEvent;
 use std::time::Duration;
 
 // Promise: S4

@@ -6,11 +6,11 @@
 use crate::host::{Listed, PATIENCE, eventually, speaks_within};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use sluice_driver::{Device, Driver, Handle, Host, Rows};
-use sluice_protocol::{
-    control::{BYTES, Run},
+use sluice_messages::{
+    control::BYTES,
     custody::{Answer, CLASSES, Request, page, report},
 };
-use sluice_shared_memory::{Mapping, mapping::Words, socket};
+use sluice_shared_memory::{Mapping, Run, mapping::Words, socket};
 use std::{
     collections::{BTreeMap, VecDeque},
     path::Path,

@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use sluice_protocol::control;
+use sluice_messages::control;
 
 use super::file::StateFile;
 use crate::{configuration::Configuration, process::Identity};

@@ -26,11 +26,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use sluice_protocol::control::{
-    self, ArbiterSetup, FromArbiter, FromDevice, FromInventory, ToArbiter, ToDevice, ToInventory, ToWorker,
-    WorkerSetup, codec,
+use sluice_messages::control::{
+    self, ArbiterSetup, FromArbiter, FromDevice, FromInventory, SETUP_BYTES, ToArbiter, ToDevice,
+    ToInventory, ToWorker, WorkerSetup, codec,
 };
-use sluice_protocol::inventory::WHOLE;
+use sluice_messages::inventory::WHOLE;
 use sluice_shared_memory::socket;
 
 /// Bytes of a unit: 500 VMs have room.
@@ -148,7 +148,7 @@ fn attack() -> Result<()> {
 
 fn worker(arguments: &[String], program: &Path) -> Result<()> {
     let control = inherited(arguments, "--control-fd")?;
-    let mut buffer = vec![0; sluice_protocol::limits::CONTROL_BYTES];
+    let mut buffer = vec![0; SETUP_BYTES];
     let Some((bytes, descriptors)) = socket::receive(&control, &mut buffer)? else { return Ok(()) };
     ensure!(descriptors.is_empty(), "descriptors with the set-up");
     let setup: WorkerSetup = codec::decode(bytes)?;
@@ -235,7 +235,7 @@ impl Unit {
 
 fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
     let daemon = std::sync::Arc::new(inherited(arguments, "--control-fd")?);
-    let mut buffer = vec![0; sluice_protocol::limits::CONTROL_BYTES];
+    let mut buffer = vec![0; SETUP_BYTES];
     let Some((bytes, descriptors)) = socket::receive(&*daemon, &mut buffer)? else { return Ok(()) };
     let setup: ArbiterSetup = codec::decode(bytes)?;
     let log = descriptors.into_iter().next().context("a file for receipts")?;

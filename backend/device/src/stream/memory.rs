@@ -6,9 +6,9 @@ use rustix::{
     fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create},
     io::Errno,
 };
-use sluice_protocol::{control::Run, gpu::PAGE, limits, shared::Shared as _};
+use sluice_protocol::{gpu::PAGE, limits, shared::Shared as _};
 use sluice_shared_memory::{
-    Mapping,
+    Mapping, Run,
     mapping::MapError,
     ranges::{Free, Range},
 };

@@ -11,13 +11,9 @@ use rustix::{
     fd::{AsFd, AsRawFd, OwnedFd},
     process::{Pid, PidfdFlags, pidfd_open},
 };
-use sluice_protocol::{
-    control::{self, FromDevice, FromWorker, Run, ToDevice, ToWorker},
-    doorbell::Doorbell,
-    limits, session,
-    shared::Shared,
-};
-use sluice_shared_memory::{Mapping, mapping::Words, socket};
+use sluice_messages::control::{self, FromDevice, FromWorker, ToDevice, ToWorker};
+use sluice_protocol::{doorbell::Doorbell, limits, session, shared::Shared};
+use sluice_shared_memory::{Mapping, Run, mapping::Words, socket};
 use std::{
     os::unix::process::CommandExt,
     path::PathBuf,

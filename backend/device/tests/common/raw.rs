@@ -6,13 +6,12 @@ use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
 };
 use sluice_protocol::{
-    control::Run,
     doorbell::{Capset, Doorbell},
     gpu::{Purpose, command::*},
     session::{self, Nonce},
     shared::Shared,
 };
-use sluice_shared_memory::{Mapping, mapping::Words};
+use sluice_shared_memory::{Mapping, Run, mapping::Words};
 use std::{path::Path, sync::atomic::Ordering, time::Instant};
 use vhost::{
     VhostBackend, VhostUserMemoryRegionInfo, VringConfigData,

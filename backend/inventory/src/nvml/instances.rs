@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlGpuInstanceProfileInfo_v2_t, nvmlGpuInstanceProfileInfo_v3_t,
 };
 use sluice_cuda_abi::nvml::{Result, Status};
-use sluice_protocol::inventory::{Engines, Instance, PLACES, Place, Places, Profile, WHOLE};
+use sluice_messages::inventory::{Engines, Instance, PLACES, Place, Places, Profile, WHOLE};
 use std::ptr::null_mut;
 
 plain!(

@@ -5,8 +5,8 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd as _, OwnedFd},
 };
-use sluice_protocol::control::{BYTES, FromInventory, ToInventory};
-use sluice_protocol::inventory::{Instance, NAME_PARTS, Name, Place, Profile};
+use sluice_messages::control::{BYTES, FromInventory, ToInventory};
+use sluice_messages::inventory::{Instance, NAME_PARTS, Name, Place, Profile};
 use sluice_shared_memory::socket;
 // Has cargo build the library.
 use softgpu_nvml as _;

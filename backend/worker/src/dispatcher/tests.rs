@@ -1,9 +1,9 @@
 use super::*;
 use crate::{harness::Harness, time::OPEN};
 use proptest::prelude::*;
+use sluice_messages::custody::page::TELL;
 use sluice_protocol::{
     calls::{self, wire},
-    custody::page::TELL,
     field::{ArenaAddress, Bytes, FieldError, Mint, Name, Size, Writer},
     record::NO_STREAM,
     reply,

@@ -14,10 +14,9 @@ use crate::{
 };
 use rustix::fd::OwnedFd;
 use sluice_driver::{Code, Driver, code};
+use sluice_messages::{control::FromWorker, custody::Growth};
 use sluice_protocol::{
     calls::wire,
-    control::FromWorker,
-    custody::Growth,
     handle::{self, Id},
     session::Attachment,
 };

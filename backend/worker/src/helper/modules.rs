@@ -15,9 +15,9 @@ use crate::{
 };
 use sluice_cuda_abi::image;
 use sluice_driver::{Code, Driver, Handle, Launch, LaunchAttribute, Linked, code};
+use sluice_messages::custody::{Growth, UNIT};
 use sluice_protocol::{
     calls::{FunctionAttributes, Parameters, wire},
-    custody::{Growth, UNIT},
     handle::{self, Id},
     limits,
 };

@@ -5,7 +5,8 @@
 
 use super::{Chunk, ChunkSource, Mapper, Memory};
 use sluice_driver::{Code, code};
-use sluice_protocol::{custody::UNIT, limits};
+use sluice_messages::custody::UNIT;
+use sluice_protocol::limits;
 
 /// Physical memory.
 #[derive(Debug)]

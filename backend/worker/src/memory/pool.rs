@@ -2,7 +2,7 @@
 
 use super::Chunk;
 use offset_allocator::Allocator;
-use sluice_protocol::custody::{CLASSES, UNIT};
+use sluice_messages::custody::{CLASSES, UNIT};
 
 /// What the vendor's allocator aligns to, too.
 pub(super) const GRAIN: u64 = 512;

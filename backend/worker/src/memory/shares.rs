@@ -2,7 +2,8 @@
 
 use super::{Allocation, Chunk, ChunkSource, Mapper, Memory, Place};
 use sluice_driver::{Code, code};
-use sluice_protocol::{custody::UNIT, limits};
+use sluice_messages::custody::UNIT;
+use sluice_protocol::limits;
 
 /// An allocation in a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 use super::{Books, Chunk, ChunkSource, Lease};
 use core::sync::atomic::{AtomicU64, Ordering};
 use sluice_driver::{Code, Driver, code};
-use sluice_protocol::{custody::UNIT, limits};
+use sluice_messages::custody::UNIT;
+use sluice_protocol::limits;
 use std::sync::Arc;
 
 /// Bytes of chunks the session has, per device, and what it may have. The memory helper writes it; the dispatcher reads

@@ -5,9 +5,9 @@ use crate::{
     lender::Lender,
     streams::{function, image, launch},
 };
+use sluice_messages::custody::{Growth, UNIT};
 use sluice_protocol::{
     calls::wire,
-    custody::{Growth, UNIT},
     field::{ArenaAddress, DeviceAddress, Size, Writer},
     session,
 };

@@ -5,9 +5,9 @@ use crate::{
     lender::Lender,
     streams::{function, launch, put_launch, ready, stream},
 };
+use sluice_messages::control::{self, FromWorker};
 use sluice_protocol::{
     calls::{self, wire},
-    control::{self, FromWorker},
     field::{DeviceAddress, Mint, Writer},
     handle::{Context, Event, Id, Stream},
     limits,

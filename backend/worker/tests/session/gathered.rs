@@ -6,14 +6,14 @@ use rustix::{
     fs::{MemfdFlags, ftruncate, memfd_create},
     io::{pread, pwrite},
 };
+use sluice_messages::control::{FromWorker, ToWorker};
 use sluice_protocol::{
     calls::wire,
-    control::{FromWorker, Run, ToWorker},
     field::{ArenaAddress, DeviceAddress},
     limits,
     session::{self, Attachment},
 };
-use sluice_shared_memory::socket;
+use sluice_shared_memory::{Run, socket};
 
 const PAGE: u64 = 4096;
 const INVALID_VALUE: u32 = 1;

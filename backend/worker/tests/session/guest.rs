@@ -6,9 +6,9 @@ use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{MemfdFlags, ftruncate, memfd_create},
 };
+use sluice_messages::control::{self, FromWorker, ToWorker, WorkerSetup, codec};
 use sluice_protocol::{
     calls::{self, wire},
-    control::{self, FromWorker, Run, ToWorker, WorkerSetup, codec},
     field::{FieldError, Mint, Size, Writer},
     handle::{Context, Id},
     limits,
@@ -19,7 +19,7 @@ use sluice_protocol::{
     session::{self, Attachment},
     shared::Shared,
 };
-use sluice_shared_memory::{Mapping, mapping::Words, socket};
+use sluice_shared_memory::{Mapping, Run, mapping::Words, socket};
 use std::{
     ffi::OsStr,
     path::PathBuf,

@@ -8,12 +8,12 @@ use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
 };
 use sluice_driver::Driver;
-use sluice_protocol::{
-    control::{self, BYTES, Run},
+use sluice_messages::{
+    control::{self, BYTES},
     custody::{Answer, Request, UNIT, page, report},
-    shared::Shared,
 };
-use sluice_shared_memory::{Mapping, socket};
+use sluice_protocol::shared::Shared;
+use sluice_shared_memory::{Mapping, Run, socket};
 use std::{
     collections::BTreeMap,
     ffi::OsStr,

@@ -1,14 +1,14 @@
 //! Devices, device memory, arenas, copies.
 
 use crate::guest::{ARENA, Guest, WINDOW, eventually, memory_file};
+use sluice_messages::control::{FromWorker, ToWorker};
 use sluice_protocol::{
     calls::wire,
-    control::{FromWorker, Run, ToWorker},
     field::{ArenaAddress, DeviceAddress, Size},
     limits,
     session::{self, Attachment},
 };
-use sluice_shared_memory::socket;
+use sluice_shared_memory::{Run, socket};
 
 const INVALID_VALUE: u32 = 1;
 const OUT_OF_MEMORY: u32 = 2;

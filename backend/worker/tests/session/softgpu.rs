@@ -7,11 +7,11 @@ use crate::{
 };
 use sluice_protocol::{
     calls::wire,
-    control::Run,
     field::{ArenaAddress, DeviceAddress, Mint, Name, Size},
     handle::{Event, Function, Id, Module},
     limits,
 };
+use sluice_shared_memory::Run;
 use std::{
     ffi::OsString,
     io::{BufRead as _, BufReader},

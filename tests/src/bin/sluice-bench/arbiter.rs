@@ -11,7 +11,7 @@ use sluice_arbiter::{
     ids::{Class, VmKey, WorkerId},
     unit::{Piece, Unit},
 };
-use sluice_protocol::{
+use sluice_messages::{
     control::{ToArbiter, Verify},
     custody::{Request, UNIT},
 };

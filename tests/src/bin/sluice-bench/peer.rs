@@ -6,8 +6,8 @@ use rustix::{
     fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
     fs::{MemfdFlags, ftruncate, memfd_create},
 };
-use sluice_protocol::{control::Run, shared::Shared as _};
-use sluice_shared_memory::{Mapping, mapping::Words};
+use sluice_protocol::shared::Shared as _;
+use sluice_shared_memory::{Mapping, Run, mapping::Words};
 use std::{
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},

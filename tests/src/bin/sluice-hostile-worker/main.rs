@@ -26,8 +26,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use rustix::net::RecvFlags;
-use sluice_protocol::control::{self, ToWorker, WorkerSetup, codec};
-use sluice_protocol::custody::{Answer, CLASSES, Growth, Request, UNIT, page};
+use sluice_messages::control::{self, SETUP_BYTES, ToWorker, WorkerSetup, codec};
+use sluice_messages::custody::{Answer, CLASSES, Growth, Request, UNIT, page};
 use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 
@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     let folder = own.parent().context("a folder")?.to_path_buf();
     // SAFETY: the launcher passes it open, and nothing else here uses it.
     let control = unsafe { OwnedFd::from_raw_fd(CONTROL) };
-    let mut buffer = vec![0; limits::CONTROL_BYTES];
+    let mut buffer = vec![0; SETUP_BYTES];
     let (length, _) = rustix::net::recv(&control, &mut buffer[..], RecvFlags::PEEK).context("the setup")?;
     let setup: WorkerSetup = codec::decode(&buffer[..length])?;
     if setup.vm != OURS {

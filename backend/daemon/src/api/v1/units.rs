@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use axum::{Json, extract::State, http::StatusCode};
 use serde::{Deserialize, Serialize};
+use sluice_messages::inventory::{WHOLE, uuid_text};
 use sluice_placement::Standing;
-use sluice_protocol::inventory::{WHOLE, uuid_text};
 use tokio::time::timeout;
 use utoipa::ToSchema;
 

@@ -10,20 +10,19 @@
 //! by a *bell*. Nothing a worker says is believed about memory: a lease is over for the VM's quota when the worker gives it
 //! back, and its memory serves another VM only when every process that ever imported it is gone.
 
-use crate::{
-    control::messages,
+use crate::control::messages;
+use core::sync::atomic::Ordering;
+pub use sluice_protocol::limits::UNIT;
+use sluice_protocol::{
     field::{Field, FieldError, Reader, Writer},
     shared::Shared,
 };
-use core::sync::atomic::Ordering;
 
 const MIB: u64 = 1 << 20;
 
 /// Sizes of chunks in bytes, largest first. The last one is the unit of quotas and of addresses: every driver's allocation
 /// granularity seen divides it.
 pub const CLASSES: [u64; 3] = [512 * MIB, 32 * MIB, UNIT];
-/// The unit of quotas and of addresses.
-pub const UNIT: u64 = 2 * MIB;
 
 /// What makes a driver take device memory for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! Sluice makes one that is all of it. Profiles, places and names are the driver's, told as it tells them: nothing here
 //! knows a GPU by its model.
 
-use crate::field::{Field, FieldError, Reader, Writer};
+use sluice_protocol::field::{Field, FieldError, Reader, Writer};
 
 /// Instead of an instance: all of the device, or no instance.
 pub const WHOLE: u32 = u32::MAX;

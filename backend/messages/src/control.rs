@@ -5,11 +5,13 @@
 //! from a worker or a device is hostile (either may have been taken over by a guest), so nothing in it has a length.
 //! The one variable message, [`WorkerSetup`], goes down only.
 
-use crate::field::{Field, FieldError, Reader, Writer};
 use crate::inventory::{Instance, Name, Places, Profile, Recovery, Switch, Visible};
+use sluice_protocol::field::{Field, FieldError, Reader, Writer};
 
 /// Bytes of a fixed-size message.
 pub const BYTES: usize = 64;
+/// Bytes of the longest setup.
+pub const SETUP_BYTES: usize = 64 << 10;
 
 /// The version of all that processes of one host share: these messages, those of [`crate::custody`], and the pages behind them.
 /// It grows when any of that changes. Every socket's first message carries it, or the command line of the process at its
@@ -104,7 +106,7 @@ messages! {
             /** [`VERSION`]; first in every one. */ version: u32,
             /** The device's number of the session. */ session: u32
         } fds 2,
-        /// Map guest pages. Descriptors: a memfd of [`Run`]s, the memory file they lie in. The first runs are the parts of
+        /// Map guest pages. Descriptors: a memfd of [`Run`](sluice_shared_memory::Run)s, the memory file they lie in. The first runs are the parts of
         /// the file that are the guest's memory, in ascending order; the others are the pages.
         2 Attach {
             /** Entry of the attach table; 0 is the control resource. */ slot: u32,
@@ -435,34 +437,6 @@ messages! {
     }
 }
 
-/// A run of guest pages inside a memory region: how a worker is told what to map. 16 bytes in a memfd.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// Offset in the region's file.
-    pub offset: u64,
-    /// Bytes.
-    pub bytes: u64,
-}
-
-impl Run {
-    /// Bytes of a run in the memfd.
-    pub const BYTES: usize = 16;
-
-    /// Appends the run to a list.
-    pub fn push(&self, list: &mut Vec<u8>) {
-        list.extend_from_slice(&self.offset.to_le_bytes());
-        list.extend_from_slice(&self.bytes.to_le_bytes());
-    }
-
-    /// Reads a list; bytes after the last whole run are not looked at.
-    pub fn list(bytes: &[u8]) -> impl Iterator<Item = Run> + '_ {
-        bytes.chunks_exact(Run::BYTES).filter_map(|chunk| {
-            let mut reader = Reader::new(chunk);
-            Some(Run { offset: reader.word().ok()?, bytes: reader.word().ok()? })
-        })
-    }
-}
-
 /// What a worker is told before anything else, by `sluiced`, on the socket that then belongs to the device.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct WorkerSetup {
@@ -519,7 +493,7 @@ pub enum Verify {
 /// What a VM may have of a unit's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
-    /// Its part relative to the weights of others that have work at the same time; 1 to [`crate::limits::WEIGHT`].
+    /// Its part relative to the weights of others that have work at the same time; 1 to [`sluice_protocol::limits::WEIGHT`].
     pub weight: u32,
     /// Whose work goes first.
     pub priority: Priority,
@@ -621,14 +595,13 @@ impl ArbiterEvent {
 /// The one place where bincode is used: messages that go down, and are the first on their sockets. Before each stands
 /// [`VERSION`], so that what follows is only ever read as what it is.
 pub mod codec {
-    use super::{VERSION, VersionError, same_version};
-    use crate::limits;
+    use super::{SETUP_BYTES, VERSION, VersionError, same_version};
 
     const CONFIGURATION: bincode::config::Configuration<
         bincode::config::LittleEndian,
         bincode::config::Fixint,
-        bincode::config::Limit<{ limits::CONTROL_BYTES }>,
-    > = bincode::config::standard().with_fixed_int_encoding().with_limit::<{ limits::CONTROL_BYTES }>();
+        bincode::config::Limit<{ SETUP_BYTES }>,
+    > = bincode::config::standard().with_fixed_int_encoding().with_limit::<{ SETUP_BYTES }>();
 
     /// A message cannot be coded.
     #[derive(Debug, thiserror::Error)]
@@ -650,11 +623,11 @@ pub mod codec {
     /// Encodes a message.
     ///
     /// # Errors
-    /// When it is longer than [`limits::CONTROL_BYTES`].
+    /// When it is longer than [`SETUP_BYTES`].
     pub fn encode(message: &impl bincode::Encode) -> Result<Vec<u8>, CodecError> {
         // The configuration's limit holds for decoding only.
         let bytes = bincode::encode_to_vec((VERSION, message), CONFIGURATION)?;
-        if bytes.len() > limits::CONTROL_BYTES {
+        if bytes.len() > SETUP_BYTES {
             return Err(bincode::error::EncodeError::Other("longer than a message").into());
         }
         Ok(bytes)

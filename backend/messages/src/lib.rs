@@ -1,0 +1,21 @@
+//! The messages between the backend's processes.
+//!
+//! Devices, workers, arbiters, the inventory, the launcher and `sluiced` speak over SEQPACKET sockets of their own: [`control`] has the
+//! fixed-size messages and the setups, [`custody`] has those by which memory is lent and the pages beside them, [`inventory`] the values
+//! that describe devices. A guest never compiles any of it.
+//!
+//! A worker or a device may have been taken over, so this crate decodes hostile bytes. It contains no unsafe code, never indexes
+//! without a check, and allocates nothing whose size a message chooses.
+
+#![forbid(unsafe_code)]
+#![warn(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+pub mod control;
+pub mod custody;
+pub mod inventory;
