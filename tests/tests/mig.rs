@@ -311,7 +311,7 @@ fn organisations_share_an_instance_only_where_the_configuration_says_so() -> Res
         let placement = json!({ "policy": "time-slice", "profile": "7g.80gb" });
         json!({ "direct": true, "organisation": organisation, "memory_bytes": 32 * MIB, "placement": placement })
     };
-    for file in ["", "share-mig-between-organisations = true\n"] {
+    for file in ["", "share-unmeasured-between-organisations = true\n"] {
         let mut host = Host::start(&Options { file, ..Options::default() })?;
         for organisation in ["acme", "other"] {
             let wanted = json!({ "memory_bytes": 1_u64 << 40 });
@@ -325,11 +325,52 @@ fn organisations_share_an_instance_only_where_the_configuration_says_so() -> Res
         if file.is_empty() {
             let refused = host.refused("PUT", "/v1/vms/c", Some(&of("other")), "placement-unavailable")?;
             let cause = refused["cause"].to_string();
-            ensure!(cause.contains("another organisation") && cause.contains("share-mig"), "{refused}");
+            ensure!(
+                cause.contains("another organisation") && cause.contains("share-unmeasured"),
+                "{refused}"
+            );
         } else {
             let third = host.done("PUT", "/v1/vms/c", Some(&of("other")))?;
             ensure!(third["placed"] == first["placed"], "{third}");
         }
+    }
+    Ok(())
+}
+
+/// The same on a whole GPU of which NVML lists the processes without their bytes: nothing that is there ends, and the operator is warned once.
+// Promise: P47
+#[test]
+fn organisations_share_a_gpu_without_bytes_per_process_only_where_the_configuration_says_so() -> Result<()> {
+    let of = |organisation: &str| json!({ "organisation": organisation, "memory_bytes": 64 * MIB });
+    for file in ["", "share-unmeasured-between-organisations = true\n"] {
+        let host = Host::start(&Options { mig: false, file, ..Options::default() })?;
+        for organisation in ["acme", "other"] {
+            let wanted = json!({ "memory_bytes": 1_u64 << 40 });
+            host.done("PUT", &format!("/v1/organisations/{organisation}"), Some(&wanted))?;
+        }
+        let first = host.put_with("a", of("acme"))?;
+        let program = programs::hostile("instance")?;
+        let mut holds = host.holder(&program, &first, 1)?;
+        host.put_with("b", of("other"))?;
+        host.fault(0, "hide bytes\n")?;
+        host.wait_for("it is seen", |host| Ok(host.units()?[0]["figures_per_process"] == false))?;
+        let wanted = json!({ "direct": true, "organisation": "other", "memory_bytes": 64 * MIB });
+        if file.is_empty() {
+            let refused = host.refused("PUT", "/v1/vms/c", Some(&wanted), "placement-unavailable")?;
+            let cause = refused["cause"].to_string();
+            ensure!(
+                cause.contains("another organisation") && cause.contains("share-unmeasured"),
+                "{refused}"
+            );
+        } else {
+            host.done("PUT", "/v1/vms/c", Some(&wanted))?;
+        }
+        holds.look()?;
+        let said = host.printed().matches("does not say how much memory each process has").count();
+        ensure!(said == 1, "{said} warnings\n{}", host.printed());
+        host.fault(0, "")?;
+        host.wait_for("it is over", |host| Ok(host.units()?[0]["figures_per_process"] == true))?;
+        host.done("PUT", "/v1/vms/c", Some(&wanted))?;
     }
     Ok(())
 }

@@ -35,7 +35,8 @@ use rustix::{
 use sluice_driver::Driver;
 use sluice_messages::{
     control::{
-        self, ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, Priority, SETUP_BYTES, Shares, ToArbiter, codec,
+        self, ArbiterEvent, ArbiterSetup, BYTES, Figures, FromArbiter, Priority, SETUP_BYTES, Shares,
+        ToArbiter, codec,
     },
     custody::{Answer, Request, UNIT},
 };
@@ -91,7 +92,7 @@ const ROUND: Duration = Duration::from_millis(1);
 const REQUESTS: usize = 16;
 const SAID: usize = 64;
 /// Looks in a row after which it is said that figures are not used: one may compare readings from before and after memory was made.
-const MISNAMED: u32 = 3;
+const UNUSED: u32 = 3;
 /// Effects that follow from requests before they are carried out; those of one request may be more.
 const EFFECTS: usize = 64;
 /// Descriptors that a worker takes: socket, process and bell; and those that the arbiter and its driver have themselves.
@@ -218,10 +219,11 @@ struct Server {
     strangers: HashMap<u32, bool>,
     /// Bytes used of the device, when the inventory last said.
     device_used: Option<u64>,
-    /// Looks in a row in which the driver's figures were not those of the makers.
-    misnamed: u32,
-    /// Bytes of chunks at the last look at all processes.
-    chunks_then: u64,
+    /// Whether the driver's bytes per process are used, and looks in a row in which they were not.
+    figures: Figures,
+    unused: u32,
+    /// Bytes of chunks, and of these lent, at the last look at all processes.
+    totals_then: (u64, u64),
     /// The unit's memory is taken, so lending may begin; and it was said.
     taken: bool,
     ready: bool,
@@ -300,8 +302,9 @@ impl Server {
             scrubs: Scrubs::default(),
             strangers: HashMap::new(),
             device_used: None,
-            misnamed: 0,
-            chunks_then: 0,
+            figures: Figures::Unknown,
+            unused: 0,
+            totals_then: (0, 0),
             taken: false,
             ready: false,
         })
@@ -463,7 +466,8 @@ impl Server {
                 let Scrubs { chunks, bytes, took } = self.scrubs;
                 let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
                 let drift = self.audit.drift();
-                self.tell(FromArbiter::Upkeep { scrubs: chunks, scrubbed: bytes, took, drift });
+                let figures = self.figures;
+                self.tell(FromArbiter::Upkeep { scrubs: chunks, scrubbed: bytes, took, drift, figures });
                 self.custody.command(message, now);
             }
             ToArbiter::Worker { vm, epoch, process, session, user } => {
@@ -1098,23 +1102,27 @@ impl Server {
     /// start-up. A worker that takes and gives memory between two readings can spoil a look, but brings no figure about.
     fn names_owners(&mut self, list: &[Listed], own: u32) -> bool {
         let margin = self.custody.margin();
-        // Chunks that were made since the last look may be younger than the list.
-        let (capacity, _) = self.custody.ledger().totals();
-        let chunks = core::mem::replace(&mut self.chunks_then, capacity).min(capacity);
+        // Chunks that were made or lent since the last look may be younger than the list.
+        let (capacity, lent) = self.custody.ledger().totals();
+        let (capacity_then, lent_then) = core::mem::replace(&mut self.totals_then, (capacity, lent));
+        let (chunks, lent) = (capacity.min(capacity_then), lent.min(lent_then));
         let made = list.iter().find(|listed| listed.process == own).and_then(|listed| listed.bytes);
         let owns = made.is_some_and(|made| made.saturating_add(margin) >= chunks);
         let listed = list.iter().filter_map(|listed| listed.bytes).fold(0, u64::saturating_add);
         let most = self.device_used.map(|used| used.saturating_add(margin));
         let names = owns && most.is_none_or(|most| listed <= most);
-        let misnames = !names && list.iter().any(|listed| listed.bytes.is_some());
-        self.misnamed = if misnames { self.misnamed.saturating_add(1) } else { 0 };
-        if self.misnamed == MISNAMED {
-            tracing::warn!(
+        self.unused = if names { 0 } else { self.unused.saturating_add(1) };
+        // Makers and importers can be told apart only by more than a margin, and beside what the device has in use.
+        if names && most.is_some() && lent > margin {
+            self.figures = Figures::Used;
+        } else if self.unused == UNUSED && self.figures != Figures::Unused {
+            self.figures = Figures::Unused;
+            tracing::info!(
                 listed,
                 used = self.device_used,
                 made,
                 chunks,
-                "the driver's bytes per process are not those of the memory's makers; growth is charged as granted"
+                "the driver's bytes per process are absent, or not those of the memory's makers; growth is charged as granted"
             );
         }
         names

@@ -141,7 +141,7 @@ struct File {
     memory: Option<Size>,
     reserve: Option<Size>,
     overcommit_permille: Option<u32>,
-    share_mig_between_organisations: bool,
+    share_unmeasured_between_organisations: bool,
     rebalance: Rebalance,
     vm_gpus: Option<Vec<u32>>,
     vm: Vec<VmSpec>,
@@ -275,8 +275,9 @@ pub struct Configuration {
     pub nvml: Option<PathBuf>,
     /// What all VMs of a unit may have together, in thousandths of its memory.
     pub overcommit_permille: u32,
-    /// Whether VMs of several organisations may share a MIG instance, where no figure tells what the driver takes for which VM.
-    pub share_mig_between_organisations: bool,
+    /// Whether VMs of several organisations may share a unit whose driver does not say how much memory each process has, as no
+    /// driver does of a MIG instance.
+    pub share_unmeasured_between_organisations: bool,
     /// What is done about units that are overloaded.
     pub rebalance: Rebalance,
     /// Devices whose memory is lent, if that was said.
@@ -425,7 +426,7 @@ impl Configuration {
             nvml,
             units,
             overcommit_permille,
-            share_mig_between_organisations: file.share_mig_between_organisations,
+            share_unmeasured_between_organisations: file.share_unmeasured_between_organisations,
             rebalance: file.rebalance,
             vm_gpus: file.vm_gpus,
             reserve: file.reserve.unwrap_or(RESERVE).0,

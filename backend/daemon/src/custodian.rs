@@ -116,6 +116,11 @@ impl Custodian {
             }
             Notice::Ancestor { ancestor, bytes } => _ = escrows.send(Want::Limit { ancestor, bytes }),
             Notice::UnitGone { unit } => _ = escrows.send(Want::Gone { unit }),
+            Notice::Unmeasured { unit } => self.event("figures-missing", 0, || {
+                format!(
+                    "unit {unit}: its driver does not say how much memory each process has; growth is charged as granted, and VMs of other organisations come to it only if the configuration says so"
+                )
+            }),
             Notice::Xid { unit, xid, process, instance } => self.heed_xid(unit, xid, process, instance),
             Notice::Hung { vm, process } => {
                 self.event("hung", vm, || format!("process {process} was killed and is still there"));

@@ -44,6 +44,11 @@ pub(crate) enum Notice {
         /// The unit.
         unit: u32,
     },
+    /// The driver of a unit does not say how much memory each process has.
+    Unmeasured {
+        /// The unit.
+        unit: u32,
+    },
     /// A device reports an error.
     Xid {
         /// The unit.

@@ -34,6 +34,7 @@ use crate::{
     journal::Journal,
     launching::Launching,
     notice::{Notice, Notices},
+    registry,
     state::{
         checkpoint::Checkpoint,
         objects::{Home, Isolation, Plan, Policy, VmObject},
@@ -298,6 +299,8 @@ impl Drop for Kept<'_> {
 
 impl Placer {
     pub(crate) fn new(parts: Parts, found: Vec<Found>) -> Rc<Self> {
+        let residents: BTreeSet<_> =
+            registry::configured(&parts.configuration).vms.values().map(organisation_id).collect();
         let gpu = |found: &Found| {
             let division = match &found.division {
                 Division::Whole { memory_bytes, multiprocessors } => Division::Whole {
@@ -306,7 +309,11 @@ impl Placer {
                 },
                 divided => divided.clone(),
             };
-            Gpu::new(found.uuid, found.node, division)
+            let mut gpu = Gpu::new(found.uuid, found.node, division);
+            if parts.configuration.has_vms_on(found.ordinal) {
+                gpu.residents = residents.clone();
+            }
+            gpu
         };
         // Of one that is emptied for that; others are used until they are reset.
         let drained = parts.checkpoint.objects().plan.draining.clone();
@@ -316,7 +323,7 @@ impl Placer {
         let switching = found.iter().enumerate().filter_map(waits).collect();
         let rules = Rules {
             overcommit_permille: parts.configuration.overcommit_permille,
-            mixed_instances: parts.configuration.share_mig_between_organisations,
+            share_unmeasured: parts.configuration.share_unmeasured_between_organisations,
             ..Rules::default()
         };
         let fleet = Fleet::new(rules, found.iter().map(gpu).collect());
@@ -545,6 +552,9 @@ impl Placer {
                 (false, true) => Standing::Draining,
                 (false, false) => Standing::Open,
             };
+            if let Some(unit) = self.parts.units.get(found.ordinal) {
+                _ = fleet.set_gpu_measured(at, unit.has_figures());
+            }
             // A GPU whose instances contradict themselves stays as it is.
             let contradicts =
                 !quarantined && fleet.gpus().get(at).is_some_and(|gpu| gpu.standing == Standing::Quarantined);
@@ -1256,7 +1266,7 @@ impl Placer {
             }
             PlaceError::Refused(Refusal::Apart) => "let it be nearer to others, or move them away".to_owned(),
             PlaceError::Refused(Refusal::Organisation) => {
-                "ask for another policy or profile, or see share-mig-between-organisations in the configuration".to_owned()
+                "ask for another policy or profile, or see share-unmeasured-between-organisations in the configuration".to_owned()
             }
             PlaceError::Refused(Refusal::NoRoom) => {
                 "delete or move VMs, ask for less, or see /v1/capacity for what would fit".to_owned()

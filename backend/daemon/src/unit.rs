@@ -20,7 +20,7 @@ use std::{
 
 use rustix::process::Signal;
 use sluice_messages::{
-    control::{ArbiterSetup, FromArbiter, Shares, ToArbiter, ToLauncher, codec},
+    control::{ArbiterSetup, Figures, FromArbiter, Shares, ToArbiter, ToLauncher, codec},
     inventory::{Visible, WHOLE},
 };
 use sluice_shared_memory::socket;
@@ -295,6 +295,25 @@ impl Unit {
     /// Its arbiter as one that counts, if one runs.
     pub(crate) fn arbiter(&self) -> Option<usage::Arbiter> {
         self.process.get().map(|process| usage::Arbiter { process, adopted: self.adopted.get() })
+    }
+
+    /// Whether the driver says how much memory each process has, so that growth is charged to the VM whose it is. Of a whole
+    /// device it does until an arbiter has found out that it does not; that is remembered, so that a client which asks for a place
+    /// again and again finds no moment after a start in which it is not known.
+    pub(crate) fn has_figures(&self) -> bool {
+        self.place.is_whole() && self.inventory.is_some() && self.checkpoint.is_measured(self.number)
+    }
+
+    /// An arbiter has found out whether it uses the driver's figures.
+    fn set_figures(&self, figures: Figures) {
+        if figures == Figures::Unknown || !self.place.is_whole() {
+            return;
+        }
+        let measured = figures == Figures::Used;
+        if self.checkpoint.set_measured(self.number, measured) && !measured {
+            // Heard by nobody while everything ends.
+            _ = self.notices.send(Notice::Unmeasured { unit: self.number });
+        }
     }
 
     /// Bytes that can be lent; `None` while nothing can.
@@ -701,7 +720,8 @@ impl Unit {
                     self.heard.borrow_mut().pinned.insert(vm, bytes);
                 }
             }
-            FromArbiter::Upkeep { scrubs, scrubbed, took, drift } => {
+            FromArbiter::Upkeep { scrubs, scrubbed, took, drift, figures } => {
+                self.set_figures(figures);
                 self.heard.borrow_mut().upkeep = Some(UpkeepReport { scrubs, scrubbed, took, drift });
             }
             FromArbiter::WantEscrow { ancestor, bytes } => {

@@ -184,7 +184,9 @@ fn a_daemon_that_follows_a_killed_one_adopts_everything_and_nobody_notices() {
     for how in [Signal::KILL, Signal::USR1] {
         let place = Place::new();
         let manager = Manager::new(&place);
-        let mut daemon = manager.start(&place, &["--vm", "7,direct"]);
+        let sharing = place.sharing();
+        let arguments = ["--config", &sharing, "--vm", "7,direct"];
+        let mut daemon = manager.start(&place, &arguments);
         ready(&place);
         place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
         let made = place.api("PUT", "/v1/vms/a", Some(&json!({ "organisation": "acme" }))).body;
@@ -201,7 +203,7 @@ fn a_daemon_that_follows_a_killed_one_adopts_everything_and_nobody_notices() {
             daemon.wait().expect("ended");
             // Asked for while nobody is there to answer: it waits, and gets its worker.
             fronts[0].send("open 9");
-            daemon = manager.start(&place, &["--vm", "7,direct"]);
+            daemon = manager.start(&place, &arguments);
             ready(&place);
             let answer = fronts[0].hear();
             assert!(answer.starts_with("worker 9 {"), "{answer}");

@@ -125,7 +125,7 @@ fn a_vm_is_made_changed_and_ended_at_run_time() {
 #[test]
 fn a_daemon_reads_the_names_of_a_state_before_organisations_had_their_own() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &[]);
+    let mut daemon = Daemon::start(&place, &["--config", &place.sharing()]);
     place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
     for (name, wanted) in [("a", json!({ "organisation": "acme" })), ("b", json!({}))] {
         let mut wanted = wanted;
@@ -155,7 +155,7 @@ fn a_daemon_reads_the_names_of_a_state_before_organisations_had_their_own() {
     }
     place.checkpoint(&content);
 
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = Daemon::start(&place, &["--config", &place.sharing()]);
     for (name, before) in ["acme%2Fa", "b"].into_iter().zip(&before) {
         assert_eq!(about(&place.look(&format!("/v1/vms/{name}"))), *before);
     }
@@ -170,7 +170,8 @@ fn a_daemon_reads_the_names_of_a_state_before_organisations_had_their_own() {
 #[test]
 fn what_was_acknowledged_is_there_after_a_kill() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &["--vm", "7,direct"]);
+    let (sharing, vm) = (place.sharing(), ["--vm", "7,direct"]);
+    let mut daemon = Daemon::start(&place, &[&vm[..], &["--config", &sharing]].concat());
     place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
     place.api("PUT", "/v1/projects/web", Some(&json!({ "memory_bytes": 1 << 29, "organisation": "acme" })));
     place.api("PUT", "/v1/sizes/small", Some(&json!({ "memory_bytes": 16 << 20, "weight": 50 })));
@@ -191,7 +192,7 @@ fn what_was_acknowledged_is_there_after_a_kill() {
     let tree =
         ["/v1/organisations", "/v1/projects", "/v1/sizes"].map(|path| place.api("GET", path, None).body);
     daemon.kill();
-    let daemon = Daemon::start(&place, &["--vm", "7,direct"]);
+    let daemon = Daemon::start(&place, &[&vm[..], &["--config", &sharing]].concat());
     assert_eq!(steady(place.api("GET", "/v1/vms", None).body), before);
     let after =
         ["/v1/organisations", "/v1/projects", "/v1/sizes"].map(|path| place.api("GET", path, None).body);

@@ -234,6 +234,56 @@ fn a_strict_vm_has_a_gpu_that_vms_of_the_file_are_not_on() {
     daemon.end();
 }
 
+/// VMs of several organisations share a GPU until its arbiter says that the driver does not say how much memory each process has. That
+/// holds for the daemon that follows, too.
+// Promise: P47
+#[test]
+fn gpu_of_which_the_arbiter_has_no_figures_is_shared_within_one_organisation() {
+    let place = Place::new();
+    let nvml = format!("nvml = {:?}\n", place.driver());
+    let mut daemon = Daemon::configured(&place, &nvml);
+    for organisation in ["acme", "other"] {
+        let wanted = json!({ "memory_bytes": 1_u64 << 40 });
+        place.api("PUT", &format!("/v1/organisations/{organisation}"), Some(&wanted));
+    }
+    let of = |organisation: &str| {
+        let placement = json!({ "gpu": 0, "policy": "time-slice" });
+        json!({ "organisation": organisation, "memory_bytes": 32 << 20, "placement": placement })
+    };
+    let figures = || place.unit(0)["figures_per_process"].clone();
+    let events = || place.api("GET", "/v1/host", None).body["events"].to_string();
+    for (id, organisation) in [("a", "acme"), ("b", "other")] {
+        assert_eq!(put(&place, id, &of(organisation)).status, 201);
+    }
+    assert_eq!(figures(), true);
+
+    for _ in 0..3 {
+        assert_eq!(place.tell("unit-0", "figures 0"), "said");
+    }
+    assert_eq!(until(figures, |figures| *figures == false), false);
+    assert_eq!(events().matches("figures-missing").count(), 1, "{}", events());
+    for restarted in [false, true] {
+        if restarted {
+            daemon.process.kill().expect("killed");
+            daemon.process.wait().expect("ended");
+            daemon = Daemon::configured(&place, &nvml);
+            assert_eq!(figures(), false, "a client that asks again and again gets in after a restart");
+        }
+        let refused = put(&place, "c", &of("other"));
+        assert_eq!((refused.status, &refused.body["code"]), (409, &"placement-unavailable".into()));
+        let cause = refused.body["cause"].to_string();
+        assert!(cause.contains("another organisation") && cause.contains("share-unmeasured"), "{cause}");
+        assert_eq!((unit_of(&place, "a"), unit_of(&place, "b")), (0.into(), 0.into()), "they stay");
+        // What is there may be changed: that makes nothing worse.
+        let more = json!({ "organisation": "other", "memory_bytes": 34 << 20, "placement": of("other")["placement"] });
+        assert_eq!(put(&place, "b", &more).status, 200);
+    }
+    assert_eq!(place.tell("unit-0", "figures 1"), "said");
+    assert_eq!(until(figures, |figures| *figures == true), true);
+    assert_eq!(put(&place, "c", &of("other")).status, 201);
+    daemon.end();
+}
+
 /// What an arbiter does not have to lend is promised to nobody, whatever the driver says that the device has.
 // Promise: P11
 #[test]

@@ -117,6 +117,7 @@ struct Daemon(Child);
 impl Daemon {
     fn start(place: &Place, configuration: &str) -> Self {
         let file = place.directory.path().join("sluiced.toml");
+        let configuration = format!("share-unmeasured-between-organisations = true\n{configuration}");
         std::fs::write(&file, configuration).expect("written");
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
         command.arg("--config").arg(file).arg("--runtime-dir").arg(place.run());

@@ -273,12 +273,13 @@ messages! {
         } fds 0,
         /// What of a VM's guest memory its workers have pinned: comes before `Vm`.
         8 Pinned { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64, /** Bytes. */ bytes: u64 } fds 0,
-        /// What it took to keep the unit's memory, since the arbiter was started: comes before `Unit`.
+        /// What it took to keep the unit's memory since the arbiter was started, and by which figures: comes before `Unit`.
         9 Upkeep {
             /** Chunks that were scrubbed. */ scrubs: u64,
             /** Bytes of these. */ scrubbed: u64,
             /** Nanoseconds that took. */ took: u64,
-            /** Bytes by which the driver's figure is another than the ledger's, as last compared; 0 while that is normal. */ drift: u64
+            /** Bytes by which the driver's figure is another than the ledger's, as last compared; 0 while that is normal. */ drift: u64,
+            /** Whether growth is charged by the driver's bytes per process. */ figures: Figures
         } fds 0,
     }
     /// From `sluiced` or an arbiter to the inventory.
@@ -533,6 +534,32 @@ impl Priority {
             1 => Some(Priority::Normal),
             2 => Some(Priority::High),
             _ => None,
+        }
+    }
+}
+
+/// Whether an arbiter uses the driver's bytes per process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Figures {
+    /// It does not know yet whether it can.
+    #[default]
+    Unknown,
+    /// They are those of the processes that made the memory, as is shown while memory is lent.
+    Used,
+    /// There are none, or they are those of other processes.
+    Unused,
+}
+
+impl<'a> Field<'a> for Figures {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        writer.word(*self as u64)
+    }
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        match reader.word()? {
+            0 => Ok(Figures::Unknown),
+            1 => Ok(Figures::Used),
+            2 => Ok(Figures::Unused),
+            _ => Err(FieldError::Range),
         }
     }
 }

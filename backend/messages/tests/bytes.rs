@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use sluice_messages::{
     control::{
-        self, ArbiterEvent, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker, Priority,
-        ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker, VersionError, WorkerSetup, codec,
+        self, ArbiterEvent, Figures, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker,
+        Priority, ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker, VersionError, WorkerSetup, codec,
     },
     custody::{Answer, Growth, Request},
     inventory::{Engines, Instance, Name, Place, Places, Profile, Recovery, Switch, Visible, WHOLE},
@@ -178,7 +178,8 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         FromArbiter::Work { vm: 1, epoch: 2, launches: 6, copies: 5, copied: 4, calls: 3 }
             => [7, 1, 2, 6, 5, 4, 3], fds 0;
         FromArbiter::Pinned { vm: 1, epoch: 2, bytes: 6 } => [8, 1, 2, 6], fds 0;
-        FromArbiter::Upkeep { scrubs: 6, scrubbed: 5, took: 4, drift: 3 } => [9, 6, 5, 4, 3], fds 0;
+        FromArbiter::Upkeep { scrubs: 6, scrubbed: 5, took: 4, drift: 3, figures: Figures::Unused }
+            => [9, 6, 5, 4, 3, 2], fds 0;
     }
     golden! { ToInventory:
         ToInventory::Units { serial: 7 } => [1, 7], fds 0;

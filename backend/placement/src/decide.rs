@@ -42,8 +42,10 @@ pub enum Refusal {
     /// There is room, but beside VMs that it must be kept apart from.
     #[error("there is room only beside VMs that this one must be kept apart from")]
     Apart,
-    /// There is room, but in a MIG instance of another organisation.
-    #[error("there is room only in MIG instances that VMs of another organisation use")]
+    /// There is room, but beside VMs of another organisation where no figure tells what the driver takes for which VM.
+    #[error(
+        "there is room only on units that VMs of another organisation use and whose driver does not say how much memory each process has"
+    )]
     Organisation,
     /// Everything suitable is in use.
     #[error("all suitable units are in use")]
@@ -110,7 +112,7 @@ impl Fleet {
         ways(request).iter().find_map(|way| match *way {
             Way::Join => self.join(request, wishes, rules),
             Way::Instance { shared } => self.instance(request, wishes, shared),
-            Way::Whole { shared } => self.whole(request, wishes, shared),
+            Way::Whole { shared } => self.whole(request, wishes, rules, shared),
         })
     }
 
@@ -151,7 +153,7 @@ impl Fleet {
                         && request.profile.is_none_or(|wanted| wanted == profile)
                 }
             })
-            .filter(|unit| unit.admits(request, rules))
+            .filter(|unit| self.admits((unit.gpu, unit.spot), unit.members(), request, rules))
             .filter_map(|unit| {
                 let wishes = wishes[unit.gpu]?;
                 let room = unit.room(request, rules)?;
@@ -199,13 +201,19 @@ impl Fleet {
         best.map(|((_, _, _, _, gpu), spot)| Decision::Open { gpu, spot, shared })
     }
 
-    fn whole(&self, request: &Request, wishes: &[Option<Wishes>], shared: bool) -> Option<Decision> {
+    fn whole(
+        &self,
+        request: &Request,
+        wishes: &[Option<Wishes>],
+        rules: &Rules,
+        shared: bool,
+    ) -> Option<Decision> {
         if request.profile.is_some() || request.pin.is_some_and(|pin| pin.start.is_some()) {
             return None;
         }
         let used: std::collections::BTreeSet<usize> = self.units().map(|unit| unit.gpu).collect();
         (0..self.gpus().len())
-            .filter(|gpu| !used.contains(gpu))
+            .filter(|gpu| !used.contains(gpu) && self.admits((*gpu, Spot::Whole), &[], request, rules))
             .filter_map(|gpu| {
                 let wishes = wishes[gpu]?;
                 let (memory, multiprocessors) = self.size(gpu, Spot::Whole).ok()?;
@@ -266,7 +274,7 @@ impl Fleet {
         let rules = *self.rules();
         if self.first_way(request, &wishes, &rules).is_some() {
             Refusal::Apart
-        } else if self.first_way(request, &wishes, &Rules { mixed_instances: true, ..rules }).is_some() {
+        } else if self.first_way(request, &wishes, &Rules { share_unmeasured: true, ..rules }).is_some() {
             Refusal::Organisation
         } else {
             Refusal::NoRoom

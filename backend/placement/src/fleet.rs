@@ -14,7 +14,7 @@
 //!
 //! What others put on a GPU is **foreign**: it occupies slices here and is never the subject of any decision.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,6 +86,10 @@ pub struct Gpu {
     pub division: Division,
     /// Whether anything new may come.
     pub standing: Standing,
+    /// Whether its driver says how much memory each process has. Of an instance none does.
+    pub measured: bool,
+    /// Organisations of VMs that are on it while it is not divided and that are not of the plan.
+    pub residents: BTreeSet<Option<u64>>,
     foreign: Vec<Foreign>,
     /// Slices of ours, of others and in quarantine, together.
     state: State,
@@ -94,7 +98,16 @@ pub struct Gpu {
 impl Gpu {
     /// An unused GPU.
     pub fn new(uuid: GpuUuid, numa: Option<u32>, division: Division) -> Self {
-        Self { uuid, numa, division, standing: Standing::Open, foreign: Vec::new(), state: State::default() }
+        Self {
+            uuid,
+            numa,
+            division,
+            standing: Standing::Open,
+            measured: true,
+            residents: BTreeSet::new(),
+            foreign: Vec::new(),
+            state: State::default(),
+        }
     }
 
     /// Its geometry, if it is divided.
@@ -211,14 +224,6 @@ impl Unit {
         &self.members
     }
 
-    /// Whether the VM may be beside those that are in it. In a MIG instance no figure tells what the driver takes for which VM,
-    /// so one organisation's VMs could take what is another's.
-    pub(crate) fn admits(&self, request: &Request, rules: &Rules) -> bool {
-        self.spot == Spot::Whole
-            || rules.mixed_instances
-            || self.members.iter().all(|member| member.request.organisation == request.organisation)
-    }
-
     /// Whether the VM can be added by the sums: memory, time, weight and number of VMs.
     pub(crate) fn room(&self, request: &Request, rules: &Rules) -> Option<Room> {
         let with = |of: fn(&Request) -> u64| {
@@ -264,13 +269,13 @@ pub struct Rules {
     pub overcommit_permille: u32,
     /// Most weight in a unit; 0 for any.
     pub weight_limit: u32,
-    /// Whether VMs of several organisations may share a MIG instance.
-    pub mixed_instances: bool,
+    /// Whether VMs of several organisations may share a unit whose driver does not say how much memory each process has.
+    pub share_unmeasured: bool,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { overcommit_permille: 1000, weight_limit: 0, mixed_instances: false }
+        Self { overcommit_permille: 1000, weight_limit: 0, share_unmeasured: false }
     }
 }
 
@@ -420,6 +425,12 @@ impl Fleet {
     /// Lets VMs come to a GPU or keeps them away.
     pub fn set_gpu_standing(&mut self, gpu: usize, standing: Standing) -> Result<(), PlanError> {
         self.gpus.get_mut(gpu).ok_or(PlanError::UnknownGpu)?.standing = standing;
+        Ok(())
+    }
+
+    /// The driver of a GPU says how much memory each process has, or does not. What is on it stays.
+    pub fn set_gpu_measured(&mut self, gpu: usize, measured: bool) -> Result<(), PlanError> {
+        self.gpus.get_mut(gpu).ok_or(PlanError::UnknownGpu)?.measured = measured;
         Ok(())
     }
 
@@ -575,15 +586,19 @@ impl Fleet {
             return Err(PlanError::Busy);
         }
         // Others may have come, or the place been closed, since the decision was made.
-        let (gpu, open) = match decision {
-            Decision::Open { gpu, .. } => (gpu, true),
+        let (spot, beside, open) = match decision {
+            Decision::Open { gpu, spot, .. } => ((gpu, spot), [].as_slice(), true),
             Decision::Join(id) => {
-                let unit = self.unit(id).ok_or(PlanError::UnknownUnit)?;
-                (unit.gpu, unit.standing == Standing::Open)
+                let to = self.unit(id).ok_or(PlanError::UnknownUnit)?;
+                ((to.gpu, to.spot), to.members(), to.standing == Standing::Open)
             }
         };
         let request = &unit.members[at].request;
-        if !open || gpu >= self.gpus.len() || self.wishes(request, gpu).is_none() {
+        if !open
+            || spot.0 >= self.gpus.len()
+            || self.wishes(request, spot.0).is_none()
+            || !self.admits(spot, beside, request, &self.rules)
+        {
             return Err(PlanError::Taken);
         }
         let unit = self.unit_mut(from)?;
@@ -742,6 +757,24 @@ impl Fleet {
     /// The highest epoch and unit given so far, for [`Self::adopt`].
     pub const fn highest(&self) -> Highest {
         Highest { epoch: self.epoch, unit: self.next_unit }
+    }
+
+    /// Whether the VM may be in a spot beside `members`, and beside what is not of the plan. Where no figure tells what the driver
+    /// takes for which VM, one organisation's VMs could take what is another's.
+    pub(crate) fn admits(
+        &self,
+        (gpu, spot): (usize, Spot),
+        members: &[Member],
+        request: &Request,
+        rules: &Rules,
+    ) -> bool {
+        let of = &self.gpus[gpu];
+        let whole = spot == Spot::Whole;
+        let residents = of.residents.iter().filter(|_| whole);
+        let mut beside = members.iter().map(|member| &member.request.organisation).chain(residents);
+        rules.share_unmeasured
+            || whole && of.measured
+            || beside.all(|organisation| *organisation == request.organisation)
     }
 
     /// Memory and multiprocessors of a spot.

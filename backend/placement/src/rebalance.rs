@@ -236,7 +236,7 @@ impl Rebalancer {
                 if open
                     && kind
                     && fleet.wishes(request, unit.gpu).is_some()
-                    && unit.admits(request, fleet.rules())
+                    && fleet.admits((unit.gpu, unit.spot), unit.members(), request, fleet.rules())
                     && unit.room(request, fleet.rules()).is_some()
                 {
                     places.push((Decision::Join(unit.id), self.load(policy, unit, policy.horizon)));

@@ -4,12 +4,13 @@
 //! faults                                        health
 //! fail nvmlGpuInstanceDestroy 19                uncorrected 3
 //! hang nvmlDeviceCreateGpuInstanceWithPlacement corrected 5
-//!                                               remapped 1 2
+//! hide bytes                                    remapped 1 2
 //!                                               pending 1
 //!                                               recovery 1
 //! ```
 //! `hang *` is for all calls. A call that hangs goes on when its line is gone. `faults` is in the state directory, and holds for
 //! all devices; in a device's directory it holds for that, and for calls that make, unmake and switch instances.
+//! `hide bytes` in a device's directory has the device list its processes without their bytes, as NVML does where it does not know them.
 //! A device for which `nvmlDeviceSetMigMode` fails is switched when that line is gone, as by a reset.
 
 use sluice_cuda_abi::nvml::{Health, Result, Status};
@@ -41,6 +42,12 @@ pub(crate) fn before(state: &Path, call: &str) -> Result {
         }
         sleep(LOOK);
     }
+}
+
+/// Whether a device lists its processes without their bytes.
+pub(crate) fn hides_bytes(directory: &Path) -> bool {
+    let text = std::fs::read_to_string(directory.join("faults")).unwrap_or_default();
+    text.lines().any(|line| line.split_whitespace().eq(["hide", "bytes"]))
 }
 
 /// How a device is; well, where nothing else is said.

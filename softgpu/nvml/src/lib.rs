@@ -66,6 +66,9 @@ impl Driver for SoftDriver {
     }
 }
 
+/// `NVML_VALUE_NOT_AVAILABLE`.
+const NOT_AVAILABLE: u64 = u64::MAX;
+
 /// Says why the library does not start: no code can tell a person enough.
 fn failed(reason: &dyn std::fmt::Display, status: Status) -> Status {
     use std::io::Write as _;
@@ -125,10 +128,11 @@ impl Gpu for SoftGpu {
                 && process.same_namespace
                 && (process.contexts > 0 || process.held.total() > 0)
         });
+        let hidden = faults::hides_bytes(&self.directory);
         let mut processes: Vec<_> = computing
             .map(|process| Process {
                 pid: process.pid,
-                bytes: process.held.taken(),
+                bytes: if hidden { NOT_AVAILABLE } else { process.held.taken() },
                 busy_nanoseconds: Some(process.busy_nanoseconds),
                 instance: process.confinement.map(|there| InstanceId {
                     epoch: there.epoch,

@@ -9,8 +9,8 @@ use rustix::{
     process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, prlimit},
 };
 use sluice_messages::control::{
-    ArbiterEvent, ArbiterSetup, BYTES, FromArbiter, FromInventory, NO_USER, ToArbiter, ToInventory, Verify,
-    codec,
+    ArbiterEvent, ArbiterSetup, BYTES, Figures, FromArbiter, FromInventory, NO_USER, ToArbiter, ToInventory,
+    Verify, codec,
 };
 use sluice_messages::inventory::{Visible, WHOLE};
 use sluice_shared_memory::socket;
@@ -138,6 +138,8 @@ pub(crate) struct Host {
     pinned: (u32, u64),
     /// `[scrubs, scrubbed, took, drift]` as last said.
     upkeep: [u64; 4],
+    /// Whether the driver's bytes per process are used, as last said.
+    figures: Figures,
 }
 
 impl Host {
@@ -212,6 +214,7 @@ impl Host {
             work: HashMap::new(),
             pinned: (0, 0),
             upkeep: [0; 4],
+            figures: Figures::Unknown,
         };
         let setup = ArbiterSetup {
             unit: 0,
@@ -290,8 +293,9 @@ impl Host {
                     self.work.insert(vm, [launches, copies, copied, calls]);
                 }
                 FromArbiter::Pinned { vm, bytes, .. } => self.pinned = (vm, bytes),
-                FromArbiter::Upkeep { scrubs, scrubbed, took, drift } => {
+                FromArbiter::Upkeep { scrubs, scrubbed, took, drift, figures } => {
                     self.upkeep = [scrubs, scrubbed, took, drift];
+                    self.figures = figures;
                 }
                 other => return other,
             }
@@ -365,6 +369,12 @@ impl Host {
     pub(crate) fn upkeep(&mut self) -> [u64; 4] {
         self.unit();
         self.upkeep
+    }
+
+    /// Whether the driver's bytes per process are used.
+    pub(crate) fn figures(&mut self) -> Figures {
+        self.unit();
+        self.figures
     }
 
     /// `[total, lent, clean, dirty, headroom, suspect]` of the unit.

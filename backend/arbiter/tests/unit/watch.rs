@@ -4,7 +4,7 @@ use crate::{
     MIB,
     host::{Host, Options, eventually, lives},
 };
-use sluice_messages::control::ArbiterEvent;
+use sluice_messages::control::{ArbiterEvent, Figures};
 use std::time::Duration;
 
 // Promise: S4
@@ -71,7 +71,34 @@ fn a_driver_that_books_chunks_to_their_importers_ends_no_honest_worker() {
         }
         assert!(!host.saw(ArbiterEvent::Headroom) && lives(worker.process()), "its figure is no growth");
         assert_eq!(host.describe(1).0[1], host.driver_share(), "what it was granted is charged");
+        assert_eq!(host.figures(), Figures::Unused);
     }
+}
+
+// Promise: P47
+#[test]
+fn arbiter_whose_driver_gives_no_bytes_per_process_says_so_until_it_does() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    let worker = host.worker(1);
+    assert_eq!(worker.ask("begin"), "0 0");
+    let (arbiter, used) = (host.arbiter.id(), host.bytes);
+    let list = |host: &Host, made: u64, share: u64| {
+        let mut listed = host.listed.lock().unwrap();
+        listed.used = Some(used + 16 * MIB);
+        listed.processes = Some(vec![(arbiter, made), (worker.process(), share)]);
+    };
+    list(&host, used, MIB);
+    (0..5).for_each(|_| host.looks());
+    assert_eq!(host.figures(), Figures::Unknown, "while nothing is lent every driver looks like this");
+    list(&host, 0, 0);
+    eventually("it is known", || host.figures() == Figures::Unused);
+    assert!(lives(worker.process()), "nothing is ended for it");
+    list(&host, used, MIB);
+    (0..5).for_each(|_| host.looks());
+    assert_eq!(host.figures(), Figures::Unused, "nothing is lent");
+    assert!(worker.take(32 * MIB).is_ok());
+    eventually("they are used", || host.figures() == Figures::Used);
 }
 
 // Promise: Q51

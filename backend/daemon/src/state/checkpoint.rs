@@ -7,7 +7,7 @@
 
 use std::{
     cell::{Cell, Ref, RefCell},
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     path::Path,
     rc::Rc,
@@ -45,6 +45,9 @@ struct Content {
     vms: BTreeMap<u32, Fence>,
     /// Quarantined units, and why.
     units: BTreeMap<u32, String>,
+    /// Units whose driver does not say how much memory each process has.
+    #[serde(default)]
+    unmeasured: BTreeSet<u32>,
     /// By unit: an arbiter that may still hold its memory.
     arbiters: BTreeMap<u32, Identity>,
     objects: Objects,
@@ -88,6 +91,8 @@ enum Note {
     Fenced(u32, FencedBy, String, Vec<Identity>),
     /// Why a unit is quarantined.
     Quarantine(u32, String),
+    /// Whether a unit's driver says how much memory each process has.
+    Measured(u32, bool),
     /// Which process holds a unit's memory; `None` for nobody.
     Arbiter(u32, Option<Identity>),
 }
@@ -113,6 +118,8 @@ impl Note {
             Note::Quarantine(unit, reason) => {
                 content.units.entry(*unit).or_insert_with(|| reason.clone());
             }
+            Note::Measured(unit, true) => _ = content.unmeasured.remove(unit),
+            Note::Measured(unit, false) => _ = content.unmeasured.insert(*unit),
             Note::Arbiter(unit, Some(arbiter)) => _ = content.arbiters.insert(*unit, *arbiter),
             Note::Arbiter(unit, None) => _ = content.arbiters.remove(unit),
         }
@@ -310,6 +317,20 @@ impl Checkpoint {
         self.commit(admit).await
     }
 
+    /// Whether a unit's driver says how much memory each process has, as far as any arbiter of the unit has found out.
+    pub(crate) fn is_measured(&self, unit: u32) -> bool {
+        !self.content.borrow().unmeasured.contains(&unit)
+    }
+
+    /// Notes whether it does; false when that was known.
+    pub(crate) fn set_measured(&self, unit: u32, measured: bool) -> bool {
+        let is_new = self.is_measured(unit) != measured;
+        if is_new {
+            self.note(Note::Measured(unit, measured));
+        }
+        is_new
+    }
+
     /// Why a unit is quarantined, if it is.
     pub(crate) fn quarantine(&self, unit: u32) -> Option<String> {
         self.content.borrow().units.get(&unit).cloned()
@@ -373,7 +394,10 @@ impl Checkpoint {
         let is_needed = {
             let content = self.content.borrow();
             let fenced = content.vms.values().any(|fence| fence.step != Step::Active);
-            fenced || !content.units.is_empty() || !content.objects.is_empty()
+            fenced
+                || !content.units.is_empty()
+                || !content.unmeasured.is_empty()
+                || !content.objects.is_empty()
         };
         if is_needed {
             drop(turn);

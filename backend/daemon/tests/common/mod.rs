@@ -130,6 +130,13 @@ impl Place {
         std::fs::write(self.run().join("checkpoint.json"), format!("{header}\n{content}")).expect("written");
     }
 
+    /// A configuration file that lets organisations share units of which no NVML says how much memory each process has.
+    pub(crate) fn sharing(&self) -> String {
+        let path = self.directory.path().join("sharing.toml");
+        std::fs::write(&path, "share-unmeasured-between-organisations = true\n").expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    }
+
     /// Makes a file beside the programs that a stand-in looks for.
     pub(crate) fn mark(&self, name: &str, text: &str) {
         std::fs::write(self.libexec().join(name), text).expect("written");

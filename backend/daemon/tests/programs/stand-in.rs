@@ -27,7 +27,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use sluice_messages::control::{
-    self, ArbiterSetup, FromArbiter, FromDevice, FromInventory, SETUP_BYTES, ToArbiter, ToDevice,
+    self, ArbiterSetup, Figures, FromArbiter, FromDevice, FromInventory, SETUP_BYTES, ToArbiter, ToDevice,
     ToInventory, ToWorker, WorkerSetup, codec,
 };
 use sluice_messages::inventory::WHOLE;
@@ -343,6 +343,14 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
             scrubbed: scrubbed.into(),
             took: took.into(),
             drift: drift.into(),
+            figures: Figures::Unknown,
+        },
+        ("figures", &[used]) => FromArbiter::Upkeep {
+            scrubs: 0,
+            scrubbed: 0,
+            took: 0,
+            drift: 0,
+            figures: if used == 1 { Figures::Used } else { Figures::Unused },
         },
         ("want", &[ancestor, bytes]) => FromArbiter::WantEscrow { ancestor, bytes: bytes.into() },
         _ => return Ok(format!("unknown command {line:?}")),

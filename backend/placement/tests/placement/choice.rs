@@ -1,6 +1,7 @@
 //! Which place a VM gets: policies, classes, wishes, and what is said when there is none.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sluice_placement::{
     Apart, Class, Decision, Division, Fleet, Gpu, Pin, PlanError, Policy, Refusal, Request, Rules, Spot,
@@ -244,8 +245,8 @@ fn a_unit_is_shared_by_as_many_vms_as_each_of_them_allows() {
 #[test]
 fn an_instance_that_is_shared_by_time_slice_has_vms_of_one_organisation_unless_the_rules_say_otherwise() {
     let of = |vm, organisation| Request { organisation, profile: Some(0), ..time_slice(vm, 10) };
-    let with = |mixed_instances| {
-        let rules = Rules { mixed_instances, ..Rules::default() };
+    let with = |share_unmeasured| {
+        let rules = Rules { share_unmeasured, ..Rules::default() };
         let mut fleet = Fleet::new(rules, vec![mig(0, 0)]);
         fleet.place(&of(1, Some(7))).expect("an instance is opened");
         fleet
@@ -264,6 +265,53 @@ fn an_instance_that_is_shared_by_time_slice_has_vms_of_one_organisation_unless_t
         whole.place(&Request { organisation: Some(vm), ..time_slice(vm, 10) }).expect("there is room");
     }
     assert!(apart.consistent() && whole.consistent());
+}
+
+// Promise: P47
+#[test]
+fn gpu_without_figures_per_process_is_shared_within_one_organisation_unless_the_rules_say_otherwise() {
+    let of = |vm, organisation| Request { organisation, ..time_slice(vm, 10) };
+    let with = |share_unmeasured| {
+        let rules = Rules { share_unmeasured, ..Rules::default() };
+        let mut fleet = Fleet::new(rules, vec![whole(0, 0, 100), whole(1, 0, 100)]);
+        for gpu in 0..2 {
+            fleet.set_gpu_measured(gpu, false).expect("it is there");
+        }
+        let unit = fleet.place(&of(1, Some(7))).expect("a GPU is opened").0;
+        let other = Request { strictness: Strictness::Unit, ..of(2, Some(8)) };
+        fleet.place(&other).expect("the other GPU");
+        (fleet, unit)
+    };
+    let (mut apart, unit) = with(false);
+    assert_eq!(apart.decide(&of(3, Some(7))), Ok(Decision::Join(unit)));
+    for stranger in [of(3, Some(8)), of(3, None)] {
+        assert_eq!(apart.decide(&stranger), Err(Refusal::Organisation));
+        assert!(with(true).0.place(&stranger).is_ok());
+    }
+    // What is there already stays, and is judged by the same rule when it moves.
+    apart.set_gpu_measured(0, true).expect("it is there");
+    apart.place(&of(3, Some(8))).expect("its driver says it again");
+    apart.set_gpu_measured(0, false).expect("it is there");
+    assert_eq!((apart.home(VmId(1)), apart.home(VmId(3))), (Some(unit), Some(unit)));
+    let emptied = apart.leave(VmId(2)).expect("it is there").expect("it was alone");
+    assert_eq!(apart.close(emptied, Duration::ZERO), Ok(true));
+    let alone = apart.place(&of(4, Some(9))).expect("a GPU of its own").0;
+    assert_eq!(apart.relocate(VmId(3), Decision::Join(alone)), Err(PlanError::Taken));
+    assert!(apart.consistent());
+}
+
+// Promise: P47
+#[test]
+fn gpu_without_figures_per_process_counts_vms_that_are_not_of_the_plan() {
+    let with = |measured| {
+        let mut gpu = whole(0, 0, 100);
+        (gpu.measured, gpu.residents) = (measured, [Some(7)].into());
+        Fleet::new(Rules::default(), vec![gpu])
+    };
+    let of = |organisation| Request { organisation, ..time_slice(1, 10) };
+    assert_eq!(with(false).decide(&of(Some(8))), Err(Refusal::Organisation));
+    assert!(with(false).decide(&of(Some(7))).is_ok());
+    assert!(with(true).decide(&of(Some(8))).is_ok());
 }
 
 // Promise: P11

@@ -96,6 +96,10 @@ pub(crate) struct Unit {
     /// The UUID of the instance, for tools of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<String>,
+    /// Whether the driver says how much memory each process has, so that memory which a driver takes beyond a grant is charged to the
+    /// VM whose it is. Where it does not, as on every MIG instance, VMs of one organisation share the unit only with each other,
+    /// unless the configuration says otherwise.
+    figures_per_process: bool,
     /// VMs that have a place on it.
     vms: u32,
     /// Its arbiter's process.
@@ -213,6 +217,7 @@ impl Registry {
                 .and_then(|spotted| spotted.profile.clone())
                 .map(|(number, name)| name.unwrap_or_else(|| number.to_string())),
             uuid: unit.place().visible.variable().filter(|_| unit.place().instance != WHOLE),
+            figures_per_process: unit.has_figures(),
             vms: spotted.map_or(0, |spotted| u32::try_from(spotted.members).unwrap_or(u32::MAX)),
             state: match (&reason, unit.lendable()) {
                 (Some(_), _) => UnitState::Quarantined,
