@@ -1,7 +1,8 @@
 //! Looks for what should not be there: workers without a session, sessions without a worker.
 //!
-//! A worker belongs to a session from the moment the launcher says that it runs. One of which the launcher has told nobody,
-//! for longer than it takes to tell, serves nobody and is ended; a session that neither gets a worker nor is refused is told of.
+//! A worker belongs to a session from the moment the launcher says that it runs. One that belongs to none for longer than it takes
+//! to tell serves nobody and is ended; a session that neither gets a worker nor is refused is told of. Which processes are
+//! workers the launcher says, which has started them: nothing is asked of a process that it could change itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,22 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::fd::AsFd as _;
 use tokio::time::interval;
 
-use crate::{
-    custodian::Custodian,
-    launching::Launching,
-    process::{Identity, kill},
-    roster::Roster,
-};
+use crate::{custodian::Custodian, launching::Launching, process::Identity, roster::Roster};
 
 /// How often.
 const EVERY: Duration = Duration::from_secs(1);
 /// How long a worker may be known to nobody: longer than the launcher may take for an answer.
 const UNKNOWN: Duration = Duration::from_secs(10);
-/// What a worker is called.
-const WORKER: &str = "sluice-worker";
 
 /// Looks again and again, for ever.
 pub(crate) async fn serve(launching: Rc<Launching>, roster: Rc<Roster>, custodian: Rc<Custodian>) {
@@ -33,17 +26,16 @@ pub(crate) async fn serve(launching: Rc<Launching>, roster: Rc<Roster>, custodia
     loop {
         turn.tick().await;
         // Asked before those who know: what the launcher starts meanwhile is not looked at.
-        let children = launching.process().map(children_of).unwrap_or_default();
+        let perhaps = launching.perhaps_workers();
         let vms = roster.all();
         let known: BTreeSet<u32> = vms.iter().flat_map(|vm| vm.worker_numbers()).collect();
         // Most are devices, of which nothing has to be asked.
         let devices: BTreeSet<u32> = vms.iter().filter_map(|vm| vm.device()).collect();
-        let unknown = children.into_iter().filter(|child| !known.contains(child) && !devices.contains(child));
-        let unknown = unknown.filter(|child| name(*child).as_deref() == Some(WORKER));
+        let unknown = perhaps.into_iter().filter(|child| !known.contains(child) && !devices.contains(child));
         for orphan in suspects.look(&unknown.filter_map(Identity::of).collect(), Instant::now()) {
-            custodian.event("worker-without-session", 0, || format!("process {} is ended", orphan.process));
-            if let Some(pidfd) = orphan.open() {
-                kill(pidfd.as_fd());
+            if launching.end_worker(orphan).await {
+                custodian
+                    .event("worker-without-session", 0, || format!("process {} is ended", orphan.process));
             }
         }
         for vm in &vms {
@@ -54,19 +46,7 @@ pub(crate) async fn serve(launching: Rc<Launching>, roster: Rc<Roster>, custodia
     }
 }
 
-/// The children of a launcher.
-fn children_of(launcher: u32) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));
-    let children = children.unwrap_or_default();
-    children.split_whitespace().filter_map(|number| number.parse().ok()).collect()
-}
-
-fn name(process: u32) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    Some(stat.split_once('(')?.1.rsplit_once(')')?.0.to_owned())
-}
-
-/// Workers that nobody knew: since when, and whether that was told.
+/// Processes that belong to no session: since when, and whether that was told.
 #[derive(Debug, Default)]
 struct Suspects(BTreeMap<Identity, (Instant, bool)>);
 
@@ -106,11 +86,5 @@ mod tests {
         let later = start + Duration::from_secs(40);
         let another = BTreeSet::from([Identity { process: 1, started: 9 }]);
         assert_eq!(suspects.look(&another, later), []);
-    }
-
-    #[test]
-    fn a_process_has_its_name_whatever_is_in_it() {
-        assert!(name(std::process::id()).is_some_and(|name| !name.is_empty()));
-        assert_eq!(name(u32::MAX), None);
     }
 }

@@ -212,6 +212,7 @@ struct Child {
 /// A worker of an earlier launcher that goes on, or another process that has a user for workers.
 #[derive(Debug)]
 struct Survivor {
+    process: u32,
     pidfd: OwnedFd,
     uid: Option<u32>,
     cgroup: Option<PathBuf>,
@@ -383,7 +384,16 @@ impl Launcher {
             Some(ToLauncher::StartInventory {}) => {
                 self.start(Role::Inventory, VmSpec::default(), Visible::Host)
             }
-            Some(ToLauncher::Settle {}) => return self.settle(),
+            Some(ToLauncher::Settle {}) => {
+                self.answer(FromLauncher::Settled {});
+                return Ok(());
+            }
+            Some(ToLauncher::EndWorker { process, started }) => {
+                let ended = self.end_worker(Identity { process, started });
+                let error = Errno::SRCH.raw_os_error().unsigned_abs();
+                self.answer(if ended { FromLauncher::Ended {} } else { FromLauncher::Failed { error } });
+                return Ok(());
+            }
             Some(ToLauncher::KeepWorker { process, started }) => {
                 // One that has ended meanwhile has nothing to keep.
                 if let Some(pidfd) = (Identity { process, started }).open() {
@@ -422,14 +432,25 @@ impl Launcher {
         Ok(())
     }
 
-    /// Says that everything that was asked before is answered.
-    fn settle(&mut self) -> Result<(), LauncherError> {
+    /// Answers what needs no descriptors.
+    fn answer(&self, answer: FromLauncher) {
         if let Some(control) = &self.control
-            && let Err(error) = socket::send(control, &FromLauncher::Settled {}.encode(), &[])
+            && let Err(error) = socket::send(control, &answer.encode(), &[])
         {
             tracing::error!("cannot answer sluiced: {error}");
         }
-        Ok(())
+    }
+
+    /// Kills a worker; false where it is none. The launcher knows its workers by what it has started and kept, whatever they
+    /// call themselves.
+    fn end_worker(&self, worker: Identity) -> bool {
+        let children = self.children.values().filter(|child| matches!(child.role, Role::Worker(_)));
+        let children = children.map(|child| (child.pid, &child.pidfd));
+        let survivors = self.survivors.values().map(|survivor| (survivor.process, &survivor.pidfd));
+        let found = children.chain(survivors).find(|(process, pidfd)| {
+            *process == worker.process && Identity::behind(*process, pidfd) == Some(worker)
+        });
+        found.inspect(|(_, pidfd)| kill(pidfd.as_fd())).is_some()
     }
 
     /// Starts a process and enters it among the children; `spec` is of its VM, if it is of one. Returns the other end of its
@@ -694,7 +715,7 @@ impl Launcher {
         };
         for (process, pidfd) in kept {
             let uid = uid_of(process).filter(|uid| self.takes(*uid));
-            self.survive(Survivor { pidfd, uid, cgroup: groups.remove(&process) });
+            self.survive(Survivor { process, pidfd, uid, cgroup: groups.remove(&process) });
         }
         // A user is not given to a second process, even where the first is unknown.
         let own: BTreeSet<u32> = self.children.values().map(|child| child.pid).collect();
@@ -703,7 +724,7 @@ impl Launcher {
             let Some(uid) = taken.filter(|uid| self.takes(*uid)) else { continue };
             if let Some(pidfd) = Identity::of(process).and_then(Identity::open) {
                 tracing::warn!("process {process}, which is unknown, has user {uid}, which is for workers");
-                self.survive(Survivor { pidfd, uid: Some(uid), cgroup: None });
+                self.survive(Survivor { process, pidfd, uid: Some(uid), cgroup: None });
             }
         }
     }

@@ -4,7 +4,7 @@
 //! therefore killed, and a new one started with the next request.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::BTreeSet,
     io,
     os::fd::OwnedFd,
@@ -87,6 +87,8 @@ pub(crate) struct Launching {
     keeper: Rc<Keeper>,
     adoption: Rc<Adoption>,
     running: Mutex<Option<Running>>,
+    /// The process of the last that was started or adopted, also while it is busy.
+    process: Cell<Option<u32>>,
     workers: RefCell<Workers>,
 }
 
@@ -175,7 +177,15 @@ impl Launching {
         adoption: Rc<Adoption>,
     ) -> Self {
         let workers = RefCell::default();
-        Self { configuration, lifeline, keeper, adoption, running: Mutex::new(None), workers }
+        Self {
+            configuration,
+            lifeline,
+            keeper,
+            adoption,
+            running: Mutex::new(None),
+            process: Cell::new(None),
+            workers,
+        }
     }
 
     /// Whether this daemon goes on with what the daemon before has left; with its launcher, too, if that may start what this one
@@ -200,6 +210,7 @@ impl Launching {
                 Ok(launcher) => {
                     tracing::info!("launcher adopted: process {}", record.process.process);
                     self.adoption.note(|all| all.launcher = Some(record));
+                    self.process.set(launcher.process.id());
                     *self.running.lock().await = Some(launcher);
                     return Ok(true);
                 }
@@ -236,7 +247,7 @@ impl Launching {
                     Ok(FromLauncher::Started { .. }) => {
                         descriptors.get(1).into_iter().for_each(|pidfd| kill(pidfd.as_fd()));
                     }
-                    Ok(FromLauncher::Failed { .. }) => {}
+                    Ok(FromLauncher::Failed { .. } | FromLauncher::Ended {}) => {}
                     Err(error) => return Err(io::Error::other(error)),
                 }
             }
@@ -273,27 +284,56 @@ impl Launching {
             }
             answer => (launcher, answer),
         };
+        let answer = answer.and_then(started);
         if let (ToLauncher::StartWorker { .. }, Ok(started)) = (&request, &answer) {
             // Before another start can find the launcher dead, and have one launched that sweeps.
             Identity::of(started.process)
                 .into_iter()
                 .for_each(|worker| self.workers.borrow_mut().add(worker));
         }
-        match &answer {
-            Ok(_) | Err(LaunchError::Refused(_)) => *running = Some(launcher),
-            Err(error) => tracing::error!("the launcher is given up: {error}"),
-        }
+        *running = self.keep(launcher, &answer);
         answer
     }
 
-    /// Process id of the launcher, if one runs and is not busy.
+    /// Keeps a launcher that has answered, and gives up another.
+    fn keep<T>(&self, launcher: Running, answer: &Result<T, LaunchError>) -> Option<Running> {
+        match answer {
+            Ok(_) | Err(LaunchError::Refused(_)) => Some(launcher),
+            Err(error) => {
+                tracing::error!("the launcher is given up: {error}");
+                self.process.set(None);
+                None
+            }
+        }
+    }
+
+    /// Process id of the launcher, if one runs.
     pub(crate) fn process(&self) -> Option<u32> {
-        self.running.try_lock().ok()?.as_ref()?.process.id()
+        self.process.get()
+    }
+
+    /// Numbers of all processes that may be workers, among them those whose launcher has died: whatever a worker does, it stays a
+    /// child of its launcher, or among those that launchers have told of.
+    pub(crate) fn perhaps_workers(&self) -> BTreeSet<u32> {
+        let told = self.workers.borrow();
+        let told = told.all.iter().map(|worker| worker.process);
+        told.chain(self.process().map(children_of).unwrap_or_default()).collect()
+    }
+
+    /// Has a process ended that belongs to no session; false where the launcher knows it as no worker.
+    pub(crate) async fn end_worker(&self, worker: Identity) -> bool {
+        let mut running = self.running.lock().await;
+        let Some(launcher) = running.take() else { return false };
+        let Identity { process, started } = worker;
+        let answer = launcher.ask(ToLauncher::EndWorker { process, started }).await;
+        *running = self.keep(launcher, &answer);
+        matches!(answer, Ok((FromLauncher::Ended {}, _)))
     }
 
     /// Ends the launcher.
     pub(crate) async fn end(&self) {
         if let Some(Running { mut process, channel, log }) = self.running.lock().await.take() {
+            self.process.set(None);
             self.keeper.forget(NAME);
             self.keeper.forget(LOG_NAME);
             // Whoever keeps it, too, has nothing left of it.
@@ -383,6 +423,7 @@ impl Launching {
         let log = Some(tokio::task::spawn_local(follow(log, number)));
         let launcher = Running { process: Process::Own(process), channel, log };
         timeout(ANSWER, self.name_workers(&launcher.channel)).await.map_err(|_| LaunchError::Late)??;
+        self.process.set(launcher.process.id());
         Ok(launcher)
     }
 
@@ -429,12 +470,28 @@ async fn follow(pipe: OwnedFd, launcher: u32) {
     }
 }
 
+/// The children of a launcher.
+fn children_of(launcher: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));
+    let children = children.unwrap_or_default();
+    children.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+/// What an answer and its descriptors say of a process that was to be started.
+fn started((answer, descriptors): (FromLauncher, Vec<OwnedFd>)) -> Result<Started, LaunchError> {
+    match (answer, <[OwnedFd; 2]>::try_from(descriptors)) {
+        (FromLauncher::Started { process }, Ok([socket, pidfd])) => Ok(Started { process, socket, pidfd }),
+        _ => Err(LaunchError::Malformed),
+    }
+}
+
 impl Running {
-    async fn ask(&self, request: ToLauncher) -> Result<Started, LaunchError> {
+    /// Asks for something. A refusal is an error.
+    async fn ask(&self, request: ToLauncher) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
         timeout(ANSWER, self.exchange(request)).await.unwrap_or(Err(LaunchError::Late))
     }
 
-    async fn exchange(&self, request: ToLauncher) -> Result<Started, LaunchError> {
+    async fn exchange(&self, request: ToLauncher) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
         match self.channel.send(&request.encode(), &[]).await {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(LaunchError::Gone),
             result => result?,
@@ -442,15 +499,12 @@ impl Running {
         let Some((bytes, descriptors)) = self.channel.receive().await? else {
             return Err(LaunchError::Gone);
         };
-        let answer = FromLauncher::decode(&bytes).map_err(|_| LaunchError::Malformed)?;
-        match (answer, <[OwnedFd; 2]>::try_from(descriptors)) {
-            (FromLauncher::Started { process }, Ok([socket, pidfd])) => {
-                Ok(Started { process, socket, pidfd })
-            }
-            (FromLauncher::Failed { error }, Err(descriptors)) if descriptors.is_empty() => {
+        match FromLauncher::decode(&bytes).map_err(|_| LaunchError::Malformed)? {
+            answer if answer.descriptors() != descriptors.len() => Err(LaunchError::Malformed),
+            FromLauncher::Failed { error } => {
                 Err(LaunchError::Refused(Errno::from_raw_os_error(error.cast_signed())))
             }
-            _ => Err(LaunchError::Malformed),
+            answer => Ok((answer, descriptors)),
         }
     }
 }

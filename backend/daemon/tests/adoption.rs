@@ -21,7 +21,7 @@ use rustix::{
 };
 use serde_json::{Value, json};
 use sluice_messages::{
-    control::{self, ToLauncher},
+    control::{self, FromLauncher, ToLauncher},
     inventory::Visible,
 };
 use sluice_shared_memory::socket;
@@ -319,27 +319,48 @@ fn a_worker_that_was_started_for_a_dead_daemon_is_ended() {
 // Promise: F44
 #[test]
 fn a_worker_of_no_session_is_ended_while_others_live() {
+    ends_a_worker_of_no_session(false);
+}
+
+// Promise: F44
+#[test]
+fn a_worker_of_no_session_that_renames_itself_is_ended() {
+    ends_a_worker_of_no_session(true);
+}
+
+fn ends_a_worker_of_no_session(renames: bool) {
     let place = Place::new();
     let manager = Manager::new(&place);
     let daemon = manager.start(&place, &["--vm", "7,direct"]);
     ready(&place);
     let mut front = place.front(7);
     let known = watch(pid_of(&front.open(1))).expect("a process");
+    if renames {
+        place.mark("renames", "");
+    }
     let launcher = kept(&manager, "launcher");
     // Asked past the daemon, and the answer taken before the daemon could have it: the launcher has told nobody.
     ask_for_worker(&launcher);
-    let mut bytes = [0; control::BYTES];
-    let receive =
-        || socket::receive(&launcher, &mut bytes).ok().flatten().map(|(_, descriptors)| descriptors);
-    let mut descriptors = until(receive, Option::is_some).expect("an answer");
+    let receive = || {
+        let mut bytes = [0; control::BYTES];
+        let (message, descriptors) = socket::receive(&launcher, &mut bytes).ok().flatten()?;
+        Some((FromLauncher::decode(message).expect("an answer"), descriptors))
+    };
+    let (answer, mut descriptors) = until(receive, Option::is_some).expect("an answer");
+    let FromLauncher::Started { process } = answer else { panic!("{answer:?}") };
     let orphan = descriptors.pop().expect("its pidfd");
     let started = Instant::now();
     assert!(is_alive(&orphan));
+    if renames {
+        let name = || std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+        assert_eq!(until(name, |name| name == "kworker/0:1\n"), "kworker/0:1\n");
+    }
     wait_gone(&orphan);
     println!("a worker of no session is ended after {:?}", started.elapsed());
     assert!((10..20).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
-    let host = place.api("GET", "/v1/host", None).body;
-    assert!(host["events"].to_string().contains("worker-without-session"), "{host}");
+    let events = || place.api("GET", "/v1/host", None).body["events"].to_string();
+    let events = until(events, |events| events.contains("worker-without-session"));
+    assert!(events.contains("worker-without-session"), "{events}");
     assert!(is_alive(&known), "a worker of a session was ended");
     front.open(2);
     drop(descriptors);

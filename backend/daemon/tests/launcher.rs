@@ -65,18 +65,35 @@ impl Launcher {
     }
 
     fn hear(&self) -> Result<Started, Errno> {
+        match self.hear_answer() {
+            (FromLauncher::Started { process }, descriptors) => {
+                let [socket, pidfd] = <[OwnedFd; 2]>::try_from(descriptors).expect("two");
+                Ok(Started { pid: process, socket, pidfd })
+            }
+            (FromLauncher::Failed { error }, _) => Err(Errno::from_raw_os_error(error.cast_signed())),
+            (answer, _) => panic!("{answer:?} to another question"),
+        }
+    }
+
+    fn hear_answer(&self) -> (FromLauncher, Vec<OwnedFd>) {
         let mut bytes = [0; control::BYTES];
         let (message, descriptors) =
             socket::receive(&self.socket, &mut bytes).expect("an answer").expect("a launcher");
         let answer = FromLauncher::decode(message).expect("an answer");
         assert_eq!(descriptors.len(), answer.descriptors());
-        match answer {
-            FromLauncher::Started { process } => {
-                let [socket, pidfd] = <[OwnedFd; 2]>::try_from(descriptors).expect("two");
-                Ok(Started { pid: process, socket, pidfd })
+        (answer, descriptors)
+    }
+
+    /// Has a worker ended; whether it was one.
+    fn ends(&self, process: u32, started: u64) -> bool {
+        self.tell(ToLauncher::EndWorker { process, started });
+        match self.hear_answer().0 {
+            FromLauncher::Ended {} => true,
+            FromLauncher::Failed { error } => {
+                assert_eq!(Errno::from_raw_os_error(error.cast_signed()), Errno::SRCH);
+                false
             }
-            FromLauncher::Failed { error } => Err(Errno::from_raw_os_error(error.cast_signed())),
-            FromLauncher::Settled {} => panic!("nobody asked for it"),
+            answer => panic!("{answer:?} to another question"),
         }
     }
 
@@ -487,6 +504,43 @@ fn what_a_launcher_before_left_in_its_cgroups_is_ended() {
     assert!(!left.exists() && !empty.exists() && other.exists());
     std::fs::remove_dir(other).expect("as it was");
     std::fs::remove_dir(&directory.0).expect("no group was left");
+}
+
+// Promise: F44
+#[test]
+fn launcher_ends_workers_that_it_started_or_was_told_to_keep_and_no_other_process() {
+    let place = Place::new();
+    let mut first = Launcher::start(&place, false, &[]);
+    let start_of = |process: u32| -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("it lives");
+        let (_, rest) = stat.rsplit_once(')').expect("a name");
+        rest.split_whitespace().nth(19).and_then(|started| started.parse().ok()).expect("a start")
+    };
+    let device = first.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
+    let [worker, kept, unnamed] = [1, 2, 3].map(|session| first.worker(session).expect("a worker"));
+    let [device_start, worker_start, kept_start, unnamed_start] =
+        [device.pid, worker.pid, kept.pid, unnamed.pid].map(start_of);
+    assert!(!first.ends(device.pid, device_start), "a device");
+    assert!(!first.ends(std::process::id(), start_of(std::process::id())), "not its child");
+    assert!(!first.ends(worker.pid, worker_start + 1), "another process had the number");
+    assert!([&device, &worker].iter().all(|process| is_alive(&process.pidfd)));
+    assert!(first.ends(worker.pid, worker_start));
+    wait_gone(&worker.pidfd);
+
+    first.process.kill().expect("killed");
+    first.process.wait().expect("ended");
+    let second = Launcher::start(&place, false, &[]);
+    second.tell(ToLauncher::KeepWorker { process: kept.pid, started: kept_start });
+    second.tell(ToLauncher::Sweep {});
+    assert!(!second.ends(unnamed.pid, unnamed_start), "it knows nothing of it");
+    assert!(second.ends(kept.pid, kept_start));
+    wait_gone(&kept.pidfd);
+    for left in [unnamed, device] {
+        assert!(is_alive(&left.pidfd));
+        signal(&left.pidfd, Signal::KILL);
+        wait_gone(&left.pidfd);
+    }
+    second.end();
 }
 
 #[test]

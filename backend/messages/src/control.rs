@@ -171,6 +171,12 @@ messages! {
         } fds 0,
         /// Every worker that goes on has been named: what else an earlier launcher has left in cgroups is to end. Not answered.
         7 Sweep {} fds 0,
+        /// End a worker that belongs to no session. Answered by `Ended`, or by `Failed` where it is no worker that the launcher has
+        /// started or was told to keep: then nothing happens.
+        8 EndWorker {
+            /** The process. */ process: u32,
+            /** When it was started, in ticks since the machine was. */ started: u64
+        } fds 0,
     }
     /// From `sluiced` to an arbiter, after its [`ArbiterSetup`].
     enum ToArbiter {
@@ -431,10 +437,12 @@ messages! {
     enum FromLauncher {
         /// A process runs. Descriptors: its control socket, its pidfd.
         1 Started { /** Its process id. */ process: u32 } fds 2,
-        /// It could not be started; `error` is an errno.
+        /// It could not be done; `error` is an errno.
         2 Failed { /** An errno. */ error: u32 } fds 0,
         /// Everything that was asked before `Settle` has been answered.
         3 Settled {} fds 0,
+        /// The worker of `EndWorker` is killed.
+        4 Ended {} fds 0,
     }
 }
 

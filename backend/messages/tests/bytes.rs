@@ -124,11 +124,13 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         ToLauncher::Settle {} => [5], fds 0;
         ToLauncher::KeepWorker { process: 7, started: 0x1_0000_0002 } => [6, 7, 0x1_0000_0002], fds 0;
         ToLauncher::Sweep {} => [7], fds 0;
+        ToLauncher::EndWorker { process: 7, started: 0x1_0000_0002 } => [8, 7, 0x1_0000_0002], fds 0;
     }
     golden! { FromLauncher:
         FromLauncher::Started { process: 4711 } => [1, 4711], fds 2;
         FromLauncher::Failed { error: 12 } => [2, 12], fds 0;
         FromLauncher::Settled {} => [3], fds 0;
+        FromLauncher::Ended {} => [4], fds 0;
     }
     golden! { Request:
         Request::Hello { process: 9 } => [1, 9], fds 0;

@@ -147,6 +147,9 @@ fn attack() -> Result<()> {
 }
 
 fn worker(arguments: &[String], program: &Path) -> Result<()> {
+    if program.with_file_name("renames").exists() {
+        rustix::thread::set_name(c"kworker/0:1")?;
+    }
     let control = inherited(arguments, "--control-fd")?;
     let mut buffer = vec![0; SETUP_BYTES];
     let Some((bytes, descriptors)) = socket::receive(&control, &mut buffer)? else { return Ok(()) };
