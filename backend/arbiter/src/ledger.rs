@@ -182,11 +182,11 @@ impl Ledger {
 
     /// A VM gets nothing any more.
     pub fn close(&mut self, key: VmKey) {
-        if let Some(account) = self.accounts.get_mut(&key) {
-            let before = account.part(self.nominal);
+        // One that is unknown gets nothing as it is.
+        _ = self.change(key, "an unknown VM is closed", |account| {
             account.closed = true;
-            self.sums.change(before, account.part(self.nominal));
-        }
+            Ok(())
+        });
     }
 
     /// Forgets an account with nothing in it; `false` when it is not.
@@ -194,11 +194,15 @@ impl Ledger {
         let empty = |account: &Account| {
             account.lent == 0 && account.kept == 0 && account.driver == 0 && account.pinned == 0
         };
-        let gone = self.accounts.get(&key).is_some_and(empty);
-        if gone && let Some(account) = self.accounts.remove(&key) {
-            self.sums.change(account.part(self.nominal), Sums::default());
-        }
-        gone
+        let is_empty = self.accounts.get(&key).is_some_and(empty);
+        // A new account is no part of the sums, so they hold without it.
+        let cleared = |account: &mut Account| {
+            *account = Account::default();
+            Ok(())
+        };
+        is_empty
+            && self.change(key, "an unknown VM is forgotten", cleared).is_ok()
+            && self.accounts.remove(&key).is_some()
     }
 
     /// Sets the bytes that an ancestor may have in all.
@@ -553,6 +557,29 @@ mod tests {
             plant(&mut ledger, &mut lent);
             assert_eq!(ledger.check(&lent, &HashMap::from([(VM, UNIT)]), 4 * UNIT), Err(Broken(expected)));
         }
+    }
+
+    // Promise: Q21
+    #[test]
+    fn sums_hold_when_a_vm_with_a_guarantee_is_closed_and_forgotten() {
+        let mut ledger = Ledger::default();
+        ledger.grow(4 * UNIT).unwrap();
+        ledger.set_nominal(4 * UNIT);
+        ledger.set_terms(VM, Terms { guaranteed: 3 * UNIT, ..Terms::default() }).unwrap();
+        ledger.charge(VM, UNIT).unwrap();
+        assert_eq!(ledger.spare(), UNIT);
+        ledger.close(VM);
+        ledger.close(VmKey { vm: 9, epoch: 1 });
+        assert_eq!(ledger.spare(), 3 * UNIT, "nothing is kept for it any more");
+        assert!(!ledger.forget(VM), "it has something");
+        ledger.refund(VM, UNIT).unwrap();
+        assert!(ledger.forget(VM) && !ledger.forget(VM));
+        // One that is open still has its guarantee in the sums.
+        ledger.set_terms(VM, Terms { guaranteed: 3 * UNIT, ..Terms::default() }).unwrap();
+        assert_eq!(ledger.spare(), UNIT);
+        assert!(ledger.forget(VM));
+        assert_eq!(ledger.spare(), 4 * UNIT);
+        assert_eq!(ledger.check(&HashMap::new(), &HashMap::new(), 4 * UNIT), Ok(()));
     }
 
     // Promise: Q20
