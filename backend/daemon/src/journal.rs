@@ -19,8 +19,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use aes::{
+    Aes128,
+    cipher::{BlockCipherDecrypt as _, BlockCipherEncrypt as _, KeyInit as _},
+};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 /// Events that are kept.
@@ -29,8 +32,6 @@ const KEPT: usize = 4096;
 const LINES: usize = 2 * KEPT;
 /// Bytes of a file that is read at all.
 const LARGEST: u64 = 64 << 20;
-/// Rounds in which a token is mixed, each of which hides one half of it by the other.
-const ROUNDS: u8 = 4;
 /// Bytes of an event's detail.
 const DETAIL: usize = 1024;
 /// The form of the file.
@@ -85,7 +86,7 @@ struct Shared {
     list: Mutex<List>,
     /// There is an event to write, or there will be none any more.
     noted: Condvar,
-    /// The number of the last event that readers may see.
+    /// The number of the last event that readers may see. It changes while the list is locked.
     told: watch::Sender<u64>,
 }
 
@@ -94,8 +95,6 @@ struct List {
     events: VecDeque<Event>,
     /// The number of the last event.
     last: u64,
-    /// The number of the last event that readers may see.
-    told: u64,
     /// Whether there is a file. Without one, readers see events at once.
     kept: bool,
     ended: bool,
@@ -138,30 +137,33 @@ impl Name {
 
     /// A token for a place in the list. The salt makes two tokens of one place differ.
     fn token(&self, salt: u64, sequence: u64) -> String {
-        let mix = |(left, right): (u64, u64), round| (right, left ^ self.digest(round, right));
-        let (left, right) = (0..ROUNDS).fold((salt, sequence), mix);
-        format!("{}.{left:016x}{right:016x}", self.stream)
+        let mut block = pair(salt, sequence).into();
+        self.cipher().encrypt_block(&mut block);
+        format!("{}.{:032x}", self.stream, u128::from_be_bytes(block.into()))
     }
 
     /// The place that a token is of.
     fn place(&self, token: &str) -> Option<u64> {
         let (stream, sealed) = token.split_once('.')?;
-        let half = |digits: std::ops::Range<usize>| u64::from_str_radix(sealed.get(digits)?, 16).ok();
-        let is_whole = stream == self.stream && sealed.len() == 32;
-        let sealed = (half(0..16)?, half(16..32)?);
-        let unmix = |(left, right): (u64, u64), round| (right ^ self.digest(round, left), left);
-        is_whole.then(|| (0..ROUNDS).rev().fold(sealed, unmix).1)
+        if stream != self.stream || sealed.len() != 32 {
+            return None;
+        }
+        let mut block = u128::from_str_radix(sealed, 16).ok()?.to_be_bytes().into();
+        self.cipher().decrypt_block(&mut block);
+        let [.., a, b, c, d, e, f, g, h] = <[u8; 16]>::from(block);
+        Some(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
     }
 
-    fn digest(&self, round: u8, half: u64) -> u64 {
-        let mut digest = Sha256::new();
-        for number in self.secret.into_iter().chain([u64::from(round), half]) {
-            digest.update(number.to_le_bytes());
-        }
-        let digest: [u8; 32] = digest.finalize().into();
-        let [a, b, c, d, e, f, g, h, ..] = digest;
-        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    /// A token is one block, so a cipher of blocks alone makes it look random to all who do not know the secret.
+    fn cipher(&self) -> Aes128 {
+        let [low, high] = self.secret;
+        Aes128::new(&pair(low, high).into())
     }
+}
+
+/// Two numbers, as a block or a key.
+fn pair(first: u64, second: u64) -> [u8; 16] {
+    ((u128::from(first) << 64) | u128::from(second)).to_be_bytes()
 }
 
 impl Journal {
@@ -179,7 +181,7 @@ impl Journal {
         let last = events.back().map_or(0, |event| event.sequence);
         let header = Header { version: VERSION, name: name.clone(), boot: boot.to_owned() };
         let log = Log::create(path.clone(), header, &events).map_err(|error| give_up(&path, &error)).ok();
-        let list = List { events, last, told: last, kept: log.is_some(), ended: false };
+        let list = List { events, last, kept: log.is_some(), ended: false };
         let told = watch::Sender::new(last);
         let shared = Arc::new(Shared { list: Mutex::new(list), noted: Condvar::new(), told });
         if let Some(log) = log {
@@ -220,8 +222,7 @@ impl Journal {
         if list.kept {
             self.shared.noted.notify_one();
         } else {
-            let last = list.last;
-            self.shared.tell(&mut list, last);
+            self.shared.told.send_replace(list.last);
         }
     }
 
@@ -237,7 +238,7 @@ impl Journal {
 
     /// Where who has a token goes on; `None` when it is of another list, or none.
     pub(crate) fn resume(&self, token: &str) -> Option<u64> {
-        self.name.place(token).filter(|sequence| *sequence <= self.shared.list().told)
+        self.name.place(token).filter(|sequence| *sequence <= self.shared.told())
     }
 
     /// The number of the last event.
@@ -248,7 +249,7 @@ impl Journal {
     /// Where who wants all there is begins.
     pub(crate) fn oldest(&self) -> u64 {
         let list = self.shared.list();
-        list.events.front().map_or(list.told, |event| event.sequence - 1)
+        list.events.front().map_or_else(|| self.shared.told(), |event| event.sequence - 1)
     }
 
     /// Up to `count` events behind one.
@@ -259,7 +260,8 @@ impl Journal {
             return Next::Gap(first - 1 - sequence);
         }
         let skip = usize::try_from(sequence + 1 - first).unwrap_or(usize::MAX);
-        let told = list.events.iter().skip(skip).take_while(|event| event.sequence <= list.told);
+        let last = self.shared.told();
+        let told = list.events.iter().skip(skip).take_while(|event| event.sequence <= last);
         let events: Vec<_> = told.take(count).cloned().collect();
         if events.is_empty() { Next::Nothing } else { Next::Events(events) }
     }
@@ -282,22 +284,21 @@ impl Shared {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Readers may see events up to one.
-    fn tell(&self, list: &mut List, told: u64) {
-        list.told = told;
-        self.told.send_replace(told);
+    /// The number of the last event that readers may see.
+    fn told(&self) -> u64 {
+        *self.told.borrow()
     }
 
     /// Writes events as they are noted, until the journal is dropped.
     fn write(&self, mut log: Log) {
         loop {
             let list = self.list();
-            let waits = |list: &mut List| list.kept && list.last == list.told && !list.ended;
+            let waits = |list: &mut List| list.kept && list.last == self.told() && !list.ended;
             let list = self.noted.wait_while(list, waits).unwrap_or_else(PoisonError::into_inner);
-            if !list.kept || list.last == list.told {
+            let (last, told) = (list.last, self.told());
+            if !list.kept || last == told {
                 return;
             }
-            let (last, told) = (list.last, list.told);
             let new = list.events.iter().skip_while(|event| event.sequence <= told);
             let follows = new.clone().next().is_some_and(|event| event.sequence == told + 1);
             let is_long = log.lines.saturating_add(new.clone().count()) > LINES;
@@ -315,13 +316,12 @@ impl Shared {
             match written {
                 Ok(next) => {
                     log = next;
-                    self.tell(&mut list, last);
+                    self.told.send_replace(last);
                 }
                 Err(error) => {
                     give_up(&path, &error);
                     list.kept = false;
-                    let last = list.last;
-                    self.tell(&mut list, last);
+                    self.told.send_replace(list.last);
                     return;
                 }
             }
