@@ -7,7 +7,7 @@ use sluice_messages::control;
 use sluice_shared_memory::socket;
 use tokio::io::{Interest, unix::AsyncFd};
 
-use crate::watched::watch;
+use crate::handover::watched::watch;
 
 /// A socket that carries fixed-size messages with descriptors.
 #[derive(Debug)]

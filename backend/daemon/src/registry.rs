@@ -20,28 +20,28 @@ use crate::{
         error::{Code, Error},
         peer::Caller,
     },
-    balancing::Balance,
     configuration::{Configuration, PriorityWord, VmSpec},
-    custodian::Custodian,
     fault,
-    fence::{AdmissionError, Fence, FencedBy, Step},
-    inventory::Inventory,
-    journal::{Journal, Subject},
-    launching::Launching,
-    limits::{self, Limits},
-    notice::{Notice, Notices},
-    placer::Placer,
+    handover::launching::Launching,
+    placement::placer::Placer,
     priority::PriorityLock,
-    roster::Roster,
-    state::{
+    records::journal::{Journal, Subject},
+    records::notice::{Notice, Notices},
+    records::state::{
         checkpoint::{Checkpoint, FenceChange, ReadmitError, Removal},
         objects::{Ancestor, Objects, Priority, Shares, SizeObject, VmObject, host_name, short_name},
     },
-    trail::{Entry, Trail},
-    unit::Unit,
-    units::Units,
-    usage::{ProjectIdentity, Usage, VmIdentity},
-    vm::{Phase, Vm},
+    records::trail::{Entry, Trail},
+    records::usage::{ProjectIdentity, Usage, VmIdentity},
+    units::balancing::Balance,
+    units::custodian::Custodian,
+    units::inventory::Inventory,
+    units::set::Units,
+    units::unit::Unit,
+    vms::fence::{AdmissionError, Fence, FencedBy, Step},
+    vms::limits::{self, Limits},
+    vms::roster::Roster,
+    vms::vm::{Phase, Vm},
 };
 
 /// How long a new VM's device may take to listen.
@@ -400,7 +400,7 @@ impl Registry {
         let id = short_name(host_name);
         // From here on it has its number and its place: the unit may take its time, and others do not wait for it.
         wanted.number = self.number_for(id)?;
-        wanted.created = crate::journal::now() / 1000;
+        wanted.created = crate::records::journal::now() / 1000;
         self.admit(host_name, &wanted)?;
         let held = self.if_there_is_room(|| self.placer.hold(host_name, &wanted)).await?;
         let entry = self.trail.entry(caller, "vm.create", format!("vms/{host_name}"));

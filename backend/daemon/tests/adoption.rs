@@ -582,5 +582,5 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
     }
     assert!(lines.iter().any(|line| line.contains("worker vm=7 pid=") && line.ends_with("lines dropped]")));
     // The daemon's own line came through.
-    assert!(lines.iter().any(|line| line.contains("sluice_daemon::vm")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("sluice_daemon::vms::vm")), "{lines:?}");
 }

@@ -35,7 +35,7 @@ use self::{
     peer::Caller,
     places::{Places, User},
 };
-use crate::{journal::Journal, registry::Registry, trail::RefusalRate};
+use crate::{records::journal::Journal, records::trail::RefusalRate, registry::Registry};
 
 /// Bytes of a body.
 const BODY_BYTES: usize = 64 << 10;

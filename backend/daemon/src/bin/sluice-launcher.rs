@@ -1,10 +1,10 @@
-//! `sluice-launcher`: see [`sluice_daemon::launcher`].
+//! `sluice-launcher`: see [`sluice_daemon::launcher::server`].
 
 use std::os::fd::AsFd as _;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use sluice_daemon::launcher::{Arguments, Launcher};
+use sluice_daemon::launcher::server::{Arguments, Launcher};
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();

@@ -15,7 +15,7 @@ use crate::{
         extract::{Body, objects_of},
         peer::Caller,
     },
-    placer::vm_id,
+    placement::placer::vm_id,
     registry::Registry,
 };
 

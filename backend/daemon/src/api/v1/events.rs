@@ -25,7 +25,7 @@ use crate::{
         peer::Caller,
         places::Place,
     },
-    journal::{Event as Entry, Journal, Next},
+    records::journal::{Event as Entry, Journal, Next},
 };
 
 /// Events in one piece of the answer.
@@ -155,7 +155,7 @@ impl Reader {
         Event {
             sequence: self.sees_all().then_some(self.at),
             token: self.journal.salted_token(self.at),
-            time: crate::journal::now(),
+            time: crate::records::journal::now(),
             kind: kind.to_owned(),
             vm: None,
             detail: detail.to_owned(),
@@ -214,7 +214,7 @@ mod tests {
             places::Places,
         },
         daemon::FOLLOWERS,
-        journal::Subject,
+        records::journal::Subject,
     };
 
     fn reader(journal: &Arc<Journal>, caller: Caller, silence: Duration) -> Reader {

@@ -17,7 +17,7 @@ use crate::{
         peer::Caller,
     },
     registry::Registry,
-    vm::Phase,
+    vms::vm::Phase,
 };
 
 /// That it is well.

@@ -17,8 +17,8 @@ use crate::{
         extract::{Body, Id},
         peer::Caller,
     },
+    records::state::objects::{Shares, SizeObject},
     registry::Registry,
-    state::objects::{Shares, SizeObject},
 };
 
 /// A size as a client wants it.

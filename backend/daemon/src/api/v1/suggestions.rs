@@ -14,9 +14,9 @@ use crate::{
         error::{Error, Errors},
         peer::Caller,
     },
-    balancing::{HORIZON, LOOK, policy},
     configuration::Rebalance,
     registry::Registry,
+    units::balancing::{HORIZON, LOOK, policy},
 };
 
 /// Moves against fragmentation that are suggested at once.

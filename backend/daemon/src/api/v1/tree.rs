@@ -17,9 +17,9 @@ use crate::{
         extract::{Body, Id, optional_object},
         peer::Caller,
     },
-    limits,
+    records::state::objects::Ancestor,
     registry::Registry,
-    state::objects::Ancestor,
+    vms::limits,
 };
 
 /// Sizes that limits can name.

@@ -17,9 +17,9 @@ use crate::{
         extract::{Body, Number},
         peer::Caller,
     },
-    placer::Found,
+    placement::placer::Found,
     registry::Registry,
-    unit::Unit as Room,
+    units::unit::Unit as Room,
 };
 
 /// A GPU.

@@ -12,8 +12,8 @@ use crate::{
         error::{Error, Errors},
         peer::Caller,
     },
+    records::usage::{Figures, ProjectIdentity},
     registry::Registry,
-    usage::{Figures, ProjectIdentity},
 };
 
 /// What one used. Figures only grow, also across restarts.

@@ -22,11 +22,11 @@ use crate::{
         extract::{Asked, Body, Id, VmName, objects_of, optional_object},
         peer::Caller,
     },
-    fence::{self, Step},
-    placer::Spotted,
+    placement::placer::Spotted,
+    records::state::objects::{self, SizeObject, VmObject},
     registry::{CHUNK, Known, Registry},
-    state::objects::{self, SizeObject, VmObject},
-    vm::{Phase, Vm as Room},
+    vms::fence::{self, Step},
+    vms::vm::{Phase, Vm as Room},
 };
 
 /// Bytes that can be asked for at most: 2^52, which every JSON reader gets right.

@@ -12,7 +12,9 @@ use std::{
 
 use tokio::time::interval;
 
-use crate::{custodian::Custodian, launching::Launching, process::Identity, roster::Roster};
+use crate::{
+    handover::launching::Launching, process::Identity, units::custodian::Custodian, vms::roster::Roster,
+};
 
 /// How often.
 const EVERY: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! What the rooms of the daemon tell the one that decides about VMs and units ([`crate::custodian`]).
+//! What the rooms of the daemon tell the one that decides about VMs and units ([`crate::units::custodian`]).
 
 use tokio::sync::mpsc::UnboundedSender;
 

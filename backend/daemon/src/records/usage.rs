@@ -24,8 +24,8 @@ use tokio::sync::Mutex;
 
 use crate::{
     process::Identity,
-    state::file::{Found, StateFile, off_thread},
-    unit::WorkReport,
+    records::state::file::{Found, StateFile, off_thread},
+    units::unit::WorkReport,
 };
 
 /// The form of the file.

@@ -31,16 +31,16 @@ use tokio::{
 use crate::{
     channel::Channel,
     configuration::{Configuration, VmSpec, vsock_socket},
-    fence::{Fence, Step},
-    journal::{Journal, Subject},
-    launching::{Launching, Started},
-    notice::{Notice, Notices},
+    handover::launching::{Launching, Started},
+    handover::watched::watch,
     process::{Identity, gone, is_gone, kill, signal},
     rate::TokenBucket,
-    roster::House,
-    state::{adoption::DeviceRecord, checkpoint::Checkpoint},
-    unit::{Borrower, Terms, Unit},
-    watched::watch,
+    records::journal::{Journal, Subject},
+    records::notice::{Notice, Notices},
+    records::state::{adoption::DeviceRecord, checkpoint::Checkpoint},
+    units::unit::{Borrower, Terms, Unit},
+    vms::fence::{Fence, Step},
+    vms::roster::House,
 };
 
 /// CUDA_ERROR_DEVICE_UNAVAILABLE: what a guest is told when it cannot have a worker.

@@ -5,7 +5,7 @@
 //!
 //! A socket that somebody keeps does not close with this process, so that those at its other end (devices, arbiters, the
 //! launcher) notice nothing, and the next daemon goes on talking to them. That is all that is kept: whom a socket leads to is
-//! in [`crate::state::adoption`].
+//! in [`crate::records::state::adoption`].
 
 use std::{
     cell::RefCell,

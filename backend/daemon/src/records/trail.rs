@@ -19,10 +19,10 @@ use serde::Serialize;
 
 use crate::{
     api::{error::Error, peer::Caller},
-    journal::now,
     priority::PriorityLock,
     rate::TokenBucket,
-    state::file::off_thread,
+    records::journal::now,
+    records::state::file::off_thread,
 };
 
 /// Files of the log.

@@ -4,7 +4,7 @@
 //! line, and waits for every process it started. It must never parse anything but fixed-size messages, nor take a path,
 //! a user, a VM or a unit from one; a message it does not understand is answered with an error and nothing else happens.
 //!
-//! One thread, one epoll set: the control socket to `sluiced`, a pidfd and a log ([`crate::child_log`]) per child, and under a
+//! One thread, one epoll set: the control socket to `sluiced`, a pidfd and a log ([`crate::launcher::child_log`]) per child, and under a
 //! supervisor a lifeline.
 //!
 //! **When the launcher dies.** Devices and workers are to outlive it and `sluiced`, so that both can be restarted under a
@@ -44,12 +44,12 @@ use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 
 use crate::{
-    cgroup::Cgroups,
-    child_log::{self, ChildLog, GuestLimits, Next},
     configuration::{NumberRange, SocketMode, VmSpec, device_socket, stream_socket},
+    launcher::cgroup::Cgroups,
+    launcher::child_log::{self, ChildLog, GuestLimits, Next},
+    launcher::spawn::{self, Given, Program, Reserved},
     process::Identity,
     rate::TokenBucket,
-    spawn::{self, Given, Program, Reserved},
 };
 
 /// Descriptors a device may have: five per session, and memory regions, resources and queues.

@@ -33,15 +33,15 @@ use tokio::{
 use crate::{
     channel::Channel,
     configuration::Configuration,
-    inventory::Inventory,
-    launching::Launching,
-    notice::{Notice, Notices},
+    handover::launching::Launching,
+    handover::watched::watch,
     outbox::{Outbox, outbox},
     process::{Identity, gone, kill, signal},
     rate::TokenBucket,
-    state::{adoption::ArbiterRecord, checkpoint::Checkpoint},
-    usage,
-    watched::watch,
+    records::notice::{Notice, Notices},
+    records::state::{adoption::ArbiterRecord, checkpoint::Checkpoint},
+    records::usage,
+    units::inventory::Inventory,
 };
 
 /// How long an arbiter may take for an answer, once it lends, before it counts as hung. Drivers have long calls.

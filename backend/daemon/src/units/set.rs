@@ -10,7 +10,7 @@ use tokio::{
     task::{JoinSet, spawn_local},
 };
 
-use crate::unit::{Unit, UnitError};
+use crate::units::unit::{Unit, UnitError};
 
 /// The units.
 #[derive(Debug, Default)]

@@ -27,12 +27,12 @@ use tokio::{
 
 use crate::{
     channel::Channel,
-    child_log::{self, ChildLog, GuestLimits, Next},
     configuration::{Configuration, SocketMode, VmSpec},
-    keeper::{Keeper, VARIABLES},
+    handover::keeper::{Keeper, VARIABLES},
+    handover::watched::watch,
+    launcher::child_log::{self, ChildLog, GuestLimits, Next},
     process::{Identity, gone, kill},
-    state::adoption::{Adoption, LauncherRecord, ReloadError},
-    watched::watch,
+    records::state::adoption::{Adoption, LauncherRecord, ReloadError},
 };
 
 /// What its socket is kept as.

@@ -27,8 +27,8 @@ use super::{
     objects::Objects,
 };
 use crate::{
-    fence::{AdmissionError, Fence, FencedBy, Step},
     process::Identity,
+    vms::fence::{AdmissionError, Fence, FencedBy, Step},
 };
 
 /// The form of the file.
@@ -475,7 +475,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::state::objects::{SizeObject, VmObject};
+    use crate::records::state::objects::{SizeObject, VmObject};
 
     #[tokio::test]
     async fn what_was_noted_is_there_for_the_next() {

@@ -18,9 +18,9 @@ use tokio::{
 };
 
 use crate::{
-    conduct::Conduct, configuration::FencePolicy, escrow::Escrows, fence::FencedBy, journal::Journal,
-    notice::Notice, rate::TokenBucket, roster::Roster, state::checkpoint::Checkpoint, units::Units,
-    xid::Class,
+    configuration::FencePolicy, rate::TokenBucket, records::journal::Journal, records::notice::Notice,
+    records::state::checkpoint::Checkpoint, units::escrow::Escrows, units::set::Units, units::xid::Class,
+    vms::conduct::Conduct, vms::fence::FencedBy, vms::roster::Roster,
 };
 
 /// Events told of at once, and per second in the long run; all are counted.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::state::objects::{Isolation, Placement, Policy, Priority, Shares, SizeObject, VmObject};
+use crate::records::state::objects::{Isolation, Placement, Policy, Priority, Shares, SizeObject, VmObject};
 
 /// VMs of an organisation that its tenants may make, where no number is set.
 pub(crate) const VMS: u32 = 64;

@@ -12,13 +12,13 @@ use tokio::{
 
 use crate::{
     configuration::{Configuration, VmSpec},
-    journal::{Journal, Subject},
-    launching::Launching,
-    notice::Notices,
-    state::checkpoint::Checkpoint,
-    unit::Unit,
-    units::Units,
-    vm::{Phase, Vm, VmError},
+    handover::launching::Launching,
+    records::journal::{Journal, Subject},
+    records::notice::Notices,
+    records::state::checkpoint::Checkpoint,
+    units::set::Units,
+    units::unit::Unit,
+    vms::vm::{Phase, Vm, VmError},
 };
 
 /// What every VM needs.

@@ -9,8 +9,8 @@ use sluice_placement::{Highest, Record, Request, UnitId};
 
 use crate::{
     configuration::{PriorityWord, Size, VmSpec},
-    fence::FencedBy,
-    limits::Limits,
+    vms::fence::FencedBy,
+    vms::limits::Limits,
 };
 
 /// All of them.

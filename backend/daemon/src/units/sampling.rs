@@ -8,10 +8,10 @@ use std::{collections::BTreeMap, rc::Rc, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
+    records::usage::{Done, Figures, Sample, VmIdentity},
     registry::Registry,
-    unit::VmReport,
-    usage::{Done, Figures, Sample, VmIdentity},
-    vm::Vm,
+    units::unit::VmReport,
+    vms::vm::Vm,
 };
 
 /// How often.

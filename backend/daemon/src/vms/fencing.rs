@@ -1,4 +1,4 @@
-//! Carries out the steps of [`crate::fence`] for one VM.
+//! Carries out the steps of [`crate::vms::fence`] for one VM.
 //!
 //! What is to be done at a step is done again for as long as the step lasts: nothing is lost with a daemon that is killed, and
 //! nothing harms that is done twice. That nothing is given any more and that workers end waits for no disk: where the VM stands
@@ -13,11 +13,11 @@ use rustix::fd::AsFd as _;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    fence::{Fence, FencedBy, Has, Seen, Step},
-    notice::Notice,
     process::kill,
-    state::checkpoint::{FenceChange, ReadmitError},
-    vm::Vm,
+    records::notice::Notice,
+    records::state::checkpoint::{FenceChange, ReadmitError},
+    vms::fence::{Fence, FencedBy, Has, Seen, Step},
+    vms::vm::Vm,
 };
 
 /// How often a step is looked at: at first, and when it takes its time.

@@ -13,11 +13,11 @@ use prometheus_client::{
 };
 
 use crate::{
-    fence::Step,
     registry::Registry,
-    unit::{UnitReport, UpkeepReport, VmReport},
-    vm::{Phase, Vm},
-    xid::Class,
+    units::unit::{UnitReport, UpkeepReport, VmReport},
+    units::xid::Class,
+    vms::fence::Step,
+    vms::vm::{Phase, Vm},
 };
 
 /// Kinds of events that are counted from nothing on: a rate is known from the first one.

@@ -18,11 +18,11 @@ use crate::{
         error::{Code, Error},
         peer::Caller,
     },
-    inventory::AskError,
-    placer::{Held, undrained, vm_id},
+    placement::placer::{Held, undrained, vm_id},
     registry::{Known, Registry},
-    unit::Unit,
-    vm::Vm,
+    units::inventory::AskError,
+    units::unit::Unit,
+    vms::vm::Vm,
 };
 
 /// How often it is looked whether what is to be emptied has become idle.

@@ -30,17 +30,17 @@ use tokio::{
 use crate::{
     api::error::{Code, Error},
     configuration::Configuration,
-    inventory::{AskError, Inventory, Kind},
-    journal::Journal,
-    launching::Launching,
-    notice::{Notice, Notices},
-    registry,
-    state::{
+    handover::launching::Launching,
+    records::journal::Journal,
+    records::notice::{Notice, Notices},
+    records::state::{
         checkpoint::Checkpoint,
         objects::{Home, Isolation, Plan, Policy, VmObject},
     },
-    unit::{Place, Unit},
-    units::Units,
+    registry,
+    units::inventory::{AskError, Inventory, Kind},
+    units::set::Units,
+    units::unit::{Place, Unit},
 };
 
 /// Units where neither NVML nor the configuration says how many there are.

@@ -29,12 +29,12 @@ use tokio::{
 
 use crate::{
     channel::Channel,
-    launching::Launching,
-    notice::{Notice, Notices},
+    handover::launching::Launching,
+    handover::watched::watch,
     outbox::{Outbox, outbox},
     process::{gone, kill},
     rate::TokenBucket,
-    watched::watch,
+    records::notice::{Notice, Notices},
 };
 
 /// How long it may take for an answer, unless it has only just been started.
@@ -468,8 +468,8 @@ mod tests {
     use super::*;
     use crate::{
         configuration::{Arguments, Configuration},
-        keeper::Keeper,
-        state::adoption::Adoption,
+        handover::keeper::Keeper,
+        records::state::adoption::Adoption,
     };
     use sluice_messages::inventory::{Places, WHOLE};
     use tokio::{task::LocalSet, time::Instant as Clock};
