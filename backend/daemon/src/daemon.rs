@@ -23,12 +23,10 @@ use tokio::{
 };
 
 use crate::{
-    api::{
-        self, Api,
-        bridge::bridge,
-        peer::Directory,
-        places::{Bounds, Places, Users},
-    },
+    api::bridge::bridge,
+    api::places::{Bounds, Places, Users},
+    api::{self, Api},
+    caller::Directory,
     configuration::Configuration,
     handover::keeper::Keeper,
     handover::launching::Launching,
@@ -51,9 +49,8 @@ use crate::{
     units::sampling,
     units::set::Units,
     units::unit::{self, UnitError},
-    vms::audit,
     vms::roster::{House, Roster},
-    vms::vm,
+    vms::{audit, vm},
 };
 
 /// Clients that may follow events at once.

@@ -14,10 +14,12 @@ pub mod api;
 pub mod channel;
 pub mod configuration;
 pub mod daemon;
+pub mod error;
 pub mod launcher;
 pub mod rate;
 pub mod vms;
 
+mod caller;
 mod fault;
 mod handover;
 mod outbox;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use crate::api::peer::Caller;
+use crate::caller::Caller;
 
 /// The lock. Callers who are no operators queue for it before they queue with operators, so that an operator waits for two of
 /// them at most.
@@ -41,7 +41,7 @@ mod tests {
     use tokio::task::{LocalSet, spawn_local, yield_now};
 
     use super::*;
-    use crate::api::peer::tests::{operator, tenant};
+    use crate::caller::tests::{operator, tenant};
 
     // Promise: A52
     #[tokio::test]

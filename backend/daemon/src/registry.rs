@@ -1,7 +1,7 @@
 //! Everything that can be asked of the daemon, and every change that can be made, in one place.
 //!
 //! A change is checked, noted in the audit log, written down, made, and only then answered; others that change something wait
-//! meanwhile, and those who only look do not. Whoever asks has been told apart by the kernel ([`crate::api::peer`]); whether
+//! meanwhile, and those who only look do not. Whoever asks has been told apart by the kernel ([`crate::caller`]); whether
 //! they may is decided here, where it is known what it is about.
 
 use std::{
@@ -16,11 +16,9 @@ use serde::Serialize;
 use tokio::{sync::Mutex, task::JoinSet, time::timeout};
 
 use crate::{
-    api::{
-        error::{Code, Error},
-        peer::Caller,
-    },
+    caller::Caller,
     configuration::{Configuration, PriorityWord, VmSpec},
+    error::{Code, Error},
     fault,
     handover::launching::Launching,
     placement::placer::Placer,

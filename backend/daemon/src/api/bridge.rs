@@ -14,11 +14,11 @@ use tokio::{
     task::spawn_local,
 };
 
-use super::{
+use super::places;
+use crate::{
     error::{Code, Error},
-    places,
+    registry::Registry,
 };
-use crate::registry::Registry;
 
 type Work = Box<dyn FnOnce(Rc<Registry>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 

@@ -14,7 +14,10 @@ use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::error::{Code, Error};
+use crate::{
+    caller::{Caller, no_role},
+    error::{Code, Error},
+};
 
 /// How long a client may take to send a body.
 const BODY: Duration = Duration::from_secs(10);
@@ -185,6 +188,15 @@ fn refuse(rejection: JsonRejection) -> Error {
         _ => "the body is not what the API describes",
     };
     Error::new(code, message).because(rejection)
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
+        let caller = parts.extensions.get::<Self>().filter(|caller| caller.is_known()).cloned();
+        caller.ok_or_else(no_role)
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 pub(crate) mod bridge;
 pub mod error;
 pub(crate) mod extract;
-pub(crate) mod peer;
 pub(crate) mod places;
 pub(crate) mod serve;
 pub mod v1;
@@ -31,11 +30,16 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use self::{
     bridge::Bridge,
-    error::{Code, Error, Refusal},
-    peer::Caller,
+    error::Refusal,
     places::{Places, User},
 };
-use crate::{records::journal::Journal, records::trail::RefusalRate, registry::Registry};
+use crate::{
+    caller::Caller,
+    error::{Code, Error},
+    records::journal::Journal,
+    records::trail::RefusalRate,
+    registry::Registry,
+};
 
 /// Bytes of a body.
 const BODY_BYTES: usize = 64 << 10;

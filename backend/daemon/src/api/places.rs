@@ -13,7 +13,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::peer::Caller;
+use crate::caller::Caller;
 use crate::rate::TokenBucket;
 
 /// Requests of a user that are carried out at the same time.
@@ -173,7 +173,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::api::peer::tests::{administrator, operator, tenant};
+    use crate::caller::tests::{administrator, operator, tenant};
 
     /// A tenant who is another user.
     fn user(uid: u32) -> Caller {

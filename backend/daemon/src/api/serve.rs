@@ -27,10 +27,10 @@ use tokio::{
 };
 use tower_service::Service as _;
 
-use super::{
+use super::places::{Bounds, Places, User, Users};
+use crate::{
+    caller::{Caller, Directory, no_role},
     error::{Code, Error},
-    peer::{Caller, Directory, no_role},
-    places::{Bounds, Places, User, Users},
 };
 
 /// Connections at once.

@@ -28,8 +28,8 @@ use tokio::{
 };
 
 use crate::{
-    api::error::{Code, Error},
     configuration::Configuration,
+    error::{Code, Error},
     handover::launching::Launching,
     records::journal::Journal,
     records::notice::{Notice, Notices},

@@ -14,10 +14,8 @@ use sluice_placement::{Fleet, Pin, PlanError, Policy, Refusal, VmId, fleet::Relo
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::{
-    api::{
-        error::{Code, Error},
-        peer::Caller,
-    },
+    caller::Caller,
+    error::{Code, Error},
     placement::placer::{Held, undrained, vm_id},
     registry::{Known, Registry},
     units::inventory::AskError,

@@ -18,10 +18,7 @@ use std::{
 use serde::Serialize;
 
 use crate::{
-    api::{error::Error, peer::Caller},
-    priority::PriorityLock,
-    rate::TokenBucket,
-    records::journal::now,
+    caller::Caller, error::Error, priority::PriorityLock, rate::TokenBucket, records::journal::now,
     records::state::file::off_thread,
 };
 
@@ -223,7 +220,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::api::peer::tests::tenant;
+    use crate::caller::tests::tenant;
 
     // Promise: A53
     #[tokio::test]

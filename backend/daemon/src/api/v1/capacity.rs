@@ -9,12 +9,11 @@ use utoipa::ToSchema;
 
 use super::vms::VmRequest;
 use crate::{
-    api::{
-        Api,
-        error::{ChangeErrors, Error, Errors},
-        extract::{Body, objects_of},
-        peer::Caller,
-    },
+    api::Api,
+    api::error::{ChangeErrors, Errors},
+    api::extract::{Body, objects_of},
+    caller::Caller,
+    error::Error,
     placement::placer::vm_id,
     registry::Registry,
 };

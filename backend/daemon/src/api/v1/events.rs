@@ -18,13 +18,12 @@ use tokio::{
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
-    api::{
-        Api,
-        error::{Code, Error, Errors},
-        extract::Asked,
-        peer::Caller,
-        places::Place,
-    },
+    api::Api,
+    api::error::Errors,
+    api::extract::Asked,
+    api::places::Place,
+    caller::Caller,
+    error::{Code, Error},
     records::journal::{Event as Entry, Journal, Next},
 };
 
@@ -209,10 +208,8 @@ pub(crate) async fn events(
 mod tests {
     use super::*;
     use crate::{
-        api::{
-            peer::tests::{operator, tenant},
-            places::Places,
-        },
+        api::places::Places,
+        caller::tests::{operator, tenant},
         daemon::FOLLOWERS,
         records::journal::Subject,
     };

@@ -11,11 +11,10 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::{
-    api::{
-        Api,
-        error::{Code, Error, Errors},
-        peer::Caller,
-    },
+    api::Api,
+    api::error::Errors,
+    caller::Caller,
+    error::{Code, Error},
     registry::Registry,
     vms::vm::Phase,
 };

@@ -6,14 +6,7 @@ use axum::{Json, extract::State};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::{
-    api::{
-        Api,
-        error::{Error, Errors},
-        peer::Caller,
-    },
-    registry::Registry,
-};
+use crate::{api::Api, api::error::Errors, caller::Caller, error::Error, registry::Registry};
 
 /// The daemon.
 #[derive(Clone, Debug, Serialize, ToSchema)]

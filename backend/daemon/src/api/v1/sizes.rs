@@ -11,12 +11,11 @@ use super::{
     vms::{self, Policy, Priority},
 };
 use crate::{
-    api::{
-        Api,
-        error::{ChangeErrors, Error, Errors},
-        extract::{Body, Id},
-        peer::Caller,
-    },
+    api::Api,
+    api::error::{ChangeErrors, Errors},
+    api::extract::{Body, Id},
+    caller::Caller,
+    error::Error,
     records::state::objects::{Shares, SizeObject},
     registry::Registry,
 };

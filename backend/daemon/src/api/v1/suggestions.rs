@@ -9,12 +9,11 @@ use utoipa::ToSchema;
 
 use super::units::UnitKind;
 use crate::{
-    api::{
-        Api,
-        error::{Error, Errors},
-        peer::Caller,
-    },
+    api::Api,
+    api::error::Errors,
+    caller::Caller,
     configuration::Rebalance,
+    error::Error,
     registry::Registry,
     units::balancing::{HORIZON, LOOK, policy},
 };

@@ -11,12 +11,11 @@ use super::{
     vms::{self, Isolation, Priority},
 };
 use crate::{
-    api::{
-        Api,
-        error::{ChangeErrors, Error, Errors},
-        extract::{Body, Id, optional_object},
-        peer::Caller,
-    },
+    api::Api,
+    api::error::{ChangeErrors, Errors},
+    api::extract::{Body, Id, optional_object},
+    caller::Caller,
+    error::Error,
     records::state::objects::Ancestor,
     registry::Registry,
     vms::limits,

@@ -11,12 +11,11 @@ use utoipa::ToSchema;
 
 use super::vms::LOOK;
 use crate::{
-    api::{
-        Api,
-        error::{ChangeErrors, Error, Errors},
-        extract::{Body, Number},
-        peer::Caller,
-    },
+    api::Api,
+    api::error::{ChangeErrors, Errors},
+    api::extract::{Body, Number},
+    caller::Caller,
+    error::Error,
     placement::placer::Found,
     registry::Registry,
     units::unit::Unit as Room,

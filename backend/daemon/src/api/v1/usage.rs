@@ -7,11 +7,10 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::{
-    api::{
-        Api,
-        error::{Error, Errors},
-        peer::Caller,
-    },
+    api::Api,
+    api::error::Errors,
+    caller::Caller,
+    error::Error,
     records::usage::{Figures, ProjectIdentity},
     registry::Registry,
 };

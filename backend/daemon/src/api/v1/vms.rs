@@ -16,12 +16,11 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::status;
 use crate::{
-    api::{
-        Api,
-        error::{ChangeErrors, Code, Error, Errors},
-        extract::{Asked, Body, Id, VmName, objects_of, optional_object},
-        peer::Caller,
-    },
+    api::Api,
+    api::error::{ChangeErrors, Errors},
+    api::extract::{Asked, Body, Id, VmName, objects_of, optional_object},
+    caller::Caller,
+    error::{Code, Error},
     placement::placer::Spotted,
     records::state::objects::{self, SizeObject, VmObject},
     registry::{CHUNK, Known, Registry},

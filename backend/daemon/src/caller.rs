@@ -10,11 +10,12 @@ use std::{
     sync::Arc,
 };
 
-use axum::{extract::FromRequestParts, http::request::Parts};
 use tokio::net::UnixStream;
 
-use super::error::Error;
-use crate::configuration::{Access, Role};
+use crate::{
+    configuration::{Access, Role},
+    error::Error,
+};
 
 /// Groups of a peer that are looked at; Linux allows 65,536, and nobody has them.
 const GROUPS: usize = 1024;
@@ -136,15 +137,6 @@ impl Caller {
             "user {} may not do that: it takes the role {role}, which an [[access]] of the configuration gives",
             self.uid
         )))
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for Caller {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
-        let caller = parts.extensions.get::<Self>().filter(|caller| caller.is_known()).cloned();
-        caller.ok_or_else(no_role)
     }
 }
 

@@ -1,0 +1,105 @@
+//! Why a request cannot be carried out.
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Why a request was not carried out. Codes are stable; what they stand for does not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Code {
+    /// The request is not what the API describes.
+    InvalidRequest,
+    /// What is asked for contradicts itself, or names what there is not.
+    Contradiction,
+    /// The body did not come in time.
+    RequestTimeout,
+    /// The body is longer than 64 KiB.
+    BodyTooLarge,
+    /// The body is not `application/json`.
+    UnsupportedMediaType,
+    /// The caller has no role that allows it.
+    Forbidden,
+    /// There is no such thing.
+    NotFound,
+    /// The thing cannot be asked this.
+    MethodNotAllowed,
+    /// A field that cannot change was given another value.
+    ImmutableField,
+    /// It is of the configuration file, and is changed there.
+    Configured,
+    /// Something else depends on it, or has its number.
+    InUse,
+    /// It is not fenced, drained or quarantined.
+    NotFenced,
+    /// It is on its way out.
+    FenceUnderway,
+    /// Something of it is left that is not clean.
+    Unclean,
+    /// An organisation, a project or the host has not as much.
+    QuotaExceeded,
+    /// There is no unit of the wanted kind.
+    PlacementUnavailable,
+    /// Its device cannot be started.
+    DeviceFailed,
+    /// The change cannot be written down, and was not made.
+    StorageFailed,
+    /// The caller asks for more changes than one user may make in that time.
+    TooManyRequests,
+    /// Sluice is starting, ending or too busy; the same request may succeed later.
+    Unavailable,
+    /// A fault of Sluice's own.
+    Internal,
+}
+
+/// An error: a stable code, a message a person can act on, and what caused it, the nearest cause first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Error {
+    /// For programs.
+    pub code: Code,
+    /// For people.
+    pub message: String,
+    /// Why, step by step.
+    pub cause: Vec<String>,
+}
+
+impl Error {
+    /// An error without a cause.
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), cause: Vec::new() }
+    }
+
+    /// With what caused it.
+    pub(crate) fn because(mut self, cause: impl std::error::Error) -> Self {
+        let mut next: Option<&dyn std::error::Error> = Some(&cause);
+        while let Some(cause) = next {
+            self.cause.push(cause.to_string());
+            next = cause.source();
+        }
+        self
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidRequest, message)
+    }
+
+    pub(crate) fn contradiction(message: impl Into<String>) -> Self {
+        Self::new(Code::Contradiction, message)
+    }
+
+    pub(crate) fn not_found(what: &str, id: &str) -> Self {
+        Self::new(Code::NotFound, format!("there is no {what} {id}"))
+    }
+
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(Code::Forbidden, message)
+    }
+
+    /// A change was not made because it could not be written down.
+    pub(crate) fn storage(error: std::io::Error) -> Self {
+        Self::new(
+            Code::StorageFailed,
+            "the change cannot be written down and was not made; look at the disk of the state directory",
+        )
+        .because(error)
+    }
+}
