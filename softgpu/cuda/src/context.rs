@@ -80,7 +80,7 @@ pub(crate) struct Core {
     /// The largest values that limits had: what they take stays taken.
     largest: Mutex<[u64; LIMITS]>,
     printed: Printed,
-    /// Memory for `malloc` in kernels.
+    /// Memory for `malloc` in kernels, from the first module that calls it on.
     pub(crate) heap: Mutex<Option<DeviceHeap>>,
     /// Device memory that the context takes for itself.
     pub(crate) overhead: Overhead,
@@ -247,7 +247,7 @@ impl Core {
     /// Sets a limit of `cuCtxSetLimit`; what it takes beyond the largest so far comes out of the device's memory.
     pub(crate) fn set_limit(&self, index: usize, value: u64) -> Result {
         if index == LIMIT_HEAP {
-            self.resize_heap(value)?;
+            return self.set_heap_limit(value);
         }
         let mut limits = lock(&self.limits);
         let mut largest = lock(&self.largest);
@@ -263,27 +263,39 @@ impl Core {
         Ok(())
     }
 
-    /// Memory for `malloc` in kernels: taken when it is first asked for, or when it shall be larger than usual.
-    fn resize_heap(&self, bytes: u64) -> Result {
-        let space = &self.gpu.space;
-        let new = if bytes > DEFAULT_LIMITS[LIMIT_HEAP] {
-            Some(DeviceHeap::new(space.allocate(self, bytes, BlockKind::Internal)?, bytes))
-        } else {
-            None
-        };
-        let (outcome, unneeded) = {
+    /// Takes the heap of kernels, when the first module that calls `malloc` is loaded.
+    pub(crate) fn take_heap(&self) -> Result {
+        let mut heap = lock(&self.heap);
+        if heap.is_none() {
+            let bytes = lock(&self.limits)[LIMIT_HEAP];
+            *heap = Some(self.new_heap(bytes).map_err(|_| Error::SHARED_OBJECT_INIT_FAILED)?);
+        }
+        Ok(())
+    }
+
+    fn new_heap(&self, bytes: u64) -> Result<DeviceHeap> {
+        let base = self.gpu.space.allocate(self, bytes.max(1), BlockKind::Internal)?;
+        Ok(DeviceHeap::new(base, bytes))
+    }
+
+    /// The size of the heap of kernels. One that was taken is taken anew, as long as no kernel has used it.
+    fn set_heap_limit(&self, bytes: u64) -> Result {
+        let unneeded = {
             let mut heap = lock(&self.heap);
-            if heap.as_ref().is_some_and(DeviceHeap::is_used) {
-                (Err(Error::INVALID_VALUE), new)
-            } else {
-                (Ok(()), std::mem::replace(&mut *heap, new))
-            }
+            let unneeded = match &*heap {
+                Some(taken) if taken.is_used() => return Err(Error::INVALID_VALUE),
+                Some(_) => heap.replace(self.new_heap(bytes)?),
+                None => None,
+            };
+            lock(&self.limits)[LIMIT_HEAP] = bytes;
+            unneeded
         };
         // No kernel knows its addresses. Kernels that run are waited for, and may want the lock.
         if let Some(unneeded) = unneeded {
+            let space = &self.gpu.space;
             space.release(&space.withdraw(unneeded.base(), &[BlockKind::Internal])?);
         }
-        outcome
+        Ok(())
     }
 
     fn end(&self) {

@@ -13,7 +13,7 @@ use crate::copy;
 use crate::error::{Error, Result};
 use crate::ffi::In;
 use crate::log::log;
-use crate::memory::{BlockKind, DeviceHeap, Spans, Table};
+use crate::memory::{BlockKind, Spans, Table};
 use crate::module::{Callable, callable};
 use crate::occupancy;
 use crate::process;
@@ -274,15 +274,8 @@ impl Runtime for Host<'_> {
     }
 
     fn malloc(&self, bytes: u64) -> u64 {
-        let mut heap = lock(&self.core.heap);
-        if heap.is_none() {
-            let size = self.core.limit(2).unwrap_or(0);
-            let Ok(base) = self.core.gpu.space.allocate(self.core, size, BlockKind::Internal) else {
-                return 0;
-            };
-            *heap = Some(DeviceHeap::new(base, size));
-        }
-        heap.as_mut().map_or(0, |heap| heap.malloc(bytes))
+        // Loading the kernel's module took the heap.
+        lock(&self.core.heap).as_mut().map_or(0, |heap| heap.malloc(bytes))
     }
 
     fn free(&self, address: u64) {

@@ -232,7 +232,8 @@ impl Image {
     }
 }
 
-/// Gives an image memory in a context. A variable without an initial value is zero, as the PTX definition has it.
+/// Gives an image memory in a context: its variables and its code, and the context a heap if it has none and the image calls
+/// `malloc`. A variable without an initial value is zero, as the PTX definition has it.
 fn instantiate(
     image: &Arc<Image>,
     core: &Arc<Core>,
@@ -263,6 +264,7 @@ fn instantiate(
         // Behind the variables stands the code.
         copy::write_bytes(core.gpu, addresses[globals.len()], &image.text)
     });
+    let filled = filled.and_then(|()| if image.parsed.calls_malloc() { core.take_heap() } else { Ok(()) });
     if let Err(error) = filled {
         release_blocks(core, &addresses);
         return Err(error);

@@ -122,14 +122,13 @@ fn without_a_free_page_there_is_no_context_and_no_module() {
 fn limits_that_grow_take_memory() {
     const STACK: u64 = 0;
     const PRINTF: u64 = 1;
-    const HEAP: u64 = 2;
     let state = new_state();
     let peer = start(state.path(), Some(0));
     let device = device(state.path());
     let context = peer.ask("context").unwrap();
     let limit = |number: u64, value: u64| peer.ask(&format!("limit {number} {value}"));
     // Smaller than usual, and as usual: nothing.
-    for (number, value) in [(STACK, 512), (STACK, 1024), (PRINTF, 4096), (PRINTF, 1 << 20), (HEAP, 8 << 20)] {
+    for (number, value) in [(STACK, 512), (STACK, 1024), (PRINTF, 4096), (PRINTF, 1 << 20)] {
         limit(number, value).unwrap();
         assert_eq!(device.used_bytes(), 0, "{number} {value}");
     }
@@ -142,17 +141,69 @@ fn limits_that_grow_take_memory() {
     limit(PRINTF, (1 << 20) + (4 << 30 >> 2)).unwrap_err(); // Beyond what the driver accepts.
     limit(PRINTF, 1 << 30).unwrap();
     assert_eq!(device.used_bytes(), 4 * PAGE);
-    // The heap of kernels is memory that kernels get, and not scaled.
-    limit(HEAP, 10 << 20).unwrap();
-    assert_eq!(device.used_bytes(), 9 * PAGE);
-    limit(HEAP, 12 << 20).unwrap();
-    assert_eq!(device.used_bytes(), 10 * PAGE);
+    peer.ask("create 0 6 0").unwrap();
     assert_eq!(limit(STACK, 512 << 10), Err(OUT_OF_MEMORY));
-    assert_eq!(limit(HEAP, 1 << 35), Err(OUT_OF_MEMORY));
     assert_eq!(device.used_bytes(), 10 * PAGE);
-    assert_eq!(process(&device, &peer).held, Held { driver: 10 * PAGE, ..Held::default() });
+    peer.ask("release 0").unwrap();
+    assert_eq!(process(&device, &peer).held, Held { driver: 4 * PAGE, ..Held::default() });
     peer.ask(&format!("destroy {context}")).unwrap();
     assert_eq!(device.used_bytes(), 0);
+}
+
+/// Sets the size of the heap of kernels.
+fn heap(peer: &Peer, bytes: u64) -> Result<u64, u32> {
+    peer.ask(&format!("limit 2 {bytes}"))
+}
+
+// Promise: Q12
+#[test]
+fn the_heap_of_kernels_is_taken_with_the_first_module_that_calls_malloc() {
+    let state = new_state();
+    let peer = start(state.path(), Some(0));
+    let device = device(state.path());
+    let context = peer.ask("context").unwrap();
+    heap(&peer, 6 << 20).unwrap();
+    peer.ask("module 1000").unwrap();
+    assert_eq!(device.used_bytes(), PAGE, "no module calls malloc");
+    // The heap is memory that kernels get, and not scaled. Small modules share a page.
+    let module = peer.ask("allocating-module").unwrap();
+    assert_eq!(device.used_bytes(), 4 * PAGE);
+    let other = peer.ask("allocating-module").unwrap();
+    assert_eq!(device.used_bytes(), 4 * PAGE, "one heap for all modules");
+    heap(&peer, 10 << 20).unwrap();
+    assert_eq!(device.used_bytes(), 6 * PAGE);
+    assert_eq!(heap(&peer, 1 << 35), Err(OUT_OF_MEMORY));
+    assert_eq!(device.used_bytes(), 6 * PAGE);
+    assert_eq!(peer.ask(&format!("allocate-in-kernel {module} 9000000")), Ok(1));
+    assert_eq!(peer.ask(&format!("allocate-in-kernel {other} 9000000")), Ok(0), "the heap is full");
+    assert_eq!(device.used_bytes(), 6 * PAGE, "a kernel takes nothing");
+    assert_eq!(heap(&peer, 8 << 20), Err(INVALID_VALUE), "a kernel has used it");
+    for module in [module, other] {
+        peer.ask(&format!("unload {module}")).unwrap();
+    }
+    assert_eq!(process(&device, &peer).held, Held { driver: 6 * PAGE, ..Held::default() });
+    peer.ask(&format!("destroy {context}")).unwrap();
+    assert_eq!(device.used_bytes(), 0);
+}
+
+// Promise: Q12
+#[test]
+fn a_module_whose_heap_cannot_be_had_does_not_load() {
+    let state = new_state();
+    let (holder, peer) = (start(state.path(), Some(0)), start(state.path(), Some(0)));
+    let device = device(state.path());
+    holder.ask("context").unwrap();
+    peer.ask("context").unwrap();
+    let pages = holder.ask("free").unwrap() / PAGE;
+    holder.ask(&format!("create 0 {} 0", pages - 4)).unwrap();
+    // One page is for the module itself.
+    assert_eq!(peer.ask("allocating-module"), Err(SHARED_OBJECT_INIT_FAILED));
+    assert_eq!(device.free_bytes(), 4 * PAGE, "nothing was taken");
+    peer.ask("module 1000").unwrap();
+    heap(&peer, 6 << 20).unwrap();
+    let module = peer.ask("allocating-module").unwrap();
+    assert_eq!(device.free_bytes(), 0);
+    assert_eq!(peer.ask(&format!("allocate-in-kernel {module} 5000000")), Ok(1));
 }
 
 // Promise: Q12

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::api::{Global, Kernel, LoadError, LoadErrorKind};
-use crate::ir::{Code, Op, Target, function_token};
+use crate::ir::{Builtin, Code, Op, Target, function_token};
 use crate::lower::{self, Lower, Symbol, Symbols};
 use crate::ptx::{self, Function, Init, Operand, Space, Statement, Ty, Variable};
 
@@ -169,6 +169,12 @@ impl Module {
     /// The module-scope `.global` and `.const` variables that need storage.
     pub fn globals(&self) -> &[Global] {
         &self.globals
+    }
+
+    /// Whether a function of it calls `malloc`: its kernels need a heap.
+    pub fn calls_malloc(&self) -> bool {
+        let mut calls = self.functions.iter().flat_map(|code| &code.calls);
+        calls.any(|call| matches!(call.target, Target::Builtin(Builtin::Malloc)))
     }
 
     /// The initial bytes of a global, with symbol and function addresses filled in; `address_of(i)` is where global `i`

@@ -227,6 +227,7 @@ pub(crate) const NOT_INITIALIZED: u32 = 3;
 pub(crate) const INVALID_CONTEXT: u32 = 201;
 pub(crate) const NO_BINARY: u32 = 209;
 pub(crate) const INVALID_PTX: u32 = 218;
+pub(crate) const SHARED_OBJECT_INIT_FAILED: u32 = 303;
 pub(crate) const INVALID_HANDLE: u32 = 400;
 pub(crate) const NOT_FOUND: u32 = 500;
 pub(crate) const NOT_READY: u32 = 600;

@@ -208,6 +208,22 @@ AGAIN:
 }
 ";
 
+/// A kernel that asks for memory and says where it is.
+const ALLOCATE: &str = r"
+.extern .func (.param .b64 memory) malloc (.param .b64 bytes);
+.visible .entry allocate(.param .u64 got, .param .u64 bytes)
+{
+    .reg .b64 %rd<3>;
+    .param .b64 in; .param .b64 out;
+    ld.param.u64 %rd0, [got]; ld.param.u64 %rd1, [bytes];
+    st.param.b64 [in], %rd1;
+    call.uni (out), malloc, (in);
+    ld.param.b64 %rd2, [out];
+    st.global.u64 [%rd0], %rd2;
+    ret;
+}
+";
+
 /// Memory of a peer.
 #[derive(Default)]
 struct Piece {
@@ -363,6 +379,21 @@ fn obey(
             let mut module = 0;
             checked(cu!(cuModuleLoadData(&raw mut module, source.as_ptr().cast())))?;
             return Ok(module);
+        }
+        // with a kernel that calls `malloc`; its handle
+        "allocating-module" => {
+            let source = ptx(ALLOCATE);
+            let mut module = 0;
+            checked(cu!(cuModuleLoadData(&raw mut module, source.as_ptr().cast())))?;
+            return Ok(module);
+        }
+        // allocate-in-kernel MODULE BYTES: whether the kernel got them
+        "allocate-in-kernel" => {
+            let got = Flag::new();
+            let allocate = function(number(0), "allocate");
+            checked(launch(allocate, 1, 1, 0, &mut [got.address(), number(1)]))?;
+            checked(cu!(cuCtxSynchronize()))?;
+            return Ok(u64::from(got.get() != 0));
         }
         "unload" => checked(cu!(cuModuleUnload(number(0))))?,
         // work STREAMS BLOCKS: kernels that count their blocks, one in each stream, each block some work; no waiting
