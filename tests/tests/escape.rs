@@ -449,3 +449,67 @@ fn every_kind_of_memory_together_stays_within_a_quota_of_192_mib() -> Result<()>
 fn every_kind_of_memory_together_stays_within_a_quota_of_256_mib() -> Result<()> {
     every_kind_in(256 * MIB)
 }
+
+/// Loads what calls `malloc` in kernels, in one way, in a VM that is watched meanwhile. Says with which errors loads were refused
+/// that had no room for the heap, and how much of the quota one took that had.
+fn heap(way: &str) -> Result<(Vec<u32>, Option<u64>)> {
+    let program = programs::hostile("heap")?;
+    let tenants = Tenants::start(&Binaries::locate()?, &Options::with_limits(DEVICE_MIB, &[QUOTA / MIB]))?;
+    let done = AtomicBool::new(false);
+    let (finished, most) = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(&tenants, QUOTA, &done));
+        let finished = run(&mut tenants.command(1, &program, &[way]), PATIENCE);
+        done.store(true, Ordering::Relaxed);
+        (finished, watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let finished = finished?;
+    println!("{way}: {most:?} of {QUOTA} bytes\n{}", finished.stdout);
+    let most = most?;
+    ensure!(finished.status.success(), "{}\n{}\n{}", finished.status, finished.stdout, finished.stderr);
+    ensure!(most.looks >= LOOKS, "the device's count was seen {} times only", most.looks);
+    ensure!(most.charged + 8 * CHUNK > QUOTA, "the quota was never used up: {most:?}");
+    tenants.stop()?;
+    let lines = |name: &'static str| finished.stdout.lines().filter_map(move |line| line.strip_prefix(name));
+    let held = lines("held ").map(str::parse).collect::<Result<_, _>>()?;
+    let Some((before, after)) = lines("free ").find_map(|line| line.split_once(' ')) else {
+        return Ok((held, None));
+    };
+    Ok((held, Some(before.parse::<u64>()?.saturating_sub(after.parse()?))))
+}
+
+/// Whether a load took so much for a heap, and little besides.
+fn is_one_heap(taken: Option<u64>, bytes: u64) -> bool {
+    taken.is_some_and(|taken| (bytes..=bytes + 4 * CHUNK).contains(&taken))
+}
+
+/// The driver's own choice of a heap's size.
+const HEAP: u64 = 8 * MIB;
+/// `CUDA_ERROR_SHARED_OBJECT_INIT_FAILED`.
+const NO_HEAP: u32 = 303;
+
+// Promise: Q65
+#[test]
+fn the_heap_of_kernels_is_charged_when_a_module_is_loaded_and_once() -> Result<()> {
+    let (held, taken) = heap("module")?;
+    ensure!(held == [NO_HEAP], "a load without room for the heap: {held:?}");
+    ensure!(is_one_heap(taken, HEAP), "a load took {taken:?} bytes of the quota");
+    Ok(())
+}
+
+// Promise: Q65
+#[test]
+fn the_heap_of_kernels_is_charged_when_a_library_is_used() -> Result<()> {
+    let (_, taken) = heap("library")?;
+    ensure!(is_one_heap(taken, HEAP), "a first launch took {taken:?} bytes of the quota");
+    let (held, _) = heap("refused")?;
+    ensure!(held == [NO_HEAP], "a launch without room for the heap: {held:?}");
+    Ok(())
+}
+
+// Promise: Q65
+#[test]
+fn the_heap_of_kernels_is_charged_once_where_its_size_was_set_before() -> Result<()> {
+    let (_, taken) = heap("limit")?;
+    ensure!(is_one_heap(taken, 28 * MIB), "a limit and a load took {taken:?} bytes of the quota");
+    Ok(())
+}

@@ -304,6 +304,7 @@ fn start(
         notices: Arc::clone(&notices),
         helper: helper.clone(),
         provision: provision.clone(),
+        heaps: Arc::default(),
     };
     let memory_helper =
         MemoryHelper::new(tools.clone(), Arc::clone(&memory), Arc::clone(control), Arc::clone(attached));

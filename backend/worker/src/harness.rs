@@ -103,6 +103,7 @@ impl Harness {
             notices: Arc::clone(&notices),
             helper: helper.clone(),
             provision: provision.clone(),
+            heaps: Arc::default(),
         };
         let memory_helper = MemoryHelper::new(
             tools.clone(),

@@ -3,9 +3,11 @@
 //! The memory helper owns contexts, device memory and the pinning of arenas; the module helper owns images and functions.
 //! A helper leaves a [`Notice`](crate::notice::Notice) for the dispatcher before it answers the guest.
 
+mod heaps;
 mod memory;
 mod modules;
 
+pub(crate) use heaps::Heaps;
 pub(crate) use memory::{MemoryHelper, MemoryJob, PoolJob, VirtualJob, resident_threads};
 pub(crate) use modules::{ModuleHelper, ModuleJob, Question};
 
@@ -48,6 +50,7 @@ pub(crate) struct Tools {
     pub(crate) notices: Arc<Notices>,
     pub(crate) helper: Helper,
     pub(crate) provision: Provision,
+    pub(crate) heaps: Arc<Heaps>,
 }
 
 /// The helpers' ends.

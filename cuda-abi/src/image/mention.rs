@@ -5,26 +5,23 @@ use super::{Fatbin, Fields, extent::FATBIN_MAGIC};
 /// Bytes of compressed payloads that are unpacked for a look; what is larger may hold anything.
 const LOOK_BYTES: u64 = 64 << 20;
 
-/// Whether a PTX text or the symbols of a cubin in the image may mention a name. An image that cannot be read, or only at
-/// great cost, may mention everything.
+/// Which names a PTX text or the symbols of a cubin in the image may mention. An image that cannot be read, or only at great cost,
+/// may mention everything.
 #[must_use]
-pub fn may_mention(image: &[u8], name: &[u8]) -> bool {
+pub fn may_mention<const NAMES: usize>(image: &[u8], names: [&[u8]; NAMES]) -> [bool; NAMES] {
+    let found = |bytes: &[u8]| names.map(|name| memchr::memmem::find(bytes, name).is_some());
     if image.u32_at(0) != Some(FATBIN_MAGIC) {
-        return contains(image, name);
+        return found(image);
     }
-    let Ok(fatbin) = Fatbin::parse(image) else { return true };
+    let Ok(fatbin) = Fatbin::parse(image) else { return [true; NAMES] };
     let mut left = LOOK_BYTES;
-    fatbin.entries().any(|entry| match entry.and_then(|entry| entry.payload(left)) {
-        Ok(payload) => {
-            left = left.saturating_sub(payload.len() as u64);
-            contains(&payload, name)
-        }
-        Err(_) => true,
-    })
-}
-
-fn contains(bytes: &[u8], name: &[u8]) -> bool {
-    memchr::memmem::find(bytes, name).is_some()
+    let mut all = [false; NAMES];
+    for entry in fatbin.entries() {
+        let Ok(payload) = entry.and_then(|entry| entry.payload(left)) else { return [true; NAMES] };
+        left = left.saturating_sub(payload.len() as u64);
+        all.iter_mut().zip(found(&payload)).for_each(|(all, here)| *all |= here);
+    }
+    all
 }
 
 #[cfg(test)]
@@ -33,11 +30,12 @@ mod tests {
 
     #[test]
     fn a_name_is_found_in_text_and_never_missed_in_what_cannot_be_read() {
-        assert!(may_mention(b".extern .func (.param .b32 r) vprintf", b"vprintf"));
-        assert!(!may_mention(b".visible .entry quiet()", b"vprintf"));
+        let text = b".extern .func (.param .b32 r) vprintf";
+        assert_eq!(may_mention(text, [b"vprintf", b"malloc"]), [true, false]);
+        assert_eq!(may_mention(b".visible .entry quiet()", [b"vprintf"]), [false]);
         let damaged =
             [&FATBIN_MAGIC.to_le_bytes()[..], &[1, 0, 16, 0, 8, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3]].concat();
-        assert!(may_mention(&damaged, b"vprintf"));
+        assert_eq!(may_mention(&damaged, [b"vprintf", b"malloc"]), [true, true]);
     }
 
     #[test]
@@ -60,7 +58,8 @@ mod tests {
             [&header.concat()[..], &entry].concat()
         };
         let filler = "mov.b32 %r1, %r2; ".repeat(50);
-        assert!(may_mention(&fatbin(format!("{filler}call vprintf;").as_bytes()), b"vprintf"));
-        assert!(!may_mention(&fatbin(filler.as_bytes()), b"vprintf"));
+        let calls = format!("{filler}call vprintf;");
+        assert_eq!(may_mention(&fatbin(calls.as_bytes()), [b"vprintf", b"malloc"]), [true, false]);
+        assert_eq!(may_mention(&fatbin(filler.as_bytes()), [b"vprintf"]), [false]);
     }
 }

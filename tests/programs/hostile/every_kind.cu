@@ -56,6 +56,12 @@ static std::string image(size_t bytes) {
            ".visible .entry touch(.param .u64 x)\n{\nret;\n}\n";
 }
 
+// An image whose kernel calls malloc: the first one of a context brings its heap.
+static const char *ALLOCATING = ".version 7.0\n.target sm_80\n.address_size 64\n"
+                                ".extern .func (.param .b64 memory) malloc (.param .b64 bytes);\n"
+                                ".visible .entry allocate()\n{\n.param .b64 in;\n.param .b64 out;\n"
+                                "st.param.b64 [in], 16;\ncall.uni (out), malloc, (in);\nret;\n}\n";
+
 static void take(Kind kind, size_t bytes) {
     Piece piece;
     piece.kind = kind;
@@ -79,6 +85,11 @@ static void take(Kind kind, size_t bytes) {
         break;
     case CONTEXT:
         result = CU(cuCtxCreate, &piece.context, (CUctxCreateParams *)nullptr, 0u, device);
+        if (result == CUDA_SUCCESS && good(CU(cuCtxSetLimit, CU_LIMIT_MALLOC_HEAP_SIZE, bytes))) {
+            CUmodule module;
+            CUresult loaded = CU(cuModuleLoadData, &module, (const void *)ALLOCATING);
+            good(loaded == CUDA_ERROR_SHARED_OBJECT_INIT_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : loaded);
+        }
         MUST(cuCtxSetCurrent, primary);
         break;
     case KINDS: break;
@@ -157,7 +168,7 @@ static void step(Random &random, const std::string &folder, int number, int coun
     case 10: return take(MAPPED, 2 * MIB);
     case 11: return take(MANAGED, MIB);
     case 12: return take(MODULE, (1 + random.below(3)) * MIB);
-    case 13: return take(CONTEXT, 0);
+    case 13: return take(CONTEXT, (1 + random.below(8)) * 2 * MIB);
     case 14: {
         // Stacks of as many threads as the device runs at once, the heap of kernels, and what they print into.
         const CUlimit limits[] = {CU_LIMIT_STACK_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE};

@@ -1,6 +1,10 @@
 //! The memory helper: contexts, limits, windows, allocations, arenas.
 
-use super::{Helper, Tools, respond, tell};
+use super::{
+    Helper, Tools,
+    heaps::{self, Heaps},
+    respond, tell,
+};
 use crate::{
     arenas::{Arena, Attached, Mapped},
     completion::Current,
@@ -145,6 +149,7 @@ pub(crate) struct MemoryHelper {
     notices: Arc<Notices>,
     helper: Helper,
     provision: Provision,
+    heaps: Arc<Heaps>,
     control: Arc<OwnedFd>,
     attached: Arc<Attached>,
     memory: Arc<Mutex<SessionMemory>>,
@@ -161,13 +166,14 @@ impl MemoryHelper {
         control: Arc<OwnedFd>,
         attached: Arc<Attached>,
     ) -> MemoryHelper {
-        let Tools { driver, session, notices, helper, provision } = tools;
+        let Tools { driver, session, notices, helper, provision, heaps } = tools;
         MemoryHelper {
             driver,
             session,
             notices,
             helper,
             provision,
+            heaps,
             control,
             attached,
             memory,
@@ -430,8 +436,14 @@ impl MemoryHelper {
     fn set_limit(&mut self, context: &Context, limit: u32, value: u64) -> Result<u64, Code> {
         self.set_current(context.context)?;
         let bytes = limit_bytes(&self.driver, context.device, limit, value);
-        let _grant = self.provision.grow(context.device, Growth::Limit, bytes)?;
-        self.driver.set_limit(limit, value)?;
+        {
+            let _grant = self.provision.grow(context.device, Growth::Limit, bytes)?;
+            self.driver.set_limit(limit, value)?;
+        }
+        // A heap is taken when a module that calls `malloc` is loaded: that growth uses what was granted for it here.
+        if limit == heaps::LIMIT && !self.heaps.has(context.context) {
+            self.provision.shrunk(context.device, Growth::Limit, bytes);
+        }
         self.driver.limit(limit)
     }
 
@@ -460,6 +472,7 @@ impl MemoryHelper {
             self.provision.unpin(context.device, pinned.arena.bytes());
         }
         self.release(context)?;
+        self.heaps.gone(context.context);
         match self.contexts.first().copied() {
             Some(other) => self.pin_all(&other),
             None => Ok(()),
@@ -538,10 +551,9 @@ impl MemoryHelper {
 fn limit_bytes(driver: &Driver, device: i32, limit: u32, value: u64) -> u64 {
     const STACK: u32 = 0;
     const PRINT_BUFFER: u32 = 1;
-    const HEAP: u32 = 2;
     match limit {
         STACK => value.saturating_mul(resident_threads(driver, device)),
-        PRINT_BUFFER | HEAP => value,
+        PRINT_BUFFER | heaps::LIMIT => value,
         _ => 0,
     }
 }

@@ -1,6 +1,10 @@
 //! The module helper: images, functions and what may be asked of them.
 
-use super::{Helper, MemoryJob, Tools, respond};
+use super::{
+    Helper, MemoryJob, Tools,
+    heaps::{self, Heaps},
+    respond,
+};
 use crate::{
     address::HeldRange,
     arenas::Arena,
@@ -112,24 +116,34 @@ pub(crate) struct ModuleHelper {
     notices: Arc<Notices>,
     helper: Helper,
     provision: Provision,
+    heaps: Arc<Heaps>,
     current: Current,
     libraries: BTreeMap<Handle, Library>,
     /// Devices of modules, and bytes that they take there.
     modules: BTreeMap<Handle, (i32, u64)>,
 }
 
+/// What the driver takes of a device's memory with an image.
+#[derive(Clone, Copy, Debug)]
+struct Footprint {
+    /// Bytes of code and variables.
+    bytes: u64,
+    /// Whether its kernels may call `malloc`: then their context gets a heap with it, if it has none.
+    allocates: bool,
+}
+
 /// How much memory a library takes in a context, and in which it has it, the latest last.
 #[derive(Debug)]
 struct Library {
-    bytes: u64,
+    footprint: Footprint,
     contexts: Vec<(ContextRef, i32)>,
 }
 
 impl ModuleHelper {
     pub(crate) fn new(tools: Tools) -> ModuleHelper {
-        let Tools { driver, session, notices, helper, provision } = tools;
+        let Tools { driver, session, notices, helper, provision, heaps } = tools;
         let (current, libraries, modules) = (Current::default(), BTreeMap::new(), BTreeMap::new());
-        ModuleHelper { driver, session, notices, helper, provision, current, libraries, modules }
+        ModuleHelper { driver, session, notices, helper, provision, heaps, current, libraries, modules }
     }
 
     pub(crate) fn run(mut self, inbox: &Receiver<ModuleJob>) {
@@ -171,13 +185,13 @@ impl ModuleHelper {
         let (to, session, driver) = (job.to, &*self.session, &*self.driver);
         match job.question {
             Question::Load { id, library, image, log } => {
-                let (loaded, log_length) = self.load(library, device, &image, &log);
+                let (loaded, log_length) = self.load(library, job.context, &image, &log);
                 match loaded {
-                    Ok((Image::Library(library), bytes)) => {
-                        self.libraries.insert(library, Library { bytes, contexts: Vec::new() });
+                    Ok((Image::Library(library), footprint)) => {
+                        self.libraries.insert(library, Library { footprint, contexts: Vec::new() });
                     }
-                    Ok((Image::Module(module), bytes)) => {
-                        self.modules.insert(module, (device, bytes));
+                    Ok((Image::Module(module), footprint)) => {
+                        self.modules.insert(module, (device, footprint.bytes));
                     }
                     Err(_) => {}
                 }
@@ -299,36 +313,44 @@ impl ModuleHelper {
     fn load(
         &self,
         library: bool,
-        device: i32,
+        context: Option<(ContextRef, i32)>,
         from: &HeldRange,
         log: &HeldRange,
-    ) -> (Result<(Image, u64), Code>, u64) {
+    ) -> (Result<(Image, Footprint), Code>, u64) {
         let image = match private_copy(from) {
             Ok(image) => image,
             Err(failed) => return (Err(failed), 0),
         };
-        self.expect_text(&image);
-        let device_bytes = |image: &[u8]| custody::in_blocks(image::device_bytes(image));
+        let [prints, asserts, allocates] =
+            image::may_mention(&image, [b"vprintf", b"__assertfail", b"malloc"]);
+        if prints || asserts {
+            self.expect_text();
+        }
+        let footprint =
+            |image: &[u8]| Footprint { bytes: custody::in_blocks(image::device_bytes(image)), allocates };
         if library {
             // It takes the device's memory where it is used first, which is when leave for that is asked for.
-            let loaded = self.growing(device, 0, || self.driver.library_load(&image));
-            return (loaded.map(|library| (Image::Library(library), device_bytes(&image))), 0);
+            let nothing = Footprint { bytes: 0, allocates: false };
+            let loaded = self.growing(context, nothing, || self.driver.library_load(&image));
+            return (loaded.map(|library| (Image::Library(library), footprint(&image))), 0);
         }
         // Both halves of the driver's log are as long as the guest's; what the guest gets is one of them.
         let length = usize::try_from(log.bytes()).unwrap_or(0);
         let mut text = vec![0; 2 * length];
         let mut used = 0;
         let mut load = |image: &[u8]| {
-            let bytes = device_bytes(image);
-            let loaded = self.growing(device, bytes, || {
+            let footprint = footprint(image);
+            let loaded = self.growing(context, footprint, || {
                 let (loaded, now_used) = self.driver.module_load(image, &mut text);
                 used = now_used.min(length);
                 loaded
             });
-            loaded.map(|module| (Image::Module(module), bytes))
+            loaded.map(|module| (Image::Module(module), footprint))
         };
+        let device = context.map_or(0, |(_, device)| device);
         let loaded = match self.compile(&image, device).map(|cubin| load(cubin.image())) {
-            Some(done @ (Ok(_) | Err(code::OUT_OF_MEMORY))) => done,
+            Some(done @ Ok(_)) => done,
+            Some(Err(failed)) if lacks_memory(failed) => Err(failed),
             // The driver's answer to the image itself is the one that the guest expects, and so is its log.
             Some(Err(_)) | None => load(&image),
         };
@@ -347,19 +369,19 @@ impl ModuleHelper {
 
     /// Has the driver make a library's code and variables in a context, with leave, before anything does so by the way.
     fn place(&mut self, library: Handle, context: Option<(ContextRef, i32)>) -> Result<(), Code> {
-        let (Some(known), Some((context, device))) = (self.libraries.get(&library), context) else {
+        let (Some(known), Some((current, device))) = (self.libraries.get(&library), context) else {
             return Ok(());
         };
-        if known.contexts.iter().any(|(known, _)| *known == context) {
+        if known.contexts.iter().any(|(known, _)| *known == current) {
             return Ok(());
         }
-        self.growing(device, known.bytes, || self.driver.library_module(library))?;
+        self.growing(context, known.footprint, || self.driver.library_module(library))?;
         if let Some(known) = self.libraries.get_mut(&library) {
             // Contexts that ended are not told of here.
             if known.contexts.len() >= limits::CONTEXTS as usize {
                 known.contexts.remove(0);
             }
-            known.contexts.push((context, device));
+            known.contexts.push((current, device));
         }
         Ok(())
     }
@@ -369,7 +391,7 @@ impl ModuleHelper {
         let taken = match image {
             Image::Module(module) => self.modules.remove(&module).into_iter().collect(),
             Image::Library(library) => self.libraries.remove(&library).map_or_else(Vec::new, |known| {
-                known.contexts.iter().map(|(_, device)| (*device, known.bytes)).collect()
+                known.contexts.iter().map(|(_, device)| (*device, known.footprint.bytes)).collect()
             }),
         };
         for (device, bytes) in taken.into_iter().filter(|_| unloaded) {
@@ -377,32 +399,59 @@ impl ModuleHelper {
         }
     }
 
-    /// Does what makes the driver take memory for an image, with leave for as much as the image says. If that was too
-    /// little, for what an image says is not all a driver needs, asks for more until there is none.
+    /// Does what makes the driver take memory for an image, with leave for as much as the image says, and for the heap that the
+    /// driver takes with the first image of a context that calls `malloc`.
     fn growing<R>(
         &self,
+        context: Option<(ContextRef, i32)>,
+        footprint: Footprint,
+        work: impl FnMut() -> Result<R, Code>,
+    ) -> Result<R, Code> {
+        let (context, device) = context.unzip();
+        let device = device.unwrap_or(0);
+        let without_heap = context.filter(|context| footprint.allocates && !self.heaps.has(*context));
+        let Some(context) = without_heap else {
+            return self.granted(device, footprint.bytes, code::OUT_OF_MEMORY, work);
+        };
+        let heap = custody::in_blocks(self.driver.limit(heaps::LIMIT)?);
+        let bytes = footprint.bytes.saturating_add(heap);
+        // As a driver answers that has no memory for the heap.
+        let done = self.granted(device, bytes, code::SHARED_OBJECT_INIT_FAILED, work);
+        done.inspect(|_| self.heaps.taken(context))
+    }
+
+    /// Does something with leave for so many bytes, or answers `refused`. If they were too few, for what an image says is not all a
+    /// driver needs, asks for more until there is none.
+    fn granted<R>(
+        &self,
         device: i32,
-        bytes: u64,
+        mut bytes: u64,
+        refused: Code,
         mut work: impl FnMut() -> Result<R, Code>,
     ) -> Result<R, Code> {
-        let mut grant = self.provision.grow(device, Growth::Module, bytes)?;
-        let mut bytes = bytes;
+        let mut grant =
+            self.provision.grow(device, Growth::Module, bytes).map_err(|failed| match failed {
+                code::OUT_OF_MEMORY => refused,
+                other => other,
+            })?;
         for _ in 1..GROWTH_ROUNDS {
             let result = work();
             drop(grant);
-            if result.as_ref().err() != Some(&code::OUT_OF_MEMORY) {
+            if !result.as_ref().is_err_and(|failed| lacks_memory(*failed)) {
                 return result;
             }
             bytes = bytes.max(UNIT).saturating_mul(2);
-            grant = self.provision.ask_growth(device, Growth::Module, bytes)?;
+            grant = match self.provision.ask_growth(device, Growth::Module, bytes) {
+                Err(code::OUT_OF_MEMORY) => return result,
+                asked => asked?,
+            };
         }
         work()
     }
 
-    /// Sees to it that what the image's kernels print reaches the guest.
-    fn expect_text(&self, image: &[u8]) {
-        let prints = |name: &[u8]| image::may_mention(image, name);
-        if self.session.console().is_open() || !(prints(b"vprintf") || prints(b"__assertfail")) {
+    /// Sees to it that what kernels print reaches the guest.
+    fn expect_text(&self) {
+        if self.session.console().is_open() {
             return;
         }
         match self.session.console().open() {
@@ -518,6 +567,11 @@ fn check_variable(driver: &Driver, context: ContextRef, (address, bytes): (u64, 
         "the driver says that a variable of an image is no device memory of its context"
     );
     Err(code::INVALID_IMAGE)
+}
+
+/// Whether a load failed for want of memory: of its own, or for the heap that came with it.
+const fn lacks_memory(failed: Code) -> bool {
+    matches!(failed, code::OUT_OF_MEMORY | code::SHARED_OBJECT_INIT_FAILED)
 }
 
 /// How often leave is asked for until an image fits, each time for twice as much.

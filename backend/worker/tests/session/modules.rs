@@ -152,6 +152,46 @@ fn images_that_come_and_go_within_the_margin_need_no_message() {
     assert_eq!(lender.grants().0.len(), 2);
 }
 
+// Promise: Q6
+#[test]
+fn the_heap_of_a_context_is_asked_for_with_the_first_image_that_calls_malloc() {
+    const HEAP: u64 = 8 << 20;
+    let lender = Lender::new(0);
+    let mut guest = Guest::of(&lender);
+    guest.begin();
+    let arena = guest.attach(1, ARENA, 1 << 20);
+    let mut load_text = |index: u32, library: bool, text: &str| {
+        let module = Id::<Module>::new(index, 1);
+        arena.write(0, &[text.as_bytes(), b"\0"].concat());
+        assert_eq!(load(&mut guest, module, library, text.len() as u64 + 1), 0);
+        if library {
+            assert_eq!(find(&mut guest, module, Id::new(index, 1), "work").0, 0);
+        }
+        lender.last_grant() >= HEAP
+    };
+    let calls = ".version 8.0 call (out), malloc, (in);";
+    assert!(!load_text(0, false, ".version 8.0"));
+    assert!(load_text(1, true, calls));
+    assert!(!load_text(2, true, calls), "one heap for all images");
+    assert!(!load_text(3, false, calls));
+}
+
+// Promise: Q6
+#[test]
+fn an_image_is_refused_like_a_driver_does_where_there_is_no_room_for_its_heap() {
+    let lender = Lender::with(Terms { headroom: 4 << 20, ..Terms::default() });
+    let mut guest = Guest::of(&lender);
+    guest.begin();
+    let arena = guest.attach(1, ARENA, 1 << 20);
+    let mut load_text = |index: u32, text: &str| {
+        arena.write(0, &[text.as_bytes(), b"\0"].concat());
+        load(&mut guest, Id::<Module>::new(index, 1), false, text.len() as u64 + 1)
+    };
+    assert_eq!(load_text(0, ".version 8.0 call (out), malloc, (in);"), 303);
+    assert_eq!(load_text(0, ".version 8.0 /* takes 8388608 */"), 2);
+    assert_eq!(load_text(0, ".version 8.0"), 0);
+}
+
 #[test]
 fn questions_about_functions_are_answered() {
     let (mut guest, _arena) = ready();

@@ -1,0 +1,35 @@
+//! Which contexts have a heap for `malloc` in kernels.
+//!
+//! The module helper notes it, for the driver takes the heap with the first module of a context that calls `malloc`; the memory
+//! helper asks, for a heap that is there takes the size of its limit at once.
+
+use crate::lanes::ContextRef;
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`.
+pub(super) const LIMIT: u32 = 2;
+
+/// The contexts, by serial.
+#[derive(Debug, Default)]
+pub(crate) struct Heaps(Mutex<BTreeSet<u64>>);
+
+impl Heaps {
+    fn contexts(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has(&self, context: ContextRef) -> bool {
+        self.contexts().contains(&context.serial)
+    }
+
+    pub(super) fn taken(&self, context: ContextRef) {
+        self.contexts().insert(context.serial);
+    }
+
+    pub(super) fn gone(&self, context: ContextRef) {
+        self.contexts().remove(&context.serial);
+    }
+}
