@@ -209,7 +209,6 @@ fn a_process_that_may_open_nothing_imports_and_maps() {
         taker.ask("free").unwrap();
         taker.ask("unmap 0").unwrap();
         taker.ask("release 0").unwrap();
-        // It cannot know whether a descriptor is still open somewhere; who may open files can.
         wait_for_free(&maker, free);
     }
 }
@@ -245,6 +244,4 @@ fn an_exporter_needs_no_descriptor_for_what_it_has_sent() {
         maker.ask(&format!("release {piece}")).unwrap();
     }
     wait_for_free(&maker, free);
-    let left = std::fs::read_dir(state.path().join("gpu0/exports")).unwrap().count();
-    assert_eq!(left, 0, "no file is left of what is gone");
 }

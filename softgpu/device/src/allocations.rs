@@ -30,7 +30,7 @@ const CLAIMING: u64 = 1;
 const LIVE: u64 = 2;
 const CLOSING: u64 = 3;
 
-/// Record flag: files name this allocation, and it lives as long as one of them is open.
+/// Record flag: descriptors name this allocation, and it lives as long as one of them is open.
 const EXPORTED: u32 = 1 << 8;
 /// Generations of a record; entries have room for no more.
 const GENERATIONS: u32 = 1 << 28;
@@ -366,8 +366,7 @@ impl Device {
         self.total_bytes() - self.free_bytes()
     }
 
-    /// Gives back what dead processes held, so that the numbers are those of the living. Opens no file, unless this
-    /// process exports.
+    /// Gives back what dead processes held, so that the numbers are those of the living. Opens no file.
     pub fn collect(&self) {
         self.reap(Files::Keep);
     }
@@ -474,7 +473,7 @@ impl Device {
                 _ => {
                     // Too late. The bit may have kept another allocation in this record alive: look after it.
                     word.fetch_and(!bit, SeqCst);
-                    self.close_if_unheld(record, Files::Keep);
+                    self.close_if_unheld(record);
                     return None;
                 }
             }
@@ -506,7 +505,7 @@ impl Device {
             return;
         }
         words.holders[owner / 64].fetch_and(!(1 << (owner % 64)), SeqCst);
-        self.close_if_unheld(record, Files::Keep);
+        self.close_if_unheld(record);
     }
 
     /// Marks the allocation as one that files name. It was exported by a holder, so it is live.
@@ -514,8 +513,8 @@ impl Device {
         self.record(record).flags.fetch_or(EXPORTED, SeqCst);
     }
 
-    /// Ends an allocation that nobody holds and no open file names.
-    fn close_if_unheld(&self, record: u32, files: Files) {
+    /// Ends an allocation that nobody holds and no descriptor names.
+    fn close_if_unheld(&self, record: u32) {
         let words = self.record(record);
         let held = || words.holders.iter().any(|word| word.load(SeqCst) != 0);
         loop {
@@ -533,7 +532,7 @@ impl Device {
                 _ => return,
             };
             let exported = words.flags.load(SeqCst) & EXPORTED != 0;
-            let keep = held() || exported && !self.forget_export(record, closing.generation(), files);
+            let keep = held() || exported && self.is_named(record);
             let next = if keep {
                 closing.next(LIVE)
             } else {
@@ -549,7 +548,7 @@ impl Device {
                 return;
             }
             if !held() {
-                return; // Only a file keeps it: the next reaper asks again.
+                return; // Only a descriptor keeps it: the next reaper asks again.
             }
         }
     }
@@ -567,7 +566,7 @@ impl Device {
     }
 
     /// Takes every hold away from an owner that is gone.
-    pub(crate) fn drop_holder(&self, owner: usize, files: Files) {
+    pub(crate) fn drop_holder(&self, owner: usize) {
         debug_assert!(owner < OWNERS && owner / 64 < HOLDER_WORDS);
         for (index, words) in self.used_records().iter().enumerate() {
             let state = State(words.state.load(SeqCst));
@@ -581,15 +580,15 @@ impl Device {
             if words.holders[owner / 64].load(SeqCst) & bit != 0 {
                 words.holders[owner / 64].fetch_and(!bit, SeqCst);
             }
-            self.close_if_unheld(u32::try_from(index).unwrap_or(u32::MAX), files);
+            self.close_if_unheld(u32::try_from(index).unwrap_or(u32::MAX));
         }
     }
 
-    /// Ends what somebody was killed in the middle of ending, and what only an open file kept.
-    pub(crate) fn finish_interrupted(&self, files: Files) {
+    /// Ends what somebody was killed in the middle of ending, and what only a descriptor kept.
+    pub(crate) fn finish_interrupted(&self) {
         for (index, words) in self.used_records().iter().enumerate() {
             if matches!(State(words.state.load(SeqCst)).kind(), LIVE | CLOSING) {
-                self.close_if_unheld(u32::try_from(index).unwrap_or(u32::MAX), files);
+                self.close_if_unheld(u32::try_from(index).unwrap_or(u32::MAX));
             }
         }
     }

@@ -2,17 +2,18 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use crate::PAGE_BYTES;
 use crate::config::{Config, ConfigError, DEFAULT_SCALE};
 use crate::header::{self, Header};
 use crate::model::{MODELS, Model};
-use crate::{owners, sys};
+use crate::{export, owners, sys};
 
 /// What a device is.
 #[derive(Debug, Clone, Copy)]
@@ -70,17 +71,14 @@ pub struct Device {
     pub(crate) changing: Mutex<()>,
     /// Whether the UUID of an instance is that of the last one of its number.
     pub(crate) same_uuids: bool,
-    /// Where exported allocations have their files.
-    pub(crate) exports: PathBuf,
-    pub(crate) mode: u32,
+    /// The file of which each exported allocation is an opening, this process's own opening of it, and which file it is.
+    pub(crate) exported_path: PathBuf,
+    pub(crate) exported: File,
+    pub(crate) exported_identity: (u64, u64),
     /// The PID namespace of this process.
     pub(crate) namespace: Option<u64>,
-    /// Whether this process opens files after start-up anyway: it has exported something.
-    pub(crate) exporter: AtomicBool,
     /// The slots of this process, and the right to reap: locks of one open file do not conflict with each other.
     pub(crate) own_slots: Mutex<Vec<usize>>,
-    /// The file system that the device is on.
-    pub(crate) file_system: u64,
     /// Where to look first for an empty record and a free page: below, there was none when this process last looked.
     pub(crate) record_hint: AtomicUsize,
     pub(crate) page_hint: AtomicUsize,
@@ -93,7 +91,7 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens device `index`, and creates it if it does not exist. No other file is opened later, except for exports.
+    /// Opens device `index`, and creates it if it does not exist. No file is opened later, except to export.
     ///
     /// # Errors
     /// When its files cannot be used, or are those of another device than configured.
@@ -117,14 +115,11 @@ impl Device {
         let mode = metadata.mode() & 0o666;
 
         let directory = state.join(format!("gpu{index}"));
-        let exports = directory.join("exports");
-        for path in [&directory, &exports] {
-            match DirBuilder::new().mode(metadata.mode() & 0o777).create(path) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(failed(path)(error));
-                }
-                _ => {}
+        match DirBuilder::new().mode(metadata.mode() & 0o777).create(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(failed(&directory)(error));
             }
+            _ => {}
         }
         // Creation is serialised by the kernel, which also ends the lock of a creator that is killed.
         let guard = File::open(&directory).map_err(failed(&directory))?;
@@ -143,6 +138,7 @@ impl Device {
         };
         let header_file = open("header")?;
         let hbm = open("hbm")?;
+        let exported = open(export::FILE)?;
         let identity = match read_identity(&header_file) {
             Some(identity) => {
                 let matches = config.model.is_none_or(|model| model.key == identity.model.key)
@@ -160,7 +156,7 @@ impl Device {
         };
         let pages = usize::try_from(identity.pages).unwrap_or(usize::MAX);
         let header = Header::map(&header_file, pages).map_err(failed(&directory))?;
-        let file_system = hbm.metadata().map_err(failed(&directory))?.dev();
+        let exported_identity = sys::identity(exported.as_fd()).map_err(failed(&directory))?;
         sys::unlock_file(&guard).map_err(failed(&directory))?;
         Ok(Device {
             identity,
@@ -170,12 +166,11 @@ impl Device {
             header,
             header_file,
             hbm,
-            exports,
-            mode,
+            exported_path: directory.join(export::FILE),
+            exported,
+            exported_identity,
             namespace: owners::namespace(),
-            exporter: AtomicBool::new(false),
             own_slots: Mutex::default(),
-            file_system,
             record_hint: AtomicUsize::new(0),
             page_hint: AtomicUsize::new(0),
         })

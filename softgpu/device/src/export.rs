@@ -1,23 +1,21 @@
 //! Exported allocations: a file descriptor that names one, and keeps it alive wherever the descriptor is, also in
-//! flight in a socket. The kernel is the witness: the open file holds a lock on a byte of itself.
+//! flight in a socket.
+//!
+//! Each is an opening of its own of one file, which is empty: its position is the allocation's name, and its lock on the
+//! allocation's byte is the witness, which every process sees through its own opening of the file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use crate::allocations::Allocation;
 use crate::device::Device;
-use crate::owners::{Files, Owner};
+use crate::owners::Owner;
 use crate::sys;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"sgexport");
-
-/// What the file of an export holds: that it is one, the device's UUID, record and generation of the allocation.
-const BYTES: usize = 32;
+/// The file's name in the directory of its device.
+pub(crate) const FILE: &str = "exported";
 
 /// A descriptor cannot be imported.
 #[derive(Debug, thiserror::Error)]
@@ -30,32 +28,31 @@ pub enum ImportError {
     Gone,
 }
 
+/// The position that names an allocation.
+fn position((record, generation): (u32, u32)) -> u64 {
+    u64::from(generation) << 16 | u64::from(record)
+}
+
+/// The allocation that a position names.
+fn name(position: u64) -> Option<(u32, u32)> {
+    Some((u32::try_from(position & 0xffff).ok()?, u32::try_from(position >> 16).ok()?))
+}
+
 impl Allocation {
     /// A descriptor that names this allocation. Each call opens a file.
     ///
     /// # Errors
-    /// What opening, writing or locking the file answers.
+    /// What opening, positioning or locking the file answers.
     pub fn export(&self) -> io::Result<OwnedFd> {
         let device = self.device();
-        device.exporter.store(true, Relaxed);
         device.mark_exported(self.record);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(device.mode)
-            .open(device.export_path(self.record, self.generation))?;
+        // To be read only, so that nothing can be written at its position, which would move it.
+        let file = File::open(&device.exported_path)?;
+        sys::set_position(&file, position(self.name()))?;
         // A shared lock: several exports of one allocation live side by side.
-        if !sys::try_lock_byte(&file, 0, false)? {
+        if !sys::try_lock_byte(&file, i64::from(self.record), false)? {
             return Err(io::Error::from(io::ErrorKind::WouldBlock));
         }
-        let mut content = [0; BYTES];
-        content[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        content[8..24].copy_from_slice(&device.identity().uuid);
-        content[24..28].copy_from_slice(&self.record.to_le_bytes());
-        content[28..].copy_from_slice(&self.generation.to_le_bytes());
-        file.write_all_at(&content, 0)?;
         Ok(file.into())
     }
 }
@@ -66,41 +63,34 @@ impl Owner {
     /// # Errors
     /// When it names none, or one that is gone.
     pub fn import(self: &Arc<Self>, descriptor: impl AsFd) -> Result<Arc<Allocation>, ImportError> {
-        let file: File = descriptor.as_fd().try_clone_to_owned().map_err(|_| ImportError::Foreign)?.into();
-        let mut content = [0; BYTES];
-        file.read_exact_at(&mut content, 0).map_err(|_| ImportError::Foreign)?;
-        let (words, _) = content.as_chunks::<4>();
-        let [m0, m1, uuid @ .., record, generation] = words else { return Err(ImportError::Foreign) };
+        let descriptor = descriptor.as_fd();
         // Devices number their allocations alike, so the number means nothing without the device.
-        if [*m0, *m1].as_flattened() != MAGIC.to_le_bytes()
-            || uuid.as_flattened() != self.device.identity().uuid
-        {
+        if sys::identity(descriptor).map_err(|_| ImportError::Foreign)? != self.device.exported_identity {
             return Err(ImportError::Foreign);
         }
-        if sys::file_system(&file).map_err(|_| ImportError::Foreign)? != self.device.file_system {
-            return Err(ImportError::Foreign);
-        }
-        self.hold(u32::from_le_bytes(*record), u32::from_le_bytes(*generation)).ok_or(ImportError::Gone)
+        let position = sys::position(descriptor).map_err(|_| ImportError::Foreign)?;
+        let (record, generation) = name(position).ok_or(ImportError::Foreign)?;
+        self.hold(record, generation).ok_or(ImportError::Gone)
     }
 }
 
 impl Device {
-    fn export_path(&self, record: u32, generation: u32) -> PathBuf {
-        self.exports.join(format!("{record}.{generation}"))
+    /// Whether a descriptor somewhere names an allocation with this record. Where that cannot be known, one does.
+    pub(crate) fn is_named(&self, record: u32) -> bool {
+        sys::byte_is_locked(&self.exported, i64::from(record)).unwrap_or(true)
     }
+}
 
-    /// Removes the file of an export that is open nowhere; false when somebody has it, or when that cannot be known.
-    pub(crate) fn forget_export(&self, record: u32, generation: u32, files: Files) -> bool {
-        if files == Files::Keep && !self.exporter.load(Relaxed) {
-            return false;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_has_a_position_of_its_own_within_what_file_systems_allow() {
+        for allocation in [(0, 0), (0xffff, 1), (7, (1 << 28) - 1)] {
+            assert_eq!(name(position(allocation)), Some(allocation));
+            assert!(position(allocation) < 1 << 44);
         }
-        let path = self.export_path(record, generation);
-        match OpenOptions::new().read(true).write(true).open(&path) {
-            Ok(file) => match sys::try_lock_byte(&file, 0, true) {
-                Ok(true) => std::fs::remove_file(&path).is_ok(),
-                _ => false,
-            },
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
-        }
+        assert_eq!(name(u64::MAX), None);
     }
 }

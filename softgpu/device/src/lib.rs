@@ -1,7 +1,7 @@
 //! The memory of a soft device, shared by every process that uses it.
 //!
-//! A device is a directory with two files: `hbm`, sparse and of fixed size, is the memory itself; `header`, mapped by
-//! each process, says who owns which 2 MiB page of it. There is no server and no lock that a killed process could
+//! A device is a directory of files: `hbm`, sparse and of fixed size, is the memory itself; `header`, mapped by
+//! each process, says who owns which 2 MiB page of it. A third, `exported`, is empty: descriptors of it name allocations. There is no server and no lock that a killed process could
 //! leave behind: every change of the header is one compare-and-swap, and the kernel's file locks witness who is alive.
 //!
 //! Nothing here ever clears memory, neither when pages are taken nor when they are given back: the next owner reads

@@ -47,7 +47,7 @@ pub struct Process {
     pub launches: u64,
 }
 
-/// Whether files may be opened: at start-up yes, later only by processes that export.
+/// Whether files may be opened: at start-up yes, later not by every process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Files {
     MayOpen,
@@ -171,12 +171,12 @@ impl Device {
                 _ => {}
             }
         }
-        self.finish_interrupted(files);
+        self.finish_interrupted();
     }
 
     /// Removes every trace of an owner. May be repeated, and interrupted.
     fn clear_owner(&self, slot: usize) {
-        self.drop_holder(slot, Files::Keep);
+        self.drop_holder(slot);
         self.header.owners()[slot].pid.store(0, Release);
     }
 

@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -29,14 +29,31 @@ pub(crate) fn process_exists(pid: u32) -> bool {
     sent || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// The file system that an open file is on. The plain call of the kernel: the standard library asks with calls that can
-/// look for files by name, which a confined process may not make.
-pub(crate) fn file_system(file: &File) -> io::Result<u64> {
+/// Which file a descriptor is of: its file system, and its number there. The plain call of the kernel: the standard library asks with
+/// calls that can look for files by name, which a confined process may not make.
+pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     // SAFETY: the structure is plain data, all zeroes are a valid value.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open, and the structure is the kernel's on 64-bit systems.
     let result = unsafe { libc::syscall(libc::SYS_fstat, file.as_raw_fd(), &raw mut status) };
-    if result == 0 { Ok(status.st_dev) } else { Err(io::Error::last_os_error()) }
+    if result == 0 { Ok((status.st_dev, status.st_ino)) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Where reading goes on in a file.
+pub(crate) fn position(file: BorrowedFd<'_>) -> io::Result<u64> {
+    seek(file, 0, libc::SEEK_CUR)
+}
+
+/// Has reading go on there, which may be far behind the file's end.
+pub(crate) fn set_position(file: &File, position: u64) -> io::Result<()> {
+    let position = i64::try_from(position).map_err(io::Error::other)?;
+    seek(file.as_fd(), position, libc::SEEK_SET).map(drop)
+}
+
+fn seek(file: BorrowedFd<'_>, offset: i64, from: i32) -> io::Result<u64> {
+    // SAFETY: the descriptor is open.
+    let position = unsafe { libc::lseek(file.as_raw_fd(), offset, from) };
+    u64::try_from(position).map_err(|_| io::Error::last_os_error())
 }
 
 /// Random bytes from the kernel.
