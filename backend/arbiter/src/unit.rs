@@ -107,16 +107,11 @@ impl Unit {
         }
         let context = driver.primary_retain(device, BLOCKING_SYNC).map_err(failed("the primary context"))?;
         driver.set_current(context).map_err(failed("cuCtxSetCurrent"))?;
-        // The software GPU gives back what dead processes exported when a process that exports looks.
-        if let Ok(chunk) = driver.chunk_create(UNIT, device) {
-            let exported = driver.chunk_export(chunk).map(drop);
-            driver.chunk_release(chunk).and(exported).map_err(failed("a chunk"))?;
-        }
-        let (free, total) = settled_memory(&driver)?;
-        let context_bytes = measure_context(&driver, device, context, free, total)?;
+        let context_bytes = measure_context(&driver, device, context)?;
         let least = driver.priorities().map_or(0, |(least, _)| least);
         let stream = driver.stream_create(NON_BLOCKING, least).map_err(failed("a stream"))?;
         // Twice what there is: chunks of different sizes come and go.
+        let (_, total) = driver.memory_info().map_err(failed("cuMemGetInfo"))?;
         let bytes = total.saturating_mul(2).next_multiple_of(Class::ALL[0].bytes());
         let base = driver.address_reserve(0, bytes).map_err(failed("cuMemAddressReserve"))?;
         let window = vec![0; WINDOW];
@@ -380,13 +375,33 @@ impl Unit {
     }
 }
 
-/// Bytes free of the device, and its size, once nothing more becomes free: the workers of an arbiter before this one end about now,
-/// and what they have would be taken for this process's own.
-fn settled_memory(driver: &Driver) -> Result<(u64, u64), UnitError> {
+/// What a context takes: the difference that a second one makes, and no less than what this process's own took of an unused
+/// device, as far as that can be told. Workers of an arbiter before this one may end about now, and what they have would be taken for
+/// this process's own: so where anything is taken beside a context, first waits until nothing more becomes free.
+fn measure_context(driver: &Driver, device: i32, own: Handle) -> Result<u64, UnitError> {
+    const MOST: u64 = 1 << 30;
+    let read = || driver.memory_info().map_err(failed("cuMemGetInfo"));
+    let second = |free: u64| -> Result<u64, UnitError> {
+        let second = driver.context_create(device, 0).map_err(failed("a second context"))?;
+        let after = read()?.0;
+        driver.context_destroy(second).map_err(failed("cuCtxDestroy"))?;
+        driver.set_current(own).map_err(failed("cuCtxSetCurrent"))?;
+        Ok(free.saturating_sub(after))
+    };
+    let (mut free, total) = read()?;
+    let mut context = second(free)?;
+    if total.saturating_sub(free) > context {
+        free = settled_free(|| read().map(|(free, _)| free))?;
+        context = second(free)?;
+    }
+    Ok(context.max(total.saturating_sub(free).min(MOST).min(total / 8)))
+}
+
+/// Bytes free of the device, once nothing more becomes free.
+fn settled_free(read: impl Fn() -> Result<u64, UnitError>) -> Result<u64, UnitError> {
     const APART: Duration = Duration::from_millis(10);
     const ALIKE: u32 = 10;
     const READINGS: u32 = 200;
-    let read = || driver.memory_info().map_err(failed("cuMemGetInfo"));
     let (mut last, mut alike) = (read()?, 0);
     for _ in 0..READINGS {
         if alike == ALIKE {
@@ -394,25 +409,8 @@ fn settled_memory(driver: &Driver) -> Result<(u64, u64), UnitError> {
         }
         std::thread::sleep(APART);
         let now = read()?;
-        alike = if now.0 > last.0 { 0 } else { alike + 1 };
+        alike = if now > last { 0 } else { alike + 1 };
         last = now;
     }
     Ok(last)
-}
-
-/// What a context takes: the difference that a second one makes, and no less than what this process's own took of an unused
-/// device, as far as that can be told.
-fn measure_context(
-    driver: &Driver,
-    device: i32,
-    own: Handle,
-    free: u64,
-    total: u64,
-) -> Result<u64, UnitError> {
-    const MOST: u64 = 1 << 30;
-    let second = driver.context_create(device, 0).map_err(failed("a second context"))?;
-    let after = driver.memory_info().map_err(failed("cuMemGetInfo"))?.0;
-    driver.context_destroy(second).map_err(failed("cuCtxDestroy"))?;
-    driver.set_current(own).map_err(failed("cuCtxSetCurrent"))?;
-    Ok(free.saturating_sub(after).max(total.saturating_sub(free).min(MOST).min(total / 8)))
 }
