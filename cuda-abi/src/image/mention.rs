@@ -9,7 +9,7 @@ const LOOK_BYTES: u64 = 64 << 20;
 /// may mention everything.
 #[must_use]
 pub fn may_mention<const NAMES: usize>(image: &[u8], names: [&[u8]; NAMES]) -> [bool; NAMES] {
-    let found = |bytes: &[u8]| names.map(|name| memchr::memmem::find(bytes, name).is_some());
+    let found = |bytes: &[u8]| names.map(|name| mentions(bytes, name));
     if image.u32_at(0) != Some(FATBIN_MAGIC) {
         return found(image);
     }
@@ -24,6 +24,12 @@ pub fn may_mention<const NAMES: usize>(image: &[u8], names: [&[u8]; NAMES]) -> [
     all
 }
 
+/// Whether a name ends with `name`. Its beginning tells nothing: tables of symbols may store a name as the end of a longer one.
+fn mentions(bytes: &[u8], name: &[u8]) -> bool {
+    let continues = |byte: &u8| byte.is_ascii_alphanumeric() || b"_$".contains(byte);
+    memchr::memmem::find_iter(bytes, name).any(|at| !bytes[at + name.len()..].first().is_some_and(continues))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,6 +39,8 @@ mod tests {
         let text = b".extern .func (.param .b32 r) vprintf";
         assert_eq!(may_mention(text, [b"vprintf", b"malloc"]), [true, false]);
         assert_eq!(may_mention(b".visible .entry quiet()", [b"vprintf"]), [false]);
+        assert_eq!(may_mention(b"call malloc_pool, (n);", [b"malloc"]), [false]);
+        assert_eq!(may_mention(b"\0my_malloc\0", [b"malloc"]), [true]);
         let damaged =
             [&FATBIN_MAGIC.to_le_bytes()[..], &[1, 0, 16, 0, 8, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3]].concat();
         assert_eq!(may_mention(&damaged, [b"vprintf", b"malloc"]), [true, true]);
