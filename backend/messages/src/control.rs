@@ -106,7 +106,7 @@ messages! {
             /** [`VERSION`]; first in every one. */ version: u32,
             /** The device's number of the session. */ session: u32
         } fds 2,
-        /// Map guest pages. Descriptors: a memfd of [`Run`](sluice_shared_memory::Run)s, the memory file they lie in. The first runs are the parts of
+        /// Map guest pages. Descriptors: a memfd of runs (`sluice_shared_memory::Run`), the memory file they lie in. The first runs are the parts of
         /// the file that are the guest's memory, in ascending order; the others are the pages.
         2 Attach {
             /** Entry of the attach table; 0 is the control resource. */ slot: u32,

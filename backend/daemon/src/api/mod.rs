@@ -1,7 +1,7 @@
 //! The management API: REST and JSON on Unix sockets, for control planes and the command line.
 //!
 //! What the API is stands in [`v1`], from which its description (OpenAPI) is generated; nothing is promised that is not
-//! there. How clients are told apart is [`peer`]'s, how they are bounded [`serve`]'s. Nothing is decided here: a handler
+//! there. How clients are told apart is [`crate::caller`]'s, how they are bounded [`serve`]'s. Nothing is decided here: a handler
 //! takes a request apart and asks the [`crate::registry`], across [`bridge`].
 
 pub(crate) mod bridge;
