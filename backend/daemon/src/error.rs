@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 pub enum Code {
     /// The request is not what the API describes.
     InvalidRequest,
-    /// What is asked for contradicts itself, or names what there is not.
+    /// The request contradicts itself, or names an object that does not exist.
     Contradiction,
     /// The body did not come in time.
     RequestTimeout,

@@ -279,7 +279,7 @@ messages! {
         } fds 0,
         /// What of a VM's guest memory its workers have pinned: comes before `Vm`.
         8 Pinned { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64, /** Bytes. */ bytes: u64 } fds 0,
-        /// What it took to keep the unit's memory since the arbiter was started, and by which figures: comes before `Unit`.
+        /// Counts the scrubs since the arbiter was started, and names the figures that it uses. Comes before `Unit`.
         9 Upkeep {
             /** Chunks that were scrubbed. */ scrubs: u64,
             /** Bytes of these. */ scrubbed: u64,

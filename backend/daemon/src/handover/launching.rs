@@ -477,7 +477,7 @@ fn children_of(launcher: u32) -> Vec<u32> {
     children.split_whitespace().filter_map(|number| number.parse().ok()).collect()
 }
 
-/// What an answer and its descriptors say of a process that was to be started.
+/// Reads the answer to a request to start a process, with its descriptors.
 fn started((answer, descriptors): (FromLauncher, Vec<OwnedFd>)) -> Result<Started, LaunchError> {
     match (answer, <[OwnedFd; 2]>::try_from(descriptors)) {
         (FromLauncher::Started { process }, Ok([socket, pidfd])) => Ok(Started { process, socket, pidfd }),

@@ -1,4 +1,4 @@
-//! What the rooms of the daemon tell the one that decides about VMs and units ([`crate::units::custodian`]).
+//! The notices that other modules of the daemon send to the [`crate::units::custodian`], which decides about VMs and units.
 
 use tokio::sync::mpsc::UnboundedSender;
 

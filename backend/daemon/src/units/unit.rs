@@ -311,7 +311,7 @@ impl Unit {
         }
         let measured = figures == Figures::Used;
         if self.checkpoint.set_measured(self.number, measured) && !measured {
-            // Heard by nobody while everything ends.
+            // The notice has no receiver while the daemon ends.
             _ = self.notices.send(Notice::Unmeasured { unit: self.number });
         }
     }

@@ -1,8 +1,8 @@
 //! Looks for what should not be there: workers without a session, sessions without a worker.
 //!
-//! A worker belongs to a session from the moment the launcher says that it runs. One that belongs to none for longer than it takes
-//! to tell serves nobody and is ended; a session that neither gets a worker nor is refused is told of. Which processes are
-//! workers the launcher says, which has started them: nothing is asked of a process that it could change itself.
+//! A worker belongs to a session from the moment the launcher says that it runs. A worker that belongs to none for
+//! longer than that message takes is ended; a session that neither gets a worker nor is refused raises an event. The launcher, which
+//! started the workers, says which processes they are: a process is not asked for anything that it could change itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Which contexts have a heap for `malloc` in kernels.
+//! The contexts that have a heap for `malloc` in kernels.
 //!
 //! The module helper notes it, for the driver takes the heap with the first module of a context that calls `malloc`; the memory
 //! helper asks, for a heap that is there takes the size of its limit at once.

@@ -1,4 +1,4 @@
-//! Whom the sockets lead to that are kept for the next daemon ([`crate::handover::keeper`]).
+//! The processes at the other ends of the sockets that are kept for the next daemon ([`crate::handover::keeper`]).
 //!
 //! Written at every change where somebody keeps sockets, and else never. It need not survive the machine: what it is about does
 //! not either. What it says is believed only as far as the kernel says the same: a process is known by its number and its start.
