@@ -153,7 +153,7 @@ fn eight_programs_of_a_vm_have_the_share_of_one() -> Result<()> {
     })
 }
 
-// Promise: T27
+// Promise: T24, T27
 #[test]
 fn a_worker_that_is_stopped_blocks_nobody() -> Result<()> {
     let _turn = turn();
@@ -161,19 +161,23 @@ fn a_worker_that_is_stopped_blocks_nobody() -> Result<()> {
     let (one, two) = (busy(&tenants, 1, "one")?, busy(&tenants, 2, "two")?);
     let worker = *tenants.workers(1)?.first().context("a worker")?;
     measure(|| {
-        let shared = progress(&[&one, &two])?;
+        // In each round but the first, the first worker has just been stopped: it has no claim to what the other one had meanwhile.
+        let (shared, used, _) = charged_while(&tenants, &[&one, &two])?;
         signal(worker, Signal::STOP)?;
         let stopped = progress(&[&one, &two])?;
         signal(worker, Signal::CONT)?;
         let before = done(&one)?;
-        println!("{shared:?} together, {stopped:?} while the first is stopped");
+        println!("{shared:?} together, charged {used:.2?} s; {stopped:?} while the first is stopped");
         wait_until("the first goes on", || Ok(done(&one)? > before + 20))?;
         ensure!(stopped[1] * 10 > shared[1], "the other one is blocked");
-        Ok([(
-            "kernels beside one that is stopped, by those beside one that works",
-            by(stopped[1], shared[1]),
-            0.8..9.0,
-        )])
+        Ok([
+            (
+                "kernels beside one that is stopped, by those beside one that works",
+                by(stopped[1], shared[1]),
+                0.8..9.0,
+            ),
+            ("charge of who was stopped by the other's", used[0] / used[1], 0.4..2.5),
+        ])
     })
 }
 

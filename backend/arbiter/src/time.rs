@@ -465,7 +465,7 @@ impl State {
         }
         if let Some(vm) = self.vms.get_mut(&worker.vm) {
             vm.stirs = true;
-            self.scheduler.alive(vm.slot);
+            self.scheduler.alive(vm.slot, now);
         }
     }
 
@@ -476,7 +476,7 @@ impl State {
             if now < *until {
                 if let Some(vm) = self.vms.get_mut(&worker.vm) {
                     vm.stirs = true;
-                    self.scheduler.alive(vm.slot);
+                    self.scheduler.alive(vm.slot, now);
                 }
                 return true;
             }

@@ -216,6 +216,18 @@ impl Tenant {
         self.terms.cap < WHOLE
     }
 
+    /// It competes for turns again, and has no claim to the time that passed while it did not.
+    fn rejoin(&mut self, clocks: &[Virtual; CLASSES]) {
+        self.time = self.time.max(clocks[self.terms.class]);
+    }
+
+    /// It gives a sign of life.
+    fn alive(&mut self, clocks: &[Virtual; CLASSES]) {
+        if core::mem::take(&mut self.absent) {
+            self.rejoin(clocks);
+        }
+    }
+
     fn charge(&mut self, time: Nanos, overlapped: bool) {
         self.figures.used = self.figures.used.saturating_add(time);
         if overlapped {
@@ -341,7 +353,10 @@ impl Scheduler {
             }
             tenant.terms = Terms { class, ..terms };
             // Only a cap throttles, but what is missing under the last one is still missing under the next.
-            tenant.throttled &= tenant.is_capped();
+            if tenant.throttled && !tenant.is_capped() {
+                tenant.throttled = false;
+                tenant.rejoin(&clocks);
+            }
         }
     }
 
@@ -409,10 +424,10 @@ impl Scheduler {
         let was_active = tenant.is_active();
         tenant.seen = seen;
         if !was_active && tenant.is_active() {
-            tenant.time = tenant.time.max(clocks[tenant.terms.class]);
+            tenant.rejoin(&clocks);
         }
         if seen.begun != was.begun || (seen.waiting > 0 && was.waiting == 0) {
-            tenant.absent = false;
+            tenant.alive(&clocks);
         }
         if seen.flying == 0 {
             tenant.settle();
@@ -420,9 +435,11 @@ impl Scheduler {
     }
 
     /// A VM that waits gives a sign of life.
-    pub fn alive(&mut self, slot: Slot) {
+    pub fn alive(&mut self, slot: Slot, now: Nanos) {
+        self.advance(now);
+        let clocks = self.clocks;
         if let Some(tenant) = self.get(slot) {
-            tenant.absent = false;
+            tenant.alive(&clocks);
         }
     }
 
@@ -557,8 +574,9 @@ impl Scheduler {
             if tenant.is_capped() {
                 if tenant.tokens <= 0 && tenant.is_active() {
                     tenant.throttled = true;
-                } else if tenant.tokens >= enough {
+                } else if tenant.tokens >= enough && tenant.throttled {
                     tenant.throttled = false;
+                    tenant.rejoin(&self.clocks);
                 }
             }
             if tenant.fenced || tenant.throttled {
@@ -904,6 +922,35 @@ mod tests {
         }
     }
 
+    // Promise: T24
+    #[test]
+    fn a_cap_that_is_lifted_gives_back_nothing() {
+        let mut scheduler = Scheduler::new(Settings::default(), 0);
+        let capped = scheduler.add(Terms { cap: 100, ..Terms::default() }, 0);
+        let other = scheduler.add(Terms::default(), 0);
+        let (mut now, mut begun) = (0, [0, 0]);
+        let mut run = |scheduler: &mut Scheduler, length: Nanos| {
+            let end = now + length;
+            while now < end {
+                for (slot, begun) in [capped, other].into_iter().zip(&mut begun) {
+                    let open = scheduler.permit(slot) != Permit::Closed;
+                    *begun += u64::from(open);
+                    let seen = Seen { waiting: 1, flying: u32::from(open), begun: *begun };
+                    scheduler.see(slot, seen, now);
+                }
+                let due = scheduler.turn(now);
+                now = due.unwrap_or(now + MILLISECOND).min(now + MILLISECOND);
+            }
+            now
+        };
+        let now = run(&mut scheduler, 10_000 * MILLISECOND);
+        scheduler.set(capped, Terms::default(), now);
+        let before = scheduler.figures(capped).used;
+        run(&mut scheduler, 1_000 * MILLISECOND);
+        let used = scheduler.figures(capped).used - before;
+        assert!(used < 600 * MILLISECOND, "{used} of a second at equal weights");
+    }
+
     // Promise: A44
     #[test]
     fn a_change_of_terms_keeps_tokens_credit_and_virtual_time() {
@@ -979,7 +1026,7 @@ mod tests {
                         scheduler.see(slots[at].0, seen, now);
                     },
                     Step::Alive(which) => if let Some(at) = at(which) {
-                        scheduler.alive(slots[at].0);
+                        scheduler.alive(slots[at].0, now);
                     },
                     Step::Wait(time) => now += time,
                     Step::Turn => {
@@ -1026,7 +1073,7 @@ mod tests {
                     // Work that does not end would use up a cap for ever.
                     let flying = if open && *begins { *flying } else { 0 };
                     scheduler.see(*slot, Seen { waiting: 1, flying, begun: *begun }, now);
-                    scheduler.alive(*slot);
+                    scheduler.alive(*slot, now);
                 }
                 let due = scheduler.turn(now);
                 now = due.unwrap_or(now + MILLISECOND).min(now + MILLISECOND);

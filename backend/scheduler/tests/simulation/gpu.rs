@@ -34,8 +34,8 @@ pub(crate) enum Program {
     Synchronous { cost: Nanos, think: Nanos },
     /// Says that it waits and never submits anything.
     Pretender,
-    /// Kernels without end until it is stopped by a signal.
-    StoppedAt(Nanos, Nanos),
+    /// Kernels without end, of a worker that a signal stops from one time to another.
+    Stopped { from: Nanos, to: Nanos, cost: Nanos },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -181,7 +181,7 @@ impl Unit {
     }
 
     fn stopped(worker: &Worker, now: Nanos) -> bool {
-        matches!(worker.program, Program::StoppedAt(at, _) if now >= at)
+        matches!(worker.program, Program::Stopped { from, to, .. } if (from..to).contains(&now))
     }
 
     /// What programs want.
@@ -191,7 +191,7 @@ impl Unit {
             let empty = worker.queue.is_empty();
             let job = |cost, arrived| Job { left: cost, cost, arrived, estimate: 0 };
             match worker.program {
-                Program::Backlog(cost) | Program::From(_, cost) | Program::StoppedAt(_, cost) => {
+                Program::Backlog(cost) | Program::From(_, cost) | Program::Stopped { cost, .. } => {
                     while now >= worker.next && worker.queue.len() < 64 {
                         worker.queue.push_back(job(cost, now));
                     }
@@ -270,7 +270,7 @@ impl Unit {
             if worker.rings.is_some_and(|at| at <= now) {
                 worker.rings = None;
                 rung = true;
-                self.scheduler.alive(self.slots[worker.vm]);
+                self.scheduler.alive(self.slots[worker.vm], now);
             }
         }
         rung
@@ -322,13 +322,16 @@ impl Unit {
             }
         }
         for worker in &self.workers {
-            if Unit::stopped(worker, self.now) {
+            if let Program::Stopped { to, .. } = worker.program
+                && Unit::stopped(worker, self.now)
+            {
+                next = next.min(to);
                 continue;
             }
             let arrives = match worker.program {
                 Program::Periodic { .. } | Program::From(..) => Some(worker.next),
                 Program::Synchronous { think, .. } => Some(worker.last_end + think),
-                Program::StoppedAt(at, _) => Some(at),
+                Program::Stopped { from, .. } => Some(from),
                 _ => None,
             };
             let sees = worker.sees.map(|(at, _)| at);

@@ -167,6 +167,24 @@ fn idling_earns_nothing() {
     }
 }
 
+// Promise: T24
+#[test]
+fn a_stop_earns_nothing() {
+    let length = 14 * SECOND;
+    // The moment of the stop decides whether the worker has work under way or waits for its turn.
+    for phase in 0..8 {
+        let mut unit = unit();
+        let from = SECOND + phase * 700 * US;
+        unit.vm(weight(100), &[Program::Backlog(MS)]);
+        unit.vm(weight(100), &[Program::Stopped { from, to: 10 * SECOND, cost: MS }]);
+        let (outcomes, _) = unit.run(length);
+        for second in 11..14 {
+            let share = outcomes[0].seconds[second] as f64 / SECOND as f64;
+            assert!(close(share, 0.5, 0.025), "second {second} of a stop at {from} ns: {share} beside it");
+        }
+    }
+}
+
 // Promise: T25
 #[test]
 fn a_cap_holds_also_where_nobody_else_wants_the_time() {
@@ -228,7 +246,7 @@ fn a_high_priority_goes_first_and_starves_nobody() {
 // Promise: T27
 #[test]
 fn who_does_not_use_a_turn_blocks_nobody() {
-    for idler in [Program::Pretender, Program::StoppedAt(SECOND, MS)] {
+    for idler in [Program::Pretender, Program::Stopped { from: SECOND, to: Nanos::MAX, cost: MS }] {
         let length = 10 * SECOND;
         let mut unit = unit();
         unit.vm(weight(100), &[Program::Backlog(MS)]);
