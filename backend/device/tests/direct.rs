@@ -392,15 +392,18 @@ fn without_sluiced_sessions_go_on_and_new_ones_are_refused() {
     let begun = worker.begin();
     // `sluiced` dies.
     device.control = socket::pair().unwrap().0;
-    let at = CONTROL + 0x20_0000;
-    guest.context(2);
+    // The device may take requests until it has seen that; each has a context and a control resource of its own.
+    let mut context = 1;
     eventually("refusal", || {
+        context += 1;
+        let (at, resource) = (CONTROL + u64::from(context) * 0x20_0000, 10 * context);
         guest.words.store_u32(at as usize + session::STATE, session::NEW, Ordering::SeqCst);
-        guest.resource(2, 20, &[(at, session::BYTES as u32)]);
+        guest.context(context);
+        guest.resource(context, resource, &[(at, session::BYTES as u32)]);
         guest.words.store_u64(at as usize, session::MAGIC, Ordering::SeqCst);
-        guest.doorbell(2, Doorbell::Open { resource: 20 });
+        let answer = guest.doorbell(context, Doorbell::Open { resource });
         eventually("lost", || guest.state(at) == session::LOST);
-        guest.doorbell(2, Doorbell::Open { resource: 20 }) == 0x1201
+        answer == 0x1201
     });
     assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
     assert!(readable(&begun.doorbell, SOON));
