@@ -5,8 +5,10 @@
 
 use crate::{custody::Millis, ids::WorkerId};
 use rustix::{fd::OwnedFd, io::Errno};
-use sluice_messages::control::{BYTES, FromInventory, ToInventory};
-use sluice_shared_memory::socket;
+use sluice_messages::{
+    channel::{Channel, ReceiveError, Received},
+    control::{FromInventory, ToInventory},
+};
 use std::collections::HashMap;
 
 /// Milliseconds after which a question is asked again.
@@ -56,7 +58,7 @@ pub struct Listed {
 /// A connection to the inventory.
 #[derive(Debug)]
 pub struct Inventory {
-    socket: OwnedFd,
+    socket: Channel<FromInventory, ToInventory>,
     /// Device and instance.
     place: (u32, u32),
     serial: u64,
@@ -72,7 +74,7 @@ impl Inventory {
     #[must_use]
     pub fn new(socket: OwnedFd, place: (u32, u32)) -> Inventory {
         Inventory {
-            socket,
+            socket: Channel::new(socket),
             place,
             serial: 0,
             asked: HashMap::new(),
@@ -84,14 +86,14 @@ impl Inventory {
 
     /// The socket, to be watched.
     #[must_use]
-    pub const fn socket(&self) -> &OwnedFd {
+    pub const fn socket(&self) -> &Channel<FromInventory, ToInventory> {
         &self.socket
     }
 
     fn ask(&mut self, question: Question, message: impl FnOnce(u64) -> ToInventory, now: Millis) {
         self.serial += 1;
         // A full socket is one that is not read: the question is asked again later.
-        if socket::send(&self.socket, &message(self.serial).encode(), &[]).is_ok() {
+        if self.socket.send(&message(self.serial), &[]).is_ok() {
             self.asked.insert(self.serial, (question, now));
         }
     }
@@ -129,9 +131,12 @@ impl Inventory {
     /// # Errors
     /// The kernel's: AGAIN when there is nothing, PIPE when the inventory is gone or no inventory.
     pub fn receive(&mut self, now: Millis) -> Result<Option<News>, Errno> {
-        let mut buffer = [0; BYTES];
-        let (message, _) = socket::receive(&self.socket, &mut buffer)?.ok_or(Errno::PIPE)?;
-        let message = FromInventory::decode(message).map_err(|_| Errno::PIPE)?;
+        let message = match self.socket.receive() {
+            Ok(Received::Message(message, _)) => message,
+            Ok(Received::Empty) => return Err(Errno::AGAIN),
+            Err(ReceiveError::Failed(error)) => return Err(error),
+            Ok(Received::Closed) | Err(_) => return Err(Errno::PIPE),
+        };
         let (FromInventory::Memory { serial, .. }
         | FromInventory::Process { serial, .. }
         | FromInventory::Failed { serial, .. }) = message

@@ -34,14 +34,11 @@ use rustix::{
 };
 use sluice_driver::Driver;
 use sluice_messages::{
-    control::{
-        self, ArbiterEvent, ArbiterSetup, BYTES, Figures, FromArbiter, Priority, SETUP_BYTES, Shares,
-        ToArbiter, codec,
-    },
+    channel::{self, Channel, ReceiveError, Received, SetupError},
+    control::{self, ArbiterEvent, ArbiterSetup, Figures, FromArbiter, Priority, Shares, ToArbiter},
     custody::{Answer, Request, UNIT},
 };
 use sluice_sandbox::{Role, SandboxError};
-use sluice_shared_memory::socket;
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
     path::Path,
@@ -55,12 +52,9 @@ pub enum RunError {
     /// The kernel refuses.
     #[error(transparent)]
     Kernel(#[from] Errno),
-    /// `sluiced` went away before it said what to do.
-    #[error("the control socket closed before the setup came")]
-    Closed,
-    /// The first message is malformed.
-    #[error("setup: {0}")]
-    Setup(#[from] codec::CodecError),
+    /// There is no setup.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
     /// The files for receipts of scrubs cannot be used, or there are none.
     #[error("receipts of scrubs: {0}")]
     Receipts(Errno),
@@ -157,9 +151,7 @@ impl Token {
 /// # Errors
 /// [`RunError`] when the unit cannot be served.
 pub fn run(control: OwnedFd) -> Result<(), RunError> {
-    let mut buffer = vec![0; SETUP_BYTES];
-    let (message, descriptors) = socket::receive(&control, &mut buffer)?.ok_or(RunError::Closed)?;
-    let setup: ArbiterSetup = codec::decode(message)?;
+    let (setup, descriptors): (ArbiterSetup, _) = channel::receive_setup(&control)?;
     let receipts = Receipts::new(descriptors, setup.receipts).map_err(RunError::Receipts)?;
     let span = tracing::info_span!("arbiter", unit = setup.unit);
     let _entered = span.enter();
@@ -174,7 +166,7 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
 struct Server {
     started: Instant,
     epoll: OwnedFd,
-    control: Option<OwnedFd>,
+    control: Option<Channel<ToArbiter, FromArbiter>>,
     /// What `sluiced` has not read yet.
     outbox: VecDeque<FromArbiter>,
     driver: Arc<Driver>,
@@ -270,7 +262,7 @@ impl Server {
         Ok(Server {
             started: Instant::now(),
             epoll,
-            control: Some(control),
+            control: Some(Channel::new(control)),
             outbox: VecDeque::new(),
             driver,
             hand,
@@ -429,22 +421,16 @@ impl Server {
     fn hear_daemon(&mut self) {
         for _ in 0..MESSAGES {
             let Some(control) = &self.control else { return };
-            let mut buffer = [0; BYTES];
-            match socket::receive(control, &mut buffer) {
-                Ok(Some((bytes, descriptors))) => match ToArbiter::decode(bytes) {
-                    Ok(message) if message.descriptors() == descriptors.len() => {
-                        self.command(message, descriptors);
-                    }
-                    _ => tracing::error!("a message of sluiced is none, or lacks its descriptors"),
-                },
-                Ok(None) => return self.without_daemon(),
-                Err(Errno::AGAIN | Errno::INTR) => return,
-                // More descriptors than this process may have: the worker it was about sees its socket close.
-                Err(Errno::MSGSIZE) => tracing::error!("a message of sluiced was cut: out of descriptors?"),
-                Err(error) => {
+            match control.receive() {
+                Ok(Received::Message(message, descriptors)) => self.command(message, descriptors),
+                Ok(Received::Empty) => return,
+                Ok(Received::Closed) => return self.without_daemon(),
+                Err(ReceiveError::Failed(error)) => {
                     tracing::error!(%error, "the control socket fails");
                     return self.without_daemon();
                 }
+                // Where there is no room for its descriptors, the worker that a message is about sees its socket close.
+                Err(error) => tracing::error!(%error, "sluiced sent no message that can be used"),
             }
         }
     }
@@ -578,7 +564,7 @@ impl Server {
             Answer::Welcome { unit: self.custody.unit(), epoch: vm.epoch, limit, version: control::VERSION };
         let sent = [descriptor.as_fd(), theirs.as_fd(), bell.as_fd()];
         // A fresh socket has room for one message.
-        if link.send(&welcome.encode(), &sent) != Sent::Yes {
+        if link.send(&welcome, &sent) != Sent::Yes {
             tracing::warn!(vm = vm.vm, process, "a worker cannot be welcomed");
         }
         self.links.insert(id, link);
@@ -660,11 +646,11 @@ impl Server {
         let Some(control) = &self.control else { return };
         let waited = !self.outbox.is_empty();
         while let Some(message) = self.outbox.front() {
-            match socket::send(control, &message.encode(), &[]) {
+            match control.send(message, &[]) {
                 Ok(()) => {
                     self.outbox.pop_front();
                 }
-                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => break,
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => break,
                 // Reading says so, too.
                 Err(_) => self.outbox.clear(),
             }
@@ -847,7 +833,7 @@ impl Server {
             let Some(link) = self.links.get_mut(&id) else { break };
             let Some(message) = link.front() else { break };
             let sent = match message {
-                Message::Plain(answer) => link.send(&answer.encode(), &[]),
+                Message::Plain(answer) => link.send(&answer, &[]),
                 Message::Lend { serial, lease, chunk, bytes, more } => {
                     let piece = self.pieces.get(chunk.0 as usize).and_then(Option::as_ref);
                     match piece.filter(|_| self.custody.holds(id, lease, chunk)) {
@@ -856,7 +842,7 @@ impl Server {
                         Some(piece) => match self.driver.chunk_export(piece.handle()) {
                             Ok(descriptor) => {
                                 let lent = Answer::Lent { serial, lease, bytes, more };
-                                link.send(&lent.encode(), &[descriptor.as_fd()])
+                                link.send(&lent, &[descriptor.as_fd()])
                             }
                             Err(code) => {
                                 tracing::error!(code, "a chunk cannot be exported");

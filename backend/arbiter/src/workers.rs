@@ -16,11 +16,10 @@ use rustix::{
     process::{Signal, pidfd_send_signal},
 };
 use sluice_messages::{
-    control::BYTES,
+    channel::{Channel, ReceiveError, Received},
     custody::{Answer, Request},
 };
 use sluice_protocol::limits;
-use sluice_shared_memory::socket;
 use std::{collections::VecDeque, sync::Arc};
 
 /// Bytes of the kernel's buffer towards a worker: a few messages. Descriptors in sockets count for the whole process.
@@ -53,8 +52,8 @@ pub(crate) enum Heard {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) vm: VmKey,
-    /// `None` once nothing it says is heard any more.
-    socket: Option<OwnedFd>,
+    /// `None` once nothing is received from it any more.
+    socket: Option<Channel<Request, Answer>>,
     pidfd: OwnedFd,
     pub(crate) page: Arc<Page>,
     pub(crate) report: Arc<Report>,
@@ -87,11 +86,12 @@ impl Link {
             tracing::warn!(%error, "a worker's socket keeps its buffer");
         }
         let (outbox, interest) = (VecDeque::new(), EventFlags::IN);
-        Link { vm, socket: Some(socket), pidfd, page, report, outbox, unread: None, held: None, interest }
+        let socket = Some(Channel::new(socket));
+        Link { vm, socket, pidfd, page, report, outbox, unread: None, held: None, interest }
     }
 
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().map(OwnedFd::as_fd)
+        self.socket.as_ref().map(Channel::as_fd)
     }
 
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
@@ -103,7 +103,7 @@ impl Link {
     pub(crate) fn close(&mut self) -> Option<OwnedFd> {
         self.outbox.clear();
         self.unread = None;
-        self.socket.take()
+        self.socket.take().map(OwnedFd::from)
     }
 
     /// Ends the worker's process, whatever it does.
@@ -117,27 +117,21 @@ impl Link {
     /// Reads a request. Descriptors that came are in `strange`.
     pub(crate) fn hear(&self, strange: &mut Vec<OwnedFd>) -> Heard {
         let Some(socket) = &self.socket else { return Heard::Nothing };
-        let mut buffer = [0; BYTES];
-        let before = strange.len();
-        match socket::receive_from_stranger(socket, &mut buffer, strange) {
-            Ok(Some(bytes)) => match Request::decode(bytes) {
-                Ok(request) if strange.len() - before == request.descriptors() => Heard::Request(request),
-                Ok(_) => Heard::Abuse("sends descriptors"),
-                Err(_) => Heard::Abuse("sends what is no request"),
-            },
-            Ok(None) => Heard::Left,
-            Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
-            Err(Errno::MSGSIZE) => Heard::Abuse("sends what is no request"),
-            Err(_) => Heard::Left,
+        match socket.receive_from_stranger(strange) {
+            Ok(Received::Message(request, _)) => Heard::Request(request),
+            Ok(Received::Empty) => Heard::Nothing,
+            Ok(Received::Closed) | Err(ReceiveError::Failed(_)) => Heard::Left,
+            Err(ReceiveError::Descriptors(..)) => Heard::Abuse("sends descriptors"),
+            Err(_) => Heard::Abuse("sends what is no request"),
         }
     }
 
-    pub(crate) fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Sent {
+    pub(crate) fn send(&self, answer: &Answer, descriptors: &[BorrowedFd<'_>]) -> Sent {
         let Some(socket) = &self.socket else { return Sent::Gone };
-        match socket::send(socket, bytes, descriptors) {
+        match socket.send(answer, descriptors) {
             Ok(()) => Sent::Yes,
             // TOOMANYREFS: descriptors in flight, to whomever; NOBUFS, NOMEM: the kernel's memory.
-            Err(Errno::AGAIN | Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Sent::Full,
+            Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Sent::Full,
             Err(_) => Sent::Gone,
         }
     }

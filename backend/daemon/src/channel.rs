@@ -1,35 +1,40 @@
 //! One end of a SEQPACKET socket to another backend process, for the daemon's event loop.
 
-use std::{io, os::fd::OwnedFd};
+use std::{
+    io,
+    marker::PhantomData,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
 use rustix::fd::BorrowedFd;
-use sluice_messages::control;
+use sluice_messages::channel::{self, Message, ReceiveError, Received};
 use sluice_shared_memory::socket;
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+};
 
 use crate::handover::watched::watch;
 
-/// A socket that carries fixed-size messages with descriptors.
+/// A socket on which `In` is received and `Out` is sent.
 #[derive(Debug)]
-pub struct Channel {
+pub(crate) struct Channel<In, Out> {
     socket: AsyncFd<OwnedFd>,
+    messages: PhantomData<fn(In) -> Out>,
 }
 
-/// A message's bytes and the descriptors that came with it.
-pub type Received = ([u8; control::BYTES], Vec<OwnedFd>);
-
-impl Channel {
+impl<In: Message, Out: Message> Channel<In, Out> {
     /// Takes over a connected socket.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Self { socket: watch(socket)? })
+        Ok(Self { socket: watch(socket)?, messages: PhantomData })
     }
 
-    /// Closes it for both sides, also where somebody else has it open.
-    pub fn shut(&self) {
+    /// Closes it for both sides, also where another process has it open.
+    pub(crate) fn shut(&self) {
         // One that is closed already is.
         _ = rustix::net::shutdown(self.socket.get_ref(), rustix::net::Shutdown::Both);
     }
@@ -37,38 +42,68 @@ impl Channel {
     /// The next message; `None` when the peer is gone.
     ///
     /// # Errors
-    /// The kernel's; `InvalidData` for a message that is not [`control::BYTES`] long.
-    pub async fn receive(&self) -> io::Result<Option<Received>> {
-        let result = self
-            .socket
-            .async_io(Interest::READABLE, |socket| {
-                let mut bytes = [0; control::BYTES];
-                let Some((message, descriptors)) = socket::receive(socket, &mut bytes)? else {
-                    return Ok(None);
-                };
-                if message.len() != control::BYTES {
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, "a message cut short"));
-                }
-                Ok(Some((bytes, descriptors)))
-            })
-            .await;
-        match result {
-            // What was in flight when the peer died is of no use to anybody.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) => {
-                Err(io::Error::new(io::ErrorKind::InvalidData, "a message too long"))
-            }
-            result => result,
-        }
+    /// The kernel's; `InvalidData` for anything but a message with its descriptors.
+    pub(crate) async fn receive(&self) -> io::Result<Option<(In, Vec<OwnedFd>)>> {
+        let read = |socket: &OwnedFd| match channel::receive(socket) {
+            Ok(Received::Message(message, descriptors)) => Ok(Some((message, descriptors))),
+            Ok(Received::Closed) => Ok(None),
+            Ok(Received::Empty) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(ReceiveError::Failed(error)) => Err(error.into()),
+            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+        };
+        self.socket.async_io(Interest::READABLE, read).await
     }
 
     /// Sends a message with its descriptors.
     ///
     /// # Errors
     /// The kernel's; `BrokenPipe` when the peer is gone.
-    pub async fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.socket
-            .async_io(Interest::WRITABLE, |socket| Ok(socket::send(socket, message, descriptors)?))
-            .await
+    pub(crate) async fn send(&self, message: &Out, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_setup(&message.encode(), descriptors).await
+    }
+
+    /// Sends the encoded setup that comes before all messages.
+    ///
+    /// # Errors
+    /// As [`Channel::send`].
+    pub(crate) async fn send_setup(&self, setup: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let write = |socket: &OwnedFd| Ok(socket::send(socket, setup, descriptors)?);
+        self.socket.async_io(Interest::WRITABLE, write).await
+    }
+}
+
+/// Messages on their way to a peer, in order. Whoever queues one never waits for the peer: one that does not read is found out by whoever
+/// waits for its answers, and ended.
+#[derive(Clone, Debug)]
+pub(crate) struct SendQueue<Out>(UnboundedSender<(Out, Vec<OwnedFd>)>);
+
+/// The end of a [`SendQueue`] from which messages are sent.
+#[derive(Debug)]
+pub(crate) struct Queued<Out>(UnboundedReceiver<(Out, Vec<OwnedFd>)>);
+
+/// Makes both ends of a queue.
+pub(crate) fn send_queue<Out>() -> (SendQueue<Out>, Queued<Out>) {
+    let (sender, receiver) = unbounded_channel();
+    (SendQueue(sender), Queued(receiver))
+}
+
+impl<Out> SendQueue<Out> {
+    /// Queues a message; false when the peer is known to be gone.
+    pub(crate) fn post(&self, message: Out, descriptors: Vec<OwnedFd>) -> bool {
+        self.0.send((message, descriptors)).is_ok()
+    }
+}
+
+impl<Out: Message> Queued<Out> {
+    /// Sends what is queued until the peer is gone, which is not an error.
+    pub(crate) async fn send<In: Message>(&mut self, channel: &Channel<In, Out>) -> io::Result<()> {
+        while let Some((message, descriptors)) = self.0.recv().await {
+            let descriptors: Vec<_> = descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
+            match channel.send(&message, &descriptors).await {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+                result => result?,
+            }
+        }
+        Ok(())
     }
 }

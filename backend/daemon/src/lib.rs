@@ -8,10 +8,9 @@
 //! - **`sluice-launcher`** ([`launcher::server`]): the only process that forks. It reads fixed-size messages, and starts only
 //!   the programs, users and VMs of its own command line.
 //!
-//! Descriptors flow down, requests flow up, on one SEQPACKET socket per authority ([`channel`]).
+//! Descriptors flow down, requests flow up, on one SEQPACKET socket per authority.
 
 pub mod api;
-pub mod channel;
 pub mod configuration;
 pub mod daemon;
 pub mod error;
@@ -20,9 +19,9 @@ pub mod rate;
 pub mod vms;
 
 mod caller;
+mod channel;
 mod fault;
 mod handover;
-mod outbox;
 mod placement;
 mod priority;
 mod process;

@@ -16,7 +16,7 @@ use crate::{
     sessions::{CONTROL, INVALID, MISMATCH, Order, Owner, Phase, Session, UNAVAILABLE},
     users::{Account, Kind, Share},
     waiters::{Waiter, Waiters},
-    workers::{self, Heard, Worker},
+    workers::{Heard, Worker},
 };
 use core::sync::atomic::Ordering;
 use rustix::{fd::OwnedFd, io::Errno};
@@ -941,7 +941,7 @@ impl Device {
     fn arrived(&mut self, arrival: Arrival) {
         let (Arrival::Worker { session: number, .. } | Arrival::None { session: number, .. }) = arrival;
         let Some(session) = self.sessions.get_mut(&number) else {
-            return workers::bury(&self.link, arrival);
+            return self.link.bury_arrival(arrival);
         };
         session.owed = false;
         match arrival {
@@ -949,7 +949,7 @@ impl Device {
                 self.adopt(number, socket, pidfd);
             }
             Arrival::Worker { .. } => {
-                workers::bury(&self.link, arrival);
+                self.link.bury_arrival(arrival);
                 self.remove_if_over(number);
             }
             Arrival::None { error, .. } => {

@@ -22,9 +22,11 @@ use rustix::{
     fs::OFlags,
     io::Errno,
 };
-use sluice_messages::control::{self, FromDevice, ToDevice};
+use sluice_messages::{
+    channel::{Channel, ReceiveError, Received},
+    control::{FromDevice, ToDevice},
+};
 use sluice_protocol::limits;
-use sluice_shared_memory::socket;
 use std::{
     any::Any,
     collections::{HashMap, HashSet, VecDeque},
@@ -236,7 +238,14 @@ impl Link {
     pub fn turn_away(&self, arrival: Arrival) {
         let (Arrival::Worker { session, .. } | Arrival::None { session, .. }) = arrival;
         self.close(session);
-        workers::bury(self, arrival);
+        self.bury_arrival(arrival);
+    }
+
+    /// Buries a worker that came for a session which is over.
+    pub fn bury_arrival(&self, arrival: Arrival) {
+        if let Arrival::Worker { session, pidfd, .. } = arrival {
+            self.bury(session, pidfd, None);
+        }
     }
 
     /// Does once what the thread does, where there is no `sluiced`; for a fuzz target and for tests.
@@ -259,7 +268,7 @@ impl Link {
 /// The thread's state.
 struct Broker<'l> {
     link: &'l Link,
-    socket: Option<OwnedFd>,
+    socket: Option<Channel<ToDevice, FromDevice>>,
     /// Which session's worker is waited for, whose it is, and where.
     wanted: HashMap<u32, (u32, Weak<Inbox>)>,
     /// Messages the socket had no room for; where they are many no worker is asked for, so bounded by the sessions.
@@ -316,7 +325,7 @@ impl<'l> Broker<'l> {
     fn new(link: &'l Link, socket: Option<OwnedFd>) -> Broker<'l> {
         Broker {
             link,
-            socket,
+            socket: socket.map(Channel::new),
             wanted: HashMap::new(),
             unsent: VecDeque::new(),
             graves: Vec::new(),
@@ -434,7 +443,7 @@ impl<'l> Broker<'l> {
 
     fn send(&mut self) {
         while let (Some(socket), Some(message)) = (&self.socket, self.unsent.front()) {
-            match socket::send(socket, &message.encode(), &[]) {
+            match socket.send(message, &[]) {
                 Ok(()) => {
                     self.unsent.pop_front();
                 }
@@ -452,20 +461,15 @@ impl<'l> Broker<'l> {
 
     fn receive(&mut self) {
         while let Some(socket) = &self.socket {
-            let mut buffer = [0; control::BYTES];
-            match socket::receive(socket, &mut buffer) {
-                Ok(Some((bytes, descriptors))) => match ToDevice::decode(bytes) {
-                    Ok(message) if message.descriptors() == descriptors.len() => {
-                        self.arrived(message, descriptors)
-                    }
-                    other => tracing::error!(?other, "not a message of sluiced"),
-                },
-                Ok(None) => return self.disconnect(),
-                Err(Errno::AGAIN | Errno::INTR) => return,
-                Err(error) => {
+            match socket.receive() {
+                Ok(Received::Message(message, descriptors)) => self.arrived(message, descriptors),
+                Ok(Received::Empty) => return,
+                Ok(Received::Closed) => return self.disconnect(),
+                Err(error @ (ReceiveError::Failed(_) | ReceiveError::Cut)) => {
                     tracing::error!(%error, "receiving from sluiced");
                     return self.disconnect();
                 }
+                Err(error) => tracing::error!(%error, "not a message of sluiced"),
             }
         }
     }
@@ -538,6 +542,8 @@ impl<'l> Broker<'l> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
     use super::*;
+    use sluice_messages::control;
+    use sluice_shared_memory::socket;
     use std::collections::BTreeSet;
 
     // Promise: V23

@@ -2,7 +2,6 @@
 
 use crate::{
     limiter::Limiter,
-    link::Arrival,
     memory::Piece,
     poller::{Event, Poller},
 };
@@ -14,8 +13,11 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{Signal, pidfd_send_signal},
 };
-use sluice_messages::control::{self, FromWorker, ToWorker};
-use sluice_shared_memory::{run, socket};
+use sluice_messages::{
+    channel::{Channel, Received},
+    control::{self, FromWorker, ToWorker},
+};
+use sluice_shared_memory::run;
 
 /// Kills a worker. Its pidfd becomes readable when it is gone.
 pub fn kill(pidfd: &OwnedFd, session: u32) {
@@ -39,7 +41,7 @@ pub enum Heard {
 /// One worker.
 #[derive(Debug)]
 pub struct Worker {
-    socket: OwnedFd,
+    socket: Channel<FromWorker, ToWorker>,
     pidfd: OwnedFd,
     /// Written by the device when the guest rings: its end of a pipe, of which the worker reads the other.
     doorbell: OwnedFd,
@@ -60,6 +62,7 @@ impl Worker {
         pidfd: OwnedFd,
         poller: &Poller,
     ) -> Result<Worker, (Errno, OwnedFd)> {
+        let socket = Channel::<FromWorker, ToWorker>::new(socket);
         let set_up = || -> Result<(OwnedFd, OwnedFd), Errno> {
             // The worker holds the other end, not this open file, so it cannot make it blocking again.
             rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;
@@ -67,8 +70,8 @@ impl Worker {
             // with it the whole VM. Of a pipe each end has flags of its own.
             let (theirs, doorbell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
             let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
-            let begin = ToWorker::Begin { session, version: control::VERSION }.encode();
-            socket::send(&socket, &begin, &[theirs.as_fd(), wake.as_fd()])?;
+            let begin = ToWorker::Begin { session, version: control::VERSION };
+            socket.send(&begin, &[theirs.as_fd(), wake.as_fd()])?;
             poller.edge(wake.as_fd(), Event::Wake(session))?;
             poller.level(pidfd.as_fd(), Event::Exited(session))?;
             poller.level(socket.as_fd(), Event::Socket(session))?;
@@ -141,7 +144,7 @@ impl Worker {
         let (extents, runs, granule) = (count(extents)?, count(runs)?, *granule);
         let memfd = sealed(&list)?;
         let message = ToWorker::Attach { slot, address, bytes, runs, extents, granule, more };
-        socket::send(&self.socket, &message.encode(), &[memfd.as_fd(), file.as_fd()])
+        self.socket.send(&message, &[memfd.as_fd(), file.as_fd()])
     }
 
     /// Tells the worker to unmap a resource. `AGAIN`: the socket is full.
@@ -149,7 +152,7 @@ impl Worker {
     /// # Errors
     /// The kernel's.
     pub fn detach(&self, slot: u32) -> Result<(), Errno> {
-        socket::send(&self.socket, &ToWorker::Detach { slot }.encode(), &[])
+        self.socket.send(&ToWorker::Detach { slot }, &[])
     }
 
     /// Has the poller report when the socket can take more.
@@ -164,13 +167,10 @@ impl Worker {
     /// Takes the next message.
     #[must_use]
     pub fn hear(&self) -> Heard {
-        let mut buffer = [0; control::BYTES];
-        match socket::receive(&self.socket, &mut buffer) {
-            Ok(Some((bytes, descriptors))) if descriptors.is_empty() => {
-                FromWorker::decode(bytes).map_or(Heard::Gone, Heard::Message)
-            }
-            Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
-            _ => Heard::Gone,
+        match self.socket.receive() {
+            Ok(Received::Message(message, _)) => Heard::Message(message),
+            Ok(Received::Empty) => Heard::Nothing,
+            Ok(Received::Closed) | Err(_) => Heard::Gone,
         }
     }
 }
@@ -185,13 +185,6 @@ fn sealed(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     }
     fcntl_add_seals(&memfd, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
     Ok(memfd)
-}
-
-/// A worker that came for a session which is over.
-pub fn bury(link: &crate::link::Link, arrival: Arrival) {
-    if let Arrival::Worker { session, pidfd, .. } = arrival {
-        link.bury(session, pidfd, None);
-    }
 }
 
 /// Descriptors of a worker that a test may look at.

@@ -5,11 +5,12 @@
 //! time, in the order in which they were asked for; devices do not wait for each other.
 
 use crate::nvml::{Meant, Nvml};
-use rustix::fd::OwnedFd;
 use sluice_cuda_abi::nvml::{Result as Answered, Status};
-use sluice_messages::control::{FromInventory, ToInventory};
+use sluice_messages::{
+    channel::Channel,
+    control::{FromInventory, ToInventory},
+};
 use sluice_protocol::limits;
-use sluice_shared_memory::socket;
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     sync::{
@@ -25,14 +26,14 @@ const WAITING: usize = 64;
 /// Where changes are asked for.
 pub(crate) struct Changes {
     nvml: Arc<Nvml>,
-    control: Arc<OwnedFd>,
+    control: Arc<Channel<ToInventory, FromInventory>>,
     /// By device, those that were ever asked to change.
     threads: BTreeMap<u32, SyncSender<ToInventory>>,
 }
 
 impl Changes {
     /// What becomes of changes is told on `control`.
-    pub(crate) fn new(nvml: &Arc<Nvml>, control: &Arc<OwnedFd>) -> Changes {
+    pub(crate) fn new(nvml: &Arc<Nvml>, control: &Arc<Channel<ToInventory, FromInventory>>) -> Changes {
         Changes { nvml: Arc::clone(nvml), control: Arc::clone(control), threads: BTreeMap::new() }
     }
 
@@ -60,11 +61,11 @@ impl Changes {
     }
 }
 
-fn make(nvml: &Nvml, asked: &Receiver<ToInventory>, control: &OwnedFd) {
+fn make(nvml: &Nvml, asked: &Receiver<ToInventory>, control: &Channel<ToInventory, FromInventory>) {
     while let Ok(change) = asked.recv() {
         let (serial, answered) = answer(nvml, change);
         let message = answered.unwrap_or_else(|Status(error)| FromInventory::Failed { serial, error });
-        if let Err(error) = socket::send(control, &message.encode(), &[]) {
+        if let Err(error) = control.send(&message, &[]) {
             // The one who asked gives up after a while, and finds out by the list of instances.
             tracing::error!("cannot say what became of {change:?}: {error}");
         }

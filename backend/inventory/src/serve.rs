@@ -15,11 +15,11 @@ use rustix::{
 };
 use sluice_cuda_abi::nvml::{Result as Answered, Status};
 use sluice_messages::{
-    control::{BYTES, FromInventory, ToInventory},
+    channel::{Channel, ReceiveError, Received},
+    control::{FromInventory, ToInventory},
     inventory::{Instance, Name, Profile},
 };
 use sluice_protocol::limits;
-use sluice_shared_memory::socket;
 use std::sync::Arc;
 
 /// Why the inventory ends before `sluiced` does.
@@ -39,7 +39,7 @@ pub enum ServeError {
 /// A socket, and the lists that its last questions for a first entry were answered from: one that counts up goes through one
 /// list, however much changes meanwhile.
 struct Peer {
-    socket: Arc<OwnedFd>,
+    socket: Arc<Channel<ToInventory, FromInventory>>,
     processes: Listed<(u32, u32), Process>,
     profiles: Listed<u32, Profile>,
     instances: Listed<u32, Instance>,
@@ -65,24 +65,18 @@ fn nth<K: PartialEq, T: Copy>(
 impl Peer {
     fn new(socket: OwnedFd) -> Result<Peer, Errno> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Peer { socket: Arc::new(socket), processes: None, profiles: None, instances: None })
+        Ok(Peer { socket: Arc::new(Channel::new(socket)), processes: None, profiles: None, instances: None })
     }
 
     /// The next request; `None` when there is none yet.
     fn receive(&self) -> Result<Option<(ToInventory, Option<OwnedFd>)>, Gone> {
-        let mut buffer = [0; BYTES];
-        let (message, mut descriptors) = match socket::receive(&*self.socket, &mut buffer) {
-            Ok(Some(received)) => received,
-            Ok(None) | Err(Errno::CONNRESET) => return Err(Gone::Closed),
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            Err(Errno::MSGSIZE) => return Err(Gone::Malformed),
-            Err(error) => return Err(Gone::Failed(error)),
-        };
-        let request = ToInventory::decode(message).map_err(|_| Gone::Malformed)?;
-        if descriptors.len() != request.descriptors() {
-            return Err(Gone::Malformed);
+        match self.socket.receive() {
+            Ok(Received::Message(request, mut descriptors)) => Ok(Some((request, descriptors.pop()))),
+            Ok(Received::Empty) => Ok(None),
+            Ok(Received::Closed) => Err(Gone::Closed),
+            Err(ReceiveError::Failed(error)) => Err(Gone::Failed(error)),
+            Err(_) => Err(Gone::Malformed),
         }
-        Ok(Some((request, descriptors.pop())))
     }
 }
 
@@ -170,7 +164,7 @@ fn answer(nvml: &Nvml, peer: &mut Peer, authority: Option<Authority<'_>>) -> Res
         question => say(nvml, peer, question),
     };
     let message = answered.unwrap_or_else(|Status(error)| FromInventory::Failed { serial, error });
-    match socket::send(&*peer.socket, &message.encode(), &[]) {
+    match peer.socket.send(&message, &[]) {
         Ok(()) => Ok(()),
         Err(Errno::PIPE | Errno::CONNRESET) => Err(Gone::Closed),
         Err(error) => Err(Gone::Failed(error)),

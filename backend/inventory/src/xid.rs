@@ -1,10 +1,11 @@
 //! The thread that waits for errors of devices.
 
 use crate::nvml::{Events, Nvml};
-use rustix::fd::OwnedFd;
 use sluice_cuda_abi::nvml::Status;
-use sluice_messages::control::FromInventory;
-use sluice_shared_memory::socket;
+use sluice_messages::{
+    channel::Channel,
+    control::{FromInventory, ToInventory},
+};
 use std::{sync::Arc, thread, time::Duration};
 
 /// How long one wait lasts; nothing depends on it, for events end it.
@@ -13,7 +14,10 @@ const WAIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Starts telling `sluiced` of errors, if any device reports them.
-pub(crate) fn start(nvml: &Arc<Nvml>, control: &Arc<OwnedFd>) -> std::io::Result<()> {
+pub(crate) fn start(
+    nvml: &Arc<Nvml>,
+    control: &Arc<Channel<ToInventory, FromInventory>>,
+) -> std::io::Result<()> {
     let set = match nvml.watch() {
         Ok(Some(set)) => set,
         Ok(None) => {
@@ -29,7 +33,7 @@ pub(crate) fn start(nvml: &Arc<Nvml>, control: &Arc<OwnedFd>) -> std::io::Result
     thread::Builder::new().name("xid".into()).spawn(move || tell(&nvml, set, &control)).map(drop)
 }
 
-fn tell(nvml: &Nvml, set: Events, control: &OwnedFd) {
+fn tell(nvml: &Nvml, set: Events, control: &Channel<ToInventory, FromInventory>) {
     let mut failed = None;
     loop {
         match nvml.wait(set, WAIT) {
@@ -38,8 +42,8 @@ fn tell(nvml: &Nvml, set: Events, control: &OwnedFd) {
                 failed = None;
                 tracing::warn!("device {unit} reports Xid {xid}");
                 // An event of NVML has no process. `sluiced` knows whose fault it was only where a unit has one worker.
-                let message = FromInventory::Xid { unit, xid, process: 0, instance }.encode();
-                if let Err(error) = socket::send(control, &message, &[]) {
+                let message = FromInventory::Xid { unit, xid, process: 0, instance };
+                if let Err(error) = control.send(&message, &[]) {
                     tracing::error!("cannot report Xid {xid} of device {unit}: {error}");
                 }
             }

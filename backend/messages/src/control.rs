@@ -48,7 +48,7 @@ pub fn version_of_option(text: &str) -> Result<u32, String> {
 }
 
 macro_rules! messages {
-    ($($(#[$edoc:meta])* enum $enum:ident { $($(#[$doc:meta])* $tag:literal $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* } fds $fds:literal,)+ })+) => {$(
+    ($($(#[$edoc:meta])* enum $enum:ident $(begins $first:ident)? { $($(#[$doc:meta])* $tag:literal $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* } fds $fds:literal,)+ })+) => {$(
         $(#[$edoc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $enum {
@@ -93,13 +93,34 @@ macro_rules! messages {
                 }
             }
         }
+
+        impl $crate::channel::Message for $enum {
+            fn encode(&self) -> [u8; $crate::control::BYTES] {
+                self.encode()
+            }
+
+            fn decode(bytes: &[u8]) -> Result<Self, FieldError> {
+                $enum::decode(bytes)
+            }
+
+            fn descriptors(&self) -> usize {
+                self.descriptors()
+            }
+
+            fn version(&self) -> Option<u32> {
+                match self {
+                    $($enum::$first { version, .. } => Some(*version),)?
+                    _ => None,
+                }
+            }
+        }
     )+};
 }
 pub(crate) use messages;
 
 messages! {
     /// From the device to a worker.
-    enum ToWorker {
+    enum ToWorker begins Begin {
         /// The session begins. Descriptors: the reading end of the doorbell pipe (the worker waits on it), wake
         /// eventfd (the worker writes it).
         1 Begin {

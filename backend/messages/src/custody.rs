@@ -91,7 +91,7 @@ messages! {
         13 Shrunk { /** A [`Growth`]. */ reason: u32, /** What it was granted for that. */ bytes: u64 } fds 0,
     }
     /// From an arbiter to a worker.
-    enum Answer {
+    enum Answer begins Welcome {
         /// First of all. Descriptors: the custody page, which cannot be written through it; the report page; the bell, an
         /// eventfd.
         1 Welcome {

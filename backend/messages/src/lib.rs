@@ -1,7 +1,7 @@
 //! The messages between the backend's processes.
 //!
-//! Devices, workers, arbiters, the inventory, the launcher and `sluiced` speak over SEQPACKET sockets of their own: [`control`] has the
-//! fixed-size messages and the setups, [`custody`] has those by which memory is lent and the pages beside them, [`inventory`] the values
+//! Devices, workers, arbiters, the inventory, the launcher and `sluiced` speak over SEQPACKET sockets of their own: [`channel`] is one end of
+//! such a socket, [`control`] has the fixed-size messages and the setups, [`custody`] has those by which memory is lent and the pages beside them, [`inventory`] the values
 //! that describe devices. A guest never compiles any of it.
 //!
 //! A worker or a device may have been taken over, so this crate decodes hostile bytes. It contains no unsafe code, never indexes
@@ -16,6 +16,7 @@
     clippy::panic
 )]
 
+pub mod channel;
 pub mod control;
 pub mod custody;
 pub mod inventory;

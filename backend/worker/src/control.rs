@@ -6,7 +6,7 @@ use crate::{
     custody::{Custody, CustodyError},
     dispatcher::{Dispatcher, Shared},
     exit::exit,
-    helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, Tools, tell},
+    helper::{Control, Helper, MemoryHelper, MemoryJob, ModuleHelper, Tools, tell},
     lanes::Lanes,
     limit_log::limited,
     memory::{Memory, Windows},
@@ -20,17 +20,16 @@ use crate::{
 use core::sync::atomic::Ordering;
 use rustix::{fd::OwnedFd, io::Errno};
 use sluice_driver::{Driver, DriverError, code};
-use sluice_messages::control::{
-    BYTES, FromWorker, SETUP_BYTES, ToWorker, VersionError, WorkerSetup, codec, same_version,
+use sluice_messages::{
+    channel::{self, ReceiveError, Received, SetupError},
+    control::{FromWorker, ToWorker, WorkerSetup, codec},
 };
 use sluice_protocol::{
-    field::FieldError,
     gpu, limits,
     session::{self, Attachment},
     shared::Shared as _,
 };
 use sluice_sandbox::{Role, SandboxError};
-use sluice_shared_memory::socket;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
@@ -41,30 +40,27 @@ use std::{
 /// Why the worker ends before the session was served.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The control socket fails.
+    /// The kernel refuses.
+    #[error(transparent)]
+    Kernel(#[from] Errno),
+    /// There is no setup.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// The control socket fails, or brings nonsense.
     #[error("control socket: {0}")]
-    Socket(#[from] Errno),
+    Receive(#[from] ReceiveError),
     /// The peer went away before the session began.
     #[error("the control socket closed before the session began")]
     Closed,
-    /// The first message is malformed.
-    #[error("setup: {0}")]
-    Setup(#[from] codec::CodecError),
-    /// A message is malformed.
-    #[error("message: {0}")]
-    Message(#[from] FieldError),
-    /// A message is not the one that is due, or has not its descriptors.
-    #[error("{0:?} with {1} descriptors is not due")]
-    Unexpected(ToWorker, usize),
+    /// A message is not the one that is due.
+    #[error("{0:?} is not due")]
+    Unexpected(ToWorker),
     /// The control resource cannot be used.
     #[error("control resource: {0}")]
     Attach(#[from] AttachError),
     /// The control resource is too small or not a shim's.
     #[error("the control resource is not a session's")]
     NotASession,
-    /// The device is of another version.
-    #[error(transparent)]
-    Version(#[from] VersionError),
     /// The shim is of another version.
     #[error("the shim's session is laid out by version {0}, and this worker's by version {ours}", ours = session::VERSION)]
     Layout(u16),
@@ -81,7 +77,9 @@ impl RunError {
     const fn is_of_versions(&self) -> bool {
         matches!(
             self,
-            RunError::Version(_) | RunError::Layout(_) | RunError::Setup(codec::CodecError::Version(_))
+            RunError::Receive(ReceiveError::Version(_))
+                | RunError::Layout(_)
+                | RunError::Setup(SetupError::Codec(codec::CodecError::Version(_)))
         )
     }
 }
@@ -91,7 +89,7 @@ impl RunError {
 /// # Errors
 /// [`RunError`] when the session did not begin.
 pub fn run(control: OwnedFd) -> Result<(), RunError> {
-    let control = Arc::new(control);
+    let control = Arc::new(Control::new(control));
     let ended = serve(&control);
     if let Err(error) = &ended
         && error.is_of_versions()
@@ -103,16 +101,19 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
 
 /// Has the device tell the guest that versions differ, and waits until it lets go: a worker that is gone tells nothing. That
 /// message means the same in every version.
-fn refuse(control: &OwnedFd) {
+fn refuse(control: &Control) {
     tell(control, FromWorker::Attached { slot: 0, error: code::SYSTEM_DRIVER_MISMATCH });
-    let mut buffer = vec![0; SETUP_BYTES];
-    while matches!(socket::receive(control, &mut buffer), Ok(Some(_)) | Err(Errno::INTR)) {}
+    loop {
+        match control.receive() {
+            Ok(Received::Closed | Received::Empty) | Err(ReceiveError::Failed(_)) => return,
+            // What its messages say does not matter any more.
+            Ok(Received::Message(..)) | Err(_) => {}
+        }
+    }
 }
 
-fn serve(control: &Arc<OwnedFd>) -> Result<(), RunError> {
-    let mut buffer = vec![0; SETUP_BYTES];
-    let (message, _) = socket::receive(&**control, &mut buffer)?.ok_or(RunError::Closed)?;
-    let setup: WorkerSetup = codec::decode(message)?;
+fn serve(control: &Arc<Control>) -> Result<(), RunError> {
+    let (setup, _): (WorkerSetup, _) = channel::receive_setup(&**control)?;
     let span = tracing::info_span!("worker", vm = setup.vm, session = setup.session);
     let _entered = span.enter();
     // Threads inherit it. Whoever looks for completion sleeps for microseconds, which the default would double.
@@ -144,7 +145,7 @@ fn serve(control: &Arc<OwnedFd>) -> Result<(), RunError> {
         Ok(custody) => Provision::Lent(Arc::new(custody)),
         Err(error) => {
             tracing::error!(%error, "no session without device memory");
-            let versions = matches!(error, CustodyError::Version(_));
+            let versions = matches!(error, CustodyError::Receive(ReceiveError::Version(_)));
             session.lose(if versions { code::SYSTEM_DRIVER_MISMATCH } else { code::DEVICE_UNAVAILABLE }, 1)
         }
     };
@@ -186,58 +187,34 @@ fn holds_device_nodes() -> bool {
     })
 }
 
-/// One fixed-size message; `None` when the device is gone.
-fn message(control: &OwnedFd) -> Result<Option<(ToWorker, Vec<OwnedFd>)>, RunError> {
-    let mut buffer = [0; BYTES];
-    loop {
-        match socket::receive(control, &mut buffer) {
-            // The second: it left without reading what we told it.
-            Ok(None) | Err(Errno::CONNRESET) => return Ok(None),
-            Ok(Some((bytes, descriptors))) => {
-                let message = ToWorker::decode(bytes)?;
-                // Of another version, anything else may mean something else.
-                if let ToWorker::Begin { version, .. } = message {
-                    same_version(version)?;
-                }
-                if descriptors.len() != message.descriptors() {
-                    return Err(RunError::Unexpected(message, descriptors.len()));
-                }
-                return Ok(Some((message, descriptors)));
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
 /// The sockets to the lenders of all devices, which come before anything of the device's.
-fn lenders(control: &OwnedFd, devices: u32) -> Result<Vec<OwnedFd>, RunError> {
+fn lenders(control: &Control, devices: u32) -> Result<Vec<OwnedFd>, RunError> {
     let next = |ordinal| {
-        let (message, descriptors) = message(control)?.ok_or(RunError::Closed)?;
+        let (message, descriptors) = control.receive()?.message().ok_or(RunError::Closed)?;
         match (message, <[OwnedFd; 1]>::try_from(descriptors)) {
             (ToWorker::Custody { device }, Ok([socket])) if device == ordinal => Ok(socket),
-            (message, _) => Err(RunError::Unexpected(message, 1)),
+            (message, _) => Err(RunError::Unexpected(message)),
         }
     };
     (0..devices.min(limits::DEVICES)).map(next).collect()
 }
 
 /// The doorbell and the wake-up.
-fn begin(control: &OwnedFd) -> Result<(OwnedFd, OwnedFd), RunError> {
-    let (message, descriptors) = message(control)?.ok_or(RunError::Closed)?;
+fn begin(control: &Control) -> Result<(OwnedFd, OwnedFd), RunError> {
+    let (message, descriptors) = control.receive()?.message().ok_or(RunError::Closed)?;
     match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
         (ToWorker::Begin { .. }, Ok([doorbell, wake])) => Ok((doorbell, wake)),
-        (message, _) => Err(RunError::Unexpected(message, 2)),
+        (message, _) => Err(RunError::Unexpected(message)),
     }
 }
 
 /// The session's page, wherever there is room for it.
-fn control_resource(control: &OwnedFd, most: usize) -> Result<Mapped, RunError> {
+fn control_resource(control: &Control, most: usize) -> Result<Mapped, RunError> {
     let mut incoming: Option<Incoming> = None;
     loop {
-        let (message, descriptors) = message(control)?.ok_or(RunError::Closed)?;
+        let (message, descriptors) = control.receive()?.message().ok_or(RunError::Closed)?;
         let ToWorker::Attach { slot: 0, address, bytes, runs, extents, granule, more } = message else {
-            return Err(RunError::Unexpected(message, descriptors.len()));
+            return Err(RunError::Unexpected(message));
         };
         let part = match incoming.take() {
             None => Incoming::new(0, address, bytes, Extent::default(), most),
@@ -271,7 +248,7 @@ fn take_part(incoming: &mut Incoming, counts: Counts, descriptors: Vec<OwnedFd>)
 
 /// Starts every thread but this one.
 fn start(
-    control: &Arc<OwnedFd>,
+    control: &Arc<Control>,
     session: &Arc<Session>,
     driver: Arc<Driver>,
     provision: Provision,
@@ -367,7 +344,7 @@ fn spawn<R>(
 
 /// The guest's pages as they come and go.
 struct Attachments {
-    control: Arc<OwnedFd>,
+    control: Arc<Control>,
     session: Arc<Session>,
     helper: Helper,
     notices: Arc<Notices>,
@@ -381,21 +358,24 @@ struct Attachments {
 impl Attachments {
     fn serve(mut self) -> Result<(), RunError> {
         loop {
-            match message(&self.control) {
-                Ok(Some((ToWorker::Attach { slot, address, bytes, runs, extents, granule, more }, fds))) => {
+            match self.control.receive() {
+                Ok(Received::Message(
+                    ToWorker::Attach { slot, address, bytes, runs, extents, granule, more },
+                    fds,
+                )) => {
                     self.attach(slot, address, bytes, Counts { runs, extents, granule }, more, fds);
                 }
-                Ok(Some((ToWorker::Detach { slot }, _))) => {
+                Ok(Received::Message(ToWorker::Detach { slot }, _)) => {
                     self.notices.push(Notice::DetachWanted { slot });
                     // The dispatcher may sleep.
                     self.session.wake_dispatcher();
                 }
-                Ok(Some((unexpected, descriptors))) => {
-                    let error = RunError::Unexpected(unexpected, descriptors.len());
+                Ok(Received::Message(unexpected, _)) => {
+                    let error = RunError::Unexpected(unexpected);
                     tracing::error!(%error, "the device does not keep to the protocol");
                     self.session.lose(code::DEVICE_UNAVAILABLE, 1)
                 }
-                Ok(None) => {
+                Ok(Received::Closed | Received::Empty) => {
                     tracing::info!("the session is over");
                     exit(0)
                 }

@@ -20,11 +20,11 @@ use rustix::{
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_messages::{
-    control::{BYTES, VersionError, same_version},
+    channel::{Channel, ReceiveError, Received},
     custody::{Answer, Growth, Request, UNIT, page, report},
 };
-use sluice_protocol::{field::FieldError, shared::Shared as _};
-use sluice_shared_memory::{Mapping, Run, mapping::MapError, socket};
+use sluice_protocol::shared::Shared as _;
+use sluice_shared_memory::{Mapping, Run, mapping::MapError};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -55,24 +55,21 @@ pub(crate) fn in_blocks(bytes: u64) -> u64 {
 /// Why a worker has no memory.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CustodyError {
-    /// A socket fails.
+    /// The kernel refuses.
+    #[error(transparent)]
+    Kernel(#[from] Errno),
+    /// A socket fails, or brings nonsense.
     #[error("custody socket: {0}")]
-    Socket(#[from] Errno),
+    Receive(#[from] ReceiveError),
     /// The lender said nothing.
     #[error("the lender of device {0} does not answer")]
     Silent(usize),
     /// The lender is gone.
     #[error("the lender of device {0} is gone")]
     Gone(usize),
-    /// Not a message of the protocol.
-    #[error("custody message: {0}")]
-    Message(#[from] FieldError),
-    /// The lender is of another version.
-    #[error(transparent)]
-    Version(#[from] VersionError),
-    /// Not the message that is due, or not its descriptors.
-    #[error("{0:?} with {1} descriptors is not due")]
-    Unexpected(Answer, usize),
+    /// Not the message that is due.
+    #[error("{0:?} is not due")]
+    Unexpected(Answer),
     /// The custody page is none.
     #[error("the custody page cannot be used: {0}")]
     Page(&'static str),
@@ -91,7 +88,7 @@ pub(crate) struct Custody {
 /// One lender.
 #[derive(Debug)]
 struct Link {
-    socket: OwnedFd,
+    socket: Channel<Answer, Request>,
     page: Arc<Mapping>,
     /// What a meter of the device needs, until it is asked for.
     meter: Mutex<Option<(Mapping, OwnedFd)>>,
@@ -148,29 +145,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One message; `None` when the lender is gone.
-fn message(socket: &OwnedFd) -> Result<Option<(Answer, Vec<OwnedFd>)>, CustodyError> {
-    let mut buffer = [0; BYTES];
-    loop {
-        match socket::receive(socket, &mut buffer) {
-            Ok(None) | Err(Errno::CONNRESET) => return Ok(None),
-            Ok(Some((bytes, descriptors))) => {
-                let answer = Answer::decode(bytes)?;
-                // Of another version, anything else may mean something else.
-                if let Answer::Welcome { version, .. } = answer {
-                    same_version(version)?;
-                }
-                if descriptors.len() != answer.descriptors() {
-                    return Err(CustodyError::Unexpected(answer, descriptors.len()));
-                }
-                return Ok(Some((answer, descriptors)));
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
 fn readable(socket: &OwnedFd, patience: Duration) -> Result<bool, Errno> {
     let deadline = Instant::now() + patience;
     loop {
@@ -189,10 +163,11 @@ impl Link {
         if !readable(&socket, WELCOME_PATIENCE)? {
             return Err(CustodyError::Silent(device));
         }
-        let (answer, descriptors) = message(&socket)?.ok_or(CustodyError::Gone(device))?;
+        let socket = Channel::new(socket);
+        let (answer, descriptors) = socket.receive()?.message().ok_or(CustodyError::Gone(device))?;
         let (unit, file, report, bell) = match (answer, <[OwnedFd; 3]>::try_from(descriptors)) {
             (Answer::Welcome { unit, .. }, Ok([file, report, bell])) => (unit, file, report, bell),
-            (answer, _) => return Err(CustodyError::Unexpected(answer, 3)),
+            (answer, _) => return Err(CustodyError::Unexpected(answer)),
         };
         // A page shorter than it says would be a fault at the first look.
         let is_short = |file: &OwnedFd, bytes: usize| {
@@ -228,19 +203,10 @@ impl Link {
 
     /// Says something that has no answer. A lender that cannot be told is gone, which the reading thread is about to see.
     fn tell(&self, request: Request) {
-        if let Err(error) = self.send(request) {
+        if let Err(error) = self.socket.send(&request, &[]) {
             tracing::warn!(%error, ?request, "cannot tell the lender");
         }
         self.said.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn send(&self, request: Request) -> Result<(), Errno> {
-        loop {
-            match socket::send(&self.socket, &request.encode(), &[]) {
-                Err(Errno::INTR) => {}
-                sent => return sent,
-            }
-        }
     }
 
     /// Asks and takes answers until `last` says that one was the last.
@@ -253,7 +219,7 @@ impl Link {
         lock(&self.desk).insert(serial, VecDeque::new());
         // What was said before the request is in the page once the answer is here.
         let said = self.said.load(Ordering::Acquire);
-        let sent = self.send(make(serial));
+        let sent = self.socket.send(&make(serial), &[]);
         let deadline = Instant::now() + PATIENCE;
         let result = match sent {
             Ok(()) => loop {
@@ -383,14 +349,14 @@ impl Custody {
             }
             let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
             for ((device, link), _) in self.links.iter().enumerate().zip(ready).filter(|(_, ready)| *ready) {
-                match message(&link.socket) {
-                    Ok(Some((answer, descriptors))) => {
+                match link.socket.receive() {
+                    Ok(Received::Message(answer, descriptors)) => {
                         if let Err(error) = link.take_in(answer, descriptors, &recall) {
                             tracing::error!(%error, device, "the lender does not keep to the protocol");
                             session.lose(code::DEVICE_UNAVAILABLE, 1)
                         }
                     }
-                    Ok(None) => {
+                    Ok(Received::Closed | Received::Empty) => {
                         tracing::warn!(device, "the lender is gone");
                         session.lose(code::DEVICE_UNAVAILABLE, 1)
                     }
@@ -533,7 +499,7 @@ impl Link {
                 recall();
             }
             (answer @ (Answer::Welcome { .. } | Answer::Lent { .. }), _) => {
-                return Err(CustodyError::Unexpected(answer, answer.descriptors()));
+                return Err(CustodyError::Unexpected(answer));
             }
         }
         Ok(())

@@ -5,7 +5,7 @@ use crate::{
     arenas::{Attached, Mapped},
     completion::Completion,
     dispatcher::{Dispatcher, Shared},
-    helper::{Helper, MemoryHelper, MemoryJob, ModuleHelper, Tools},
+    helper::{Control, Helper, MemoryHelper, MemoryJob, ModuleHelper, Tools},
     lanes::Lanes,
     memory::{Memory, Windows},
     notice::Notices,
@@ -108,7 +108,7 @@ impl Harness {
         let memory_helper = MemoryHelper::new(
             tools.clone(),
             Arc::clone(&device_memory),
-            Arc::new(control),
+            Arc::new(Control::new(control)),
             Arc::clone(&attached),
         );
         let module_helper = ModuleHelper::new(tools);

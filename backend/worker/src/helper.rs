@@ -17,14 +17,15 @@ use crate::{
     session::{ReplyTo, Session},
 };
 use core::sync::atomic::{AtomicUsize, Ordering};
-use rustix::fd::OwnedFd;
 use sluice_driver::{Code, Driver};
-use sluice_messages::control::FromWorker;
+use sluice_messages::{
+    channel::Channel,
+    control::{FromWorker, ToWorker},
+};
 use sluice_protocol::{
     field::{FieldError, Writer},
     limits,
 };
-use sluice_shared_memory::socket;
 use std::sync::{
     Arc,
     mpsc::{Receiver, SyncSender, sync_channel},
@@ -110,9 +111,12 @@ impl Helper {
     }
 }
 
+/// The worker's end of the socket to its device.
+pub(crate) type Control = Channel<ToWorker, FromWorker>;
+
 /// Tells the device. When it cannot be told it is gone, and the control thread ends the process.
-pub(crate) fn tell(control: &OwnedFd, message: FromWorker) {
-    if let Err(error) = socket::send(control, &message.encode(), &[]) {
+pub(crate) fn tell(control: &Control, message: FromWorker) {
+    if let Err(error) = control.send(&message, &[]) {
         tracing::warn!(%error, "cannot tell the device");
     }
 }

@@ -95,7 +95,7 @@ pub(crate) struct Launching {
 #[derive(Debug)]
 struct Running {
     process: Process,
-    channel: Channel,
+    channel: Channel<FromLauncher, ToLauncher>,
     /// Passes on what it logs, until its end.
     log: Option<JoinHandle<()>>,
 }
@@ -236,19 +236,18 @@ impl Launching {
             return Err(io::Error::other("the last may start other things than this configuration has"));
         }
         let settle = async {
-            running.channel.send(&ToLauncher::Settle {}.encode(), &[]).await?;
+            running.channel.send(&ToLauncher::Settle {}, &[]).await?;
             loop {
-                let Some((bytes, descriptors)) = running.channel.receive().await? else {
+                let Some((message, descriptors)) = running.channel.receive().await? else {
                     return Err(io::Error::other("the last has ended"));
                 };
-                match FromLauncher::decode(&bytes) {
-                    Ok(FromLauncher::Settled {}) => return Ok(()),
+                match message {
+                    FromLauncher::Settled {} => return Ok(()),
                     // Its socket first, its pidfd second.
-                    Ok(FromLauncher::Started { .. }) => {
+                    FromLauncher::Started { .. } => {
                         descriptors.get(1).into_iter().for_each(|pidfd| kill(pidfd.as_fd()));
                     }
-                    Ok(FromLauncher::Failed { .. } | FromLauncher::Ended {}) => {}
-                    Err(error) => return Err(io::Error::other(error)),
+                    FromLauncher::Failed { .. } | FromLauncher::Ended {} => {}
                 }
             }
         };
@@ -428,7 +427,7 @@ impl Launching {
     }
 
     /// Tells a new launcher which workers of those before it go on.
-    async fn name_workers(&self, channel: &Channel) -> Result<(), LaunchError> {
+    async fn name_workers(&self, channel: &Channel<FromLauncher, ToLauncher>) -> Result<(), LaunchError> {
         let workers = {
             let mut workers = self.workers.borrow_mut();
             workers.forget_ended();
@@ -438,7 +437,7 @@ impl Launching {
             .into_iter()
             .map(|Identity { process, started }| ToLauncher::KeepWorker { process, started });
         for message in named.chain([ToLauncher::Sweep {}]) {
-            match channel.send(&message.encode(), &[]).await {
+            match channel.send(&message, &[]).await {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(LaunchError::Gone),
                 result => result?,
             }
@@ -492,15 +491,14 @@ impl Running {
     }
 
     async fn exchange(&self, request: ToLauncher) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
-        match self.channel.send(&request.encode(), &[]).await {
+        match self.channel.send(&request, &[]).await {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(LaunchError::Gone),
             result => result?,
         }
-        let Some((bytes, descriptors)) = self.channel.receive().await? else {
+        let Some((answer, descriptors)) = self.channel.receive().await? else {
             return Err(LaunchError::Gone);
         };
-        match FromLauncher::decode(&bytes).map_err(|_| LaunchError::Malformed)? {
-            answer if answer.descriptors() != descriptors.len() => Err(LaunchError::Malformed),
+        match answer {
             FromLauncher::Failed { error } => {
                 Err(LaunchError::Refused(Errno::from_raw_os_error(error.cast_signed())))
             }

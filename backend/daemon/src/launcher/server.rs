@@ -37,6 +37,7 @@ use rustix::{
     thread::CapabilitySet,
 };
 use sluice_messages::{
+    channel::{Channel, ReceiveError, Received},
     control::{self, FromLauncher, ToLauncher},
     inventory::Visible,
 };
@@ -243,7 +244,7 @@ pub struct Launcher {
     /// Children whose log is not read for now, by when it is again.
     quiet: BTreeSet<(Instant, u64)>,
     events: OwnedFd,
-    control: Option<OwnedFd>,
+    control: Option<Channel<ToLauncher, FromLauncher>>,
     lifeline: Option<OwnedFd>,
     children: BTreeMap<u64, Child>,
     next_key: u64,
@@ -313,7 +314,7 @@ impl Launcher {
             guest_limits: GuestLimits::new(Instant::now()),
             quiet: BTreeSet::new(),
             events,
-            control: Some(control),
+            control: Some(Channel::new(control)),
             lifeline,
             children: BTreeMap::new(),
             next_key: next_key.max(FIRST_CHILD),
@@ -356,57 +357,55 @@ impl Launcher {
     /// Answers one request.
     fn serve(&mut self) -> Result<(), LauncherError> {
         let Some(control) = &self.control else { return Ok(()) };
-        let mut bytes = [0; control::BYTES];
-        let request = match socket::receive(control, &mut bytes) {
-            Ok(None) | Err(Errno::CONNRESET) => {
+        let request = match control.receive() {
+            Ok(Received::Message(request, _)) => Ok(request),
+            Ok(Received::Empty) => return Ok(()),
+            Ok(Received::Closed) => {
                 self.leave(control.as_fd());
                 self.control = None;
                 return Ok(());
             }
-            // Nothing of a message is used unless it is exactly one of ours, without descriptors.
-            Ok(Some((message, descriptors))) if descriptors.is_empty() => ToLauncher::decode(message).ok(),
-            Ok(Some(_)) | Err(Errno::MSGSIZE) => None,
-            Err(Errno::INTR | Errno::AGAIN) => return Ok(()),
-            Err(error) => return Err(LauncherError::Receive(error)),
+            Err(ReceiveError::Failed(error)) => return Err(LauncherError::Receive(error)),
+            Err(error) => Err(error),
         };
         let started = match request {
-            Some(ToLauncher::StartDevice { vm, scanouts, direct }) => self
+            Ok(ToLauncher::StartDevice { vm, scanouts, direct }) => self
                 .device_spec(vm, scanouts, direct)
                 .map_err(io::Error::from)
                 .and_then(|spec| self.start(Role::Device(vm), spec, Visible::Host)),
-            Some(ToLauncher::StartWorker { vm, session: _, visible }) => self
+            Ok(ToLauncher::StartWorker { vm, session: _, visible }) => self
                 .spec(vm)
                 .map_err(io::Error::from)
                 .and_then(|spec| self.start(Role::Worker(vm), spec, visible)),
-            Some(ToLauncher::StartArbiter { unit, visible }) => {
+            Ok(ToLauncher::StartArbiter { unit, visible }) => {
                 self.start(Role::Arbiter(unit), VmSpec::default(), visible)
             }
-            Some(ToLauncher::StartInventory {}) => {
+            Ok(ToLauncher::StartInventory {}) => {
                 self.start(Role::Inventory, VmSpec::default(), Visible::Host)
             }
-            Some(ToLauncher::Settle {}) => {
+            Ok(ToLauncher::Settle {}) => {
                 self.answer(FromLauncher::Settled {});
                 return Ok(());
             }
-            Some(ToLauncher::EndWorker { process, started }) => {
+            Ok(ToLauncher::EndWorker { process, started }) => {
                 let ended = self.end_worker(Identity { process, started });
                 let error = Errno::SRCH.raw_os_error().unsigned_abs();
                 self.answer(if ended { FromLauncher::Ended {} } else { FromLauncher::Failed { error } });
                 return Ok(());
             }
-            Some(ToLauncher::KeepWorker { process, started }) => {
+            Ok(ToLauncher::KeepWorker { process, started }) => {
                 // One that has ended meanwhile has nothing to keep.
                 if let Some(pidfd) = (Identity { process, started }).open() {
                     self.kept.insert(process, pidfd);
                 }
                 return Ok(());
             }
-            Some(ToLauncher::Sweep {}) => {
+            Ok(ToLauncher::Sweep {}) => {
                 self.sweep();
                 return Ok(());
             }
-            None => {
-                tracing::error!("sluiced sent a message that is none");
+            Err(error) => {
+                tracing::error!("sluiced sent no request: {error}");
                 Err(Errno::BADMSG.into())
             }
         };
@@ -414,11 +413,11 @@ impl Launcher {
             (Ok((socket, key)), Some(control)) => {
                 let child = &self.children[key];
                 let answer = FromLauncher::Started { process: child.pid };
-                socket::send(control, &answer.encode(), &[socket.as_fd(), child.pidfd.as_fd()])
+                control.send(&answer, &[socket.as_fd(), child.pidfd.as_fd()])
             }
             (Err(error), Some(control)) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO).unsigned_abs();
-                socket::send(control, &FromLauncher::Failed { error: errno }.encode(), &[])
+                control.send(&FromLauncher::Failed { error: errno }, &[])
             }
             (_, None) => return Ok(()),
         };
@@ -435,7 +434,7 @@ impl Launcher {
     /// Answers what needs no descriptors.
     fn answer(&self, answer: FromLauncher) {
         if let Some(control) = &self.control
-            && let Err(error) = socket::send(control, &answer.encode(), &[])
+            && let Err(error) = control.send(&answer, &[])
         {
             tracing::error!("cannot answer sluiced: {error}");
         }

@@ -28,10 +28,9 @@ use tokio::{
 };
 
 use crate::{
-    channel::Channel,
+    channel::{Channel, SendQueue, send_queue},
     handover::launching::Launching,
     handover::watched::watch,
-    outbox::{Outbox, outbox},
     process::{gone, kill},
     rate::TokenBucket,
     records::notice::{Notice, Notices},
@@ -57,7 +56,7 @@ const RESTARTS: (u32, f64) = (3, 0.2);
 pub(crate) struct Inventory {
     launching: Rc<Launching>,
     notices: Notices,
-    running: RefCell<Option<Outbox>>,
+    running: RefCell<Option<SendQueue<ToInventory>>>,
     process: Cell<Option<u32>>,
     asked: RefCell<BTreeMap<u64, oneshot::Sender<FromInventory>>>,
     next_serial: Cell<u64>,
@@ -174,11 +173,11 @@ impl Inventory {
     /// A socket to it, for another process to ask.
     pub(crate) fn client(&self) -> Option<OwnedFd> {
         let running = self.running.borrow();
-        let outbox = running.as_ref()?;
+        let queue = running.as_ref()?;
         let (ours, theirs) = socket::pair()
             .inspect_err(|error| tracing::error!("cannot make a socket for the inventory: {error}"))
             .ok()?;
-        outbox.post(ToInventory::Client {}.encode(), vec![theirs]).then_some(ours)
+        queue.post(ToInventory::Client {}, vec![theirs]).then_some(ours)
     }
 
     /// What a device is.
@@ -341,9 +340,9 @@ impl Inventory {
         let (sender, answer) = oneshot::channel();
         {
             let running = self.running.borrow();
-            let outbox = running.as_ref()?;
+            let queue = running.as_ref()?;
             self.asked.borrow_mut().insert(serial, sender);
-            outbox.post(request(serial).encode(), Vec::new());
+            queue.post(request(serial), Vec::new());
         }
         let answer = timeout(limit, answer).await;
         self.asked.borrow_mut().remove(&serial);
@@ -388,25 +387,21 @@ impl Inventory {
         let channel = Channel::new(started.socket)?;
         // Two changes may have found the one before silent, at once.
         pin!(self.silent.notified()).enable();
-        let (outbox, mut letters) = outbox();
-        *self.running.borrow_mut() = Some(outbox);
+        let (queue, mut queued) = send_queue();
+        *self.running.borrow_mut() = Some(queue);
         self.process.set(Some(started.process));
         tracing::info!("the inventory is process {}", started.process);
         Ok(tokio::select! {
             result = self.hear(&channel) => { result?; "has closed its socket" }
-            result = letters.send(&channel) => { result?; "has closed its socket" }
+            result = queued.send(&channel) => { result?; "has closed its socket" }
             () = self.watch_pulse(served) => "does not answer",
             () = self.silent.notified() => "does not end what it was asked to change",
             () = gone(&process.0) => "has ended",
         })
     }
 
-    async fn hear(&self, channel: &Channel) -> io::Result<()> {
-        while let Some((bytes, descriptors)) = channel.receive().await? {
-            if !descriptors.is_empty() {
-                return Err(io::Error::other("its message has descriptors"));
-            }
-            let message = FromInventory::decode(&bytes).map_err(io::Error::other)?;
+    async fn hear(&self, channel: &Channel<FromInventory, ToInventory>) -> io::Result<()> {
+        while let Some((message, _)) = channel.receive().await? {
             let serial = match message {
                 FromInventory::Xid { unit, xid, process, instance } => {
                     // Nobody is there to hear it while everything ends.
@@ -511,20 +506,20 @@ mod tests {
             let launching = Launching::new(configuration, None, keeper, adoption);
             let inventory = Inventory::new(Rc::new(launching), notices);
             let (ours, theirs) = socket::pair().expect("a socket");
-            let (outbox, mut letters) = outbox();
-            *inventory.running.borrow_mut() = Some(outbox);
+            let (queue, mut queued) = send_queue();
+            *inventory.running.borrow_mut() = Some(queue);
             let (own, played) = (Rc::clone(&inventory), Channel::new(theirs).expect("a channel"));
             tokio::task::spawn_local(async move {
                 let channel = Channel::new(ours).expect("a channel");
                 tokio::select! {
                     result = own.hear(&channel) => result.expect("answers"),
-                    result = letters.send(&channel) => result.expect("a socket"),
+                    result = queued.send(&channel) => result.expect("a socket"),
                 }
             });
             tokio::task::spawn_local(async move {
-                while let Ok(Some((bytes, _))) = played.receive().await {
-                    if let Some(said) = answer(ToInventory::decode(&bytes).expect("a request")) {
-                        played.send(&said.encode(), &[]).await.expect("heard");
+                while let Ok(Some((request, _))) = played.receive().await {
+                    if let Some(said) = answer(request) {
+                        played.send(&said, &[]).await.expect("heard");
                     }
                 }
             });

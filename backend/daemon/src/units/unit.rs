@@ -31,11 +31,10 @@ use tokio::{
 };
 
 use crate::{
-    channel::Channel,
+    channel::{Channel, SendQueue, send_queue},
     configuration::Configuration,
     handover::launching::Launching,
     handover::watched::watch,
-    outbox::{Outbox, outbox},
     process::{Identity, gone, kill, signal},
     rate::TokenBucket,
     records::notice::{Notice, Notices},
@@ -108,7 +107,7 @@ pub(crate) struct Unit {
     inventory: Option<Rc<Inventory>>,
     checkpoint: Rc<Checkpoint>,
     notices: Notices,
-    running: RefCell<Option<Outbox>>,
+    running: RefCell<Option<SendQueue<ToArbiter>>>,
     process: Cell<Option<Identity>>,
     /// Bytes that can be lent, while there is an arbiter that lends.
     lends: watch::Sender<Option<u64>>,
@@ -419,13 +418,13 @@ impl Unit {
     /// Introduces a worker; returns its end of the custody socket, or `None` when there is no arbiter.
     pub(crate) fn introduce(&self, borrower: Borrower, pidfd: &OwnedFd) -> io::Result<Option<OwnedFd>> {
         let running = self.running.borrow();
-        let Some(outbox) = running.as_ref().filter(|_| self.lends.borrow().is_some()) else {
+        let Some(queue) = running.as_ref().filter(|_| self.lends.borrow().is_some()) else {
             return Ok(None);
         };
         let (ours, theirs) = socket::pair()?;
         let Borrower { vm, epoch, process, session, user } = borrower;
-        let message = ToArbiter::Worker { vm, epoch, process, session, user }.encode();
-        Ok(outbox.post(message, vec![theirs, pidfd.try_clone()?]).then_some(ours))
+        let message = ToArbiter::Worker { vm, epoch, process, session, user };
+        Ok(queue.post(message, vec![theirs, pidfd.try_clone()?]).then_some(ours))
     }
 
     /// What the unit has now; `None` when its arbiter does not say.
@@ -462,9 +461,9 @@ impl Unit {
     }
 
     fn tell(&self, message: ToArbiter) {
-        if let Some(outbox) = self.running.borrow().as_ref() {
+        if let Some(queue) = self.running.borrow().as_ref() {
             // One that is gone is followed by one that is told everything.
-            _ = outbox.post(message.encode(), Vec::new());
+            _ = queue.post(message, Vec::new());
         }
     }
 
@@ -593,12 +592,13 @@ impl Unit {
             receipts: self.configuration.receipts_size / RECEIPTS as u64,
         };
         let setup = codec::encode(&setup).map_err(io::Error::other)?;
-        let (outbox, mut letters) = outbox();
-        // One that was adopted has heard it.
+        let (queue, mut queued) = send_queue();
+        // One that was adopted has its setup.
         if let Some(files) = &arbiter.receipts {
-            outbox.post(setup, files.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?);
+            let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+            arbiter.channel.send_setup(&setup, &files).await?;
         }
-        *self.running.borrow_mut() = Some(outbox);
+        *self.running.borrow_mut() = Some(queue);
         self.tell_inventory();
         for (&ancestor, &bytes) in self.escrows.borrow().iter() {
             self.tell(ToArbiter::Escrow { ancestor, bytes });
@@ -614,7 +614,7 @@ impl Unit {
         }
         Ok(tokio::select! {
             result = self.hear(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
-            result = letters.send(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
+            result = queued.send(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
             why = self.watch_pulse() => why,
             () = self.follow_inventory() => unreachable!("an inventory is followed for ever"),
             () = gone(&arbiter.pidfd) => "it has ended".to_owned(),
@@ -624,8 +624,8 @@ impl Unit {
     fn tell_inventory(&self) {
         let client = self.inventory.as_ref().and_then(|inventory| inventory.client());
         match (client, self.running.borrow().as_ref()) {
-            (Some(client), Some(outbox)) => {
-                _ = outbox.post(ToArbiter::Inventory {}.encode(), vec![client]);
+            (Some(client), Some(queue)) => {
+                _ = queue.post(ToArbiter::Inventory {}, vec![client]);
             }
             (None, Some(_)) if self.inventory.is_none() => tracing::warn!(
                 "unit {}: without NVML nobody can tell that a worker's memory is free again: what a VM had stays its own",
@@ -664,12 +664,9 @@ impl Unit {
         }
     }
 
-    async fn hear(&self, channel: &Channel) -> io::Result<()> {
-        while let Some((bytes, descriptors)) = channel.receive().await? {
-            if !descriptors.is_empty() {
-                return Err(io::Error::other("its message has descriptors"));
-            }
-            self.heed(FromArbiter::decode(&bytes).map_err(io::Error::other)?);
+    async fn hear(&self, channel: &Channel<FromArbiter, ToArbiter>) -> io::Result<()> {
+        while let Some((message, _)) = channel.receive().await? {
+            self.heed(message);
         }
         Ok(())
     }
@@ -780,7 +777,7 @@ impl Unit {
 #[derive(Debug)]
 struct Arbiter {
     pidfd: AsyncFd<OwnedFd>,
-    channel: Channel,
+    channel: Channel<FromArbiter, ToArbiter>,
     /// What it writes receipts to; one that was adopted has it already.
     receipts: Option<Vec<OwnedFd>>,
 }

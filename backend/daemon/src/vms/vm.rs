@@ -131,7 +131,7 @@ pub(crate) enum Phase {
 struct Life {
     process: u32,
     pidfd: AsyncFd<OwnedFd>,
-    channel: Channel,
+    channel: Channel<FromDevice, ToDevice>,
     /// Whether the device ended or is to end: nothing new is given to it.
     over: Cell<bool>,
     /// By a number of ours: the device may use its number of a session that ended again while the worker is still dying.
@@ -527,7 +527,7 @@ impl Vm {
         }
         let id = self.id();
         self.launching.adoption().note(|all| _ = all.devices.insert(id, record));
-        life.channel.send(&ToDevice::Resume {}.encode(), &[]).await.ok()?;
+        life.channel.send(&ToDevice::Resume {}, &[]).await.ok()?;
         tracing::info!("VM {id}: device adopted: process {process}");
         Some(life)
     }
@@ -564,9 +564,8 @@ impl Vm {
             tokio::select! {
                 message = life.channel.receive(), if listening => {
                     listening = match message {
-                        Ok(Some((bytes, descriptors))) if descriptors.is_empty() => self.heed(life, sessions, &bytes),
+                        Ok(Some((message, _))) => self.heed(life, sessions, message),
                         Ok(None) => false,
-                        Ok(Some(_)) => self.complain("its message has descriptors"),
                         Err(error) => self.complain(&error.to_string()),
                     };
                 }
@@ -576,10 +575,10 @@ impl Vm {
         }
     }
 
-    /// Acts on a message; false when it is none.
-    fn heed(self: &Rc<Self>, life: &Rc<Life>, sessions: &mut JoinSet<()>, bytes: &[u8]) -> bool {
-        match FromDevice::decode(bytes) {
-            Ok(FromDevice::WorkerWanted { session, user }) => {
+    /// Acts on a message; false when the device does not keep to the protocol.
+    fn heed(self: &Rc<Self>, life: &Rc<Life>, sessions: &mut JoinSet<()>, message: FromDevice) -> bool {
+        match message {
+            FromDevice::WorkerWanted { session, user } => {
                 if life.expects(session) {
                     // Asked for again, of a daemon that follows another; it gets one worker.
                     return true;
@@ -607,13 +606,12 @@ impl Vm {
                 });
                 true
             }
-            Ok(FromDevice::SessionEnded { session }) => {
+            FromDevice::SessionEnded { session } => {
                 for worker in life.session_ended(session) {
                     tokio::task::spawn_local(Rc::clone(self).see_off(worker));
                 }
                 true
             }
-            Err(error) => self.complain(&error.to_string()),
         }
     }
 
@@ -746,7 +744,7 @@ impl Vm {
             let message = ToWorker::Custody { device }.encode();
             socket::send(socket, &message, &[custody.as_fd()]).map_err(|error| error.to_string())?;
         }
-        let message = ToDevice::Worker { session }.encode();
+        let message = ToDevice::Worker { session };
         let descriptors = [socket.as_fd(), worker.pidfd.get_ref().as_fd()];
         life.channel.send(&message, &descriptors).await.map_err(|error| error.to_string())
     }
@@ -770,7 +768,7 @@ impl Vm {
     }
 
     async fn refuse(&self, life: &Life, session: u32) {
-        let message = ToDevice::NoWorker { session, error: DEVICE_UNAVAILABLE }.encode();
+        let message = ToDevice::NoWorker { session, error: DEVICE_UNAVAILABLE };
         match life.channel.send(&message, &[]).await {
             // The device is gone, and the session with it.
             Ok(()) => {}

@@ -1,7 +1,7 @@
 //! The memory helper: contexts, limits, windows, allocations, arenas.
 
 use super::{
-    Helper, Tools,
+    Control, Helper, Tools,
     heaps::{self, Heaps},
     respond, tell,
 };
@@ -16,7 +16,6 @@ use crate::{
     provision::Provision,
     session::{ReplyTo, Session},
 };
-use rustix::fd::OwnedFd;
 use sluice_driver::{Code, Driver, code};
 use sluice_messages::{control::FromWorker, custody::Growth};
 use sluice_protocol::{
@@ -150,7 +149,7 @@ pub(crate) struct MemoryHelper {
     helper: Helper,
     provision: Provision,
     heaps: Arc<Heaps>,
-    control: Arc<OwnedFd>,
+    control: Arc<Control>,
     attached: Arc<Attached>,
     memory: Arc<Mutex<SessionMemory>>,
     current: Current,
@@ -163,7 +162,7 @@ impl MemoryHelper {
     pub(crate) fn new(
         tools: Tools,
         memory: Arc<Mutex<SessionMemory>>,
-        control: Arc<OwnedFd>,
+        control: Arc<Control>,
         attached: Arc<Attached>,
     ) -> MemoryHelper {
         let Tools { driver, session, notices, helper, provision, heaps } = tools;
