@@ -307,7 +307,11 @@ fn faults(options: &Options) -> Result<Vec<TestResult>> {
         "--test",
         "crash",
     ]);
-    build.env("CARGO_TARGET_DIR", target_folder()?.join("faults"));
+    let folder = target_folder()?.join("faults");
+    run_visibly(
+        cargo().args(["build", "--release", "--package", "sluice-launcher"]).env("CARGO_TARGET_DIR", &folder),
+    )?;
+    build.env("CARGO_TARGET_DIR", folder);
     let mut results = Vec::new();
     for binary in build_tests(&mut build)? {
         let plan = Plan {

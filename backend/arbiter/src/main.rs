@@ -17,8 +17,8 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if let Err(error) = sluice_logging::start() {
-        sluice_logging::say(format_args!("sluice-arbiter: {error}"));
+    if let Err(error) = sluice_runtime::log::start() {
+        sluice_runtime::log::say(format_args!("sluice-arbiter: {error}"));
         return ExitCode::FAILURE;
     }
     // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.

@@ -27,8 +27,8 @@ use rustix::{
     fd::{AsFd as _, BorrowedFd, OwnedFd},
     io::Errno,
     time::{
-        ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
-        timerfd_create, timerfd_settime,
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+        timerfd_settime,
     },
 };
 use sluice_messages::{
@@ -36,6 +36,7 @@ use sluice_messages::{
     custody::page,
 };
 use sluice_protocol::limits;
+use sluice_runtime::clock::nanoseconds as now;
 use sluice_scheduler::{
     Nanos,
     scheduler::{Permit, Scheduler, Seen, Settings, Slot, Terms},
@@ -66,12 +67,6 @@ const ROUND: Nanos = 2_000_000_000;
 /// What an event is about; bells of workers have their numbers, which begin at 1, shifted.
 const KICK: u64 = 0;
 const TIMER: u64 = 1;
-
-fn now() -> Nanos {
-    let now = clock_gettime(ClockId::Monotonic);
-    // Neither is negative.
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
-}
 
 /// The loop's end.
 #[derive(Debug)]

@@ -13,7 +13,6 @@ use rustix::{
     fd::{AsFd as _, BorrowedFd, OwnedFd},
     io::Errno,
     net::sockopt::set_socket_send_buffer_size,
-    process::{Signal, pidfd_send_signal},
 };
 use sluice_messages::{
     channel::{Channel, ReceiveError, Received},
@@ -108,10 +107,7 @@ impl Link {
 
     /// Ends the worker's process, whatever it does.
     pub(crate) fn kill(&self) {
-        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
-            Ok(()) | Err(Errno::SRCH) => {}
-            Err(error) => tracing::error!(%error, "a worker cannot be ended"),
-        }
+        sluice_runtime::process::kill(self.pidfd.as_fd());
     }
 
     /// Reads a request. Descriptors that came are in `strange`.

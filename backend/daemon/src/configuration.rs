@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
-use sluice_messages::control::{Priority, Shares, Verify};
+use sluice_messages::{
+    control::{Priority, Shares, Verify},
+    launch::{NumberRange, SocketMode, device_socket, stream_socket},
+};
 use sluice_protocol::limits;
 
 /// Session starts per second and VM that are let through in the long run, unless configured.
@@ -475,28 +478,6 @@ impl Configuration {
     }
 }
 
-/// Where in `directory` the device of VM `id` listens.
-#[must_use]
-pub fn device_socket(directory: &Path, id: u32) -> PathBuf {
-    directory.join(format!("vm-{id}.sock"))
-}
-
-/// The socket of a virtual socket device of VM `id` whose VMM is told to put it into `directory`: it exists only where
-/// there is such a device.
-#[must_use]
-pub fn vsock_socket(directory: &Path, id: u32) -> PathBuf {
-    directory.join(format!("vm-{id}.vsock"))
-}
-
-/// Where in `directory` the device of VM `id` listens for guests that share no memory. The name is what such a VMM makes of
-/// its socket's and the port that a guest connects to.
-#[must_use]
-pub fn stream_socket(directory: &Path, id: u32) -> PathBuf {
-    let mut path = vsock_socket(directory, id).into_os_string();
-    path.push(format!("_{}", limits::STREAM_PORT));
-    path.into()
-}
-
 /// The driver that a configuration file names, if it names one.
 ///
 /// # Errors
@@ -765,12 +746,6 @@ pub enum ValueError {
     /// Not a number of bytes.
     #[error("{0:?} is not a size: a number of bytes, or one with KiB, MiB, GiB or TiB behind it")]
     Size(String),
-    /// Not a range of numbers.
-    #[error("{0:?} is not a range of numbers: the first, which is not 0, `:`, and how many")]
-    Range(String),
-    /// Not a mode of a socket.
-    #[error("{0:?} is not a mode of a socket: three octal digits, each 0, 2, 4 or 6, for instance 0660")]
-    Mode(String),
 }
 
 impl FromStr for VmSpec {
@@ -842,97 +817,6 @@ impl fmt::Display for VmSpec {
     }
 }
 
-/// Numbers one after the other: user ids for workers, or VMs that may be made at run time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct NumberRange {
-    /// The first.
-    pub first: u32,
-    /// How many.
-    pub count: u32,
-}
-
-impl NumberRange {
-    /// Whether a number is one of them.
-    #[must_use]
-    pub const fn contains(self, number: u32) -> bool {
-        number >= self.first && number - self.first < self.count
-    }
-
-    /// The numbers.
-    pub fn numbers(self) -> impl Iterator<Item = u32> {
-        self.first..self.first.saturating_add(self.count)
-    }
-}
-
-impl FromStr for NumberRange {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        let parse = || {
-            let (first, count) = text.split_once(':')?;
-            let (first, count): (u32, u32) = (first.parse().ok()?, count.parse().ok()?);
-            // 0 is root, and no VM; the last id of all means "no change" to the kernel.
-            (first > 0 && count > 0 && first.checked_add(count).is_some()).then_some(Self { first, count })
-        };
-        parse().ok_or_else(|| ValueError::Range(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for NumberRange {
-    type Error = ValueError;
-
-    fn try_from(text: String) -> Result<Self, ValueError> {
-        text.parse()
-    }
-}
-
-impl fmt::Display for NumberRange {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}:{}", self.first, self.count)
-    }
-}
-
-/// Who may connect to a socket, by the bits of its mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct SocketMode(pub u32);
-
-impl SocketMode {
-    /// The owner and the group.
-    pub const GROUP: Self = Self(0o660);
-}
-
-impl Default for SocketMode {
-    /// The owner.
-    fn default() -> Self {
-        Self(0o600)
-    }
-}
-
-impl FromStr for SocketMode {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| mode & !0o666 == 0);
-        mode.map(Self).ok_or_else(|| ValueError::Mode(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for SocketMode {
-    type Error = ValueError;
-
-    fn try_from(text: String) -> Result<Self, ValueError> {
-        text.parse()
-    }
-}
-
-impl fmt::Display for SocketMode {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:04o}", self.0)
-    }
-}
-
 /// Processes one VM may have at once: its device and a worker per session.
 pub const PROCESSES_PER_VM: usize = limits::SESSIONS + 1;
 
@@ -963,14 +847,6 @@ mod tests {
             "1,weight=",
         ] {
             assert!(text.parse::<VmSpec>().is_err(), "{text:?} was taken");
-        }
-    }
-
-    #[test]
-    fn root_is_never_a_worker() {
-        assert_eq!("1000:5".parse::<NumberRange>().map(|range| range.numbers().count()), Ok(5));
-        for text in ["0:5", "1000:0", "1000", "4294967295:1", "a:b", ":"] {
-            assert!(text.parse::<NumberRange>().is_err(), "{text:?} was taken");
         }
     }
 

@@ -22,6 +22,8 @@ use tokio::{
     time::timeout,
 };
 
+use sluice_runtime::process::{Identity, kill};
+
 use crate::{
     api::bridge::bridge,
     api::places::{Bounds, Places, Users},
@@ -30,11 +32,10 @@ use crate::{
     configuration::Configuration,
     handover::keeper::Keeper,
     handover::launching::Launching,
-    handover::watched::watch,
+    handover::watched::{gone, watch},
     placement::placer::{self, Placer},
     placement::placing,
     priority::PriorityLock,
-    process::{Identity, gone, kill},
     records::journal::Journal,
     records::state::{
         adoption::{self, Adoption},

@@ -12,8 +12,8 @@ use std::{
 };
 
 use common::{
-    Cgroup, Place, cgroup_directory, children, descriptors, has_users, is_alive, make_program, pid_of,
-    signal, until, wait_gone, watch,
+    Cgroup, Place, cgroup_directory, children, descriptors, has_users, is_alive, launcher, make_program,
+    pid_of, signal, until, wait_gone, watch,
 };
 use rustix::{io::Errno, process::Signal};
 use sluice_messages::{
@@ -38,7 +38,7 @@ struct Started {
 impl Launcher {
     fn start(place: &Place, supervised: bool, extra: &[&str]) -> Self {
         let (ours, theirs) = socket::pair().expect("a pair");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-launcher"));
+        let mut command = Command::new(launcher());
         command.arg("--device").arg(place.libexec().join("sluice-device"));
         command.arg("--worker").arg(place.libexec().join("sluice-worker"));
         command.arg("--arbiter").arg(place.libexec().join("sluice-arbiter")).args(["--units", "2"]);
@@ -266,7 +266,7 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
 // Promise: F62
 #[test]
 fn a_launcher_serves_no_sluiced_of_another_version() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-launcher"));
+    let mut command = Command::new(launcher());
     command.args(["--device", "/none", "--worker", "/none", "--socket-dir", "/none", "--messages", "999"]);
     let output = command.stdin(Stdio::null()).output().expect("the launcher");
     let said = String::from_utf8_lossy(&output.stderr);

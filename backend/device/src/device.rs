@@ -7,7 +7,6 @@ use crate::{
     chain::{ANSWER_BYTES, Copied, Place},
     contexts::Contexts,
     controls::Controls,
-    limiter::Limiter,
     link::{Arrival, Inbox, Kept, Link},
     memory::{Memory, MemoryError, Policy, Table},
     page::{self, ControlPages},
@@ -28,6 +27,7 @@ use sluice_protocol::{
     session::{self, Attachment},
     shared::Shared,
 };
+use sluice_runtime::limited;
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -371,11 +371,8 @@ impl Device {
             Ok(Outcome::Later) => {}
             Ok(Outcome::Now(kind, body)) => self.answer(place, &header, kind, &body),
             Err(refused) => {
-                static LINES: Limiter = Limiter::new();
-                LINES.run(|suppressed| {
-                    tracing::info!(kind = format_args!("{:#x}", header.kind), context = header.context, %refused,
-                        suppressed, "refused");
-                });
+                limited!(info, kind = format_args!("{:#x}", header.kind), context = header.context, %refused,
+                        "refused");
                 self.counters.refused = self.counters.refused.wrapping_add(1);
                 self.answer(place, &header, refused.kind(), &Body::None);
             }
@@ -807,10 +804,7 @@ impl Device {
             Err(Errno::AGAIN) => worker.watch_room(number, true, &self.poller),
             Err(error) => {
                 // Of a guest's making where its pages lie in too many files.
-                static LINES: Limiter = Limiter::new();
-                LINES.run(|suppressed| {
-                    tracing::warn!(session = number, %error, suppressed, "a worker cannot be told what to map");
-                });
+                limited!(warn, session = number, %error, "a worker cannot be told what to map");
                 self.lose(number, UNAVAILABLE);
             }
         }
@@ -886,14 +880,14 @@ impl Device {
                 let until = grace.and_then(|grace| Instant::now().checked_add(grace));
                 match until {
                     Some(until) => self.poller.at_most(until),
-                    None => worker.kill(number),
+                    None => worker.kill(),
                 }
                 session.phase = Phase::Dying(worker, until);
             }
             Phase::Dying(worker, until) => {
                 // A worker that was given time and whose guest then died has no time left.
                 if until.is_some() && grace.is_none() {
-                    worker.kill(number);
+                    worker.kill();
                 }
                 session.phase = Phase::Dying(worker, until.filter(|_| grace.is_some()));
             }
@@ -1149,19 +1143,12 @@ impl Device {
             match &mut session.phase {
                 Phase::Waiting(_) => self.lose(number, UNAVAILABLE),
                 Phase::Running(_) => {
-                    static LINES: Limiter = Limiter::new();
-                    LINES.run(|suppressed| {
-                        tracing::warn!(
-                            session = number,
-                            suppressed,
-                            "a worker does not give back guest pages and is killed"
-                        );
-                    });
+                    limited!(warn, session = number, "a worker does not give back guest pages and is killed");
                     self.lose(number, UNAVAILABLE);
                 }
                 Phase::Dying(worker, until) => {
                     *until = None;
-                    worker.kill(number);
+                    worker.kill();
                 }
                 Phase::Lost => {}
             }

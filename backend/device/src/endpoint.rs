@@ -3,7 +3,6 @@
 use crate::{
     chain::Buffer,
     device::Device,
-    limiter::Limiter,
     memory::{Memory, MemoryError},
     poller::Event,
     vring::Vring,
@@ -13,6 +12,7 @@ use rustix::{
     io::Errno,
 };
 use sluice_protocol::gpu;
+use sluice_runtime::limited;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -190,10 +190,7 @@ impl State {
             let chain = match vring.take(memory) {
                 Ok(chain) => chain,
                 Err(error) => {
-                    static LINES: Limiter = Limiter::new();
-                    LINES.run(
-                        |suppressed| tracing::info!(%error, suppressed, "the control queue cannot be read"),
-                    );
+                    limited!(info, %error, "the control queue cannot be read");
                     return false;
                 }
             };
@@ -236,8 +233,7 @@ impl State {
     fn events(&mut self) {
         let mut events = Vec::new();
         if let Err(error) = self.device.poller.wait(Duration::ZERO, &mut events) {
-            static LINES: Limiter = Limiter::new();
-            LINES.run(|suppressed| tracing::error!(%error, suppressed, "epoll"));
+            limited!(error, %error, "epoll");
         }
         let mut again = false;
         for event in events {
@@ -263,15 +259,13 @@ impl State {
         for answer in &answers {
             let written = answer.place.write(memory, answer.bytes());
             if let Err(error) = vring.add_used(memory, answer.place.head(), written) {
-                static LINES: Limiter = Limiter::new();
-                LINES.run(|suppressed| tracing::info!(%error, suppressed, "an answer cannot be returned"));
+                limited!(info, %error, "an answer cannot be returned");
             }
         }
         if vring.needs_notification(memory).unwrap_or(true)
             && let Err(error) = vring.signal()
         {
-            static LINES: Limiter = Limiter::new();
-            LINES.run(|suppressed| tracing::info!(%error, suppressed, "the guest cannot be interrupted"));
+            limited!(info, %error, "the guest cannot be interrupted");
         }
         self.device.recycle(answers);
     }
@@ -347,8 +341,7 @@ impl Endpoint {
         let set = state.guarded(|state| state.device.set_memory(Arc::clone(memory)));
         set.unwrap_or(Err(MemoryError::Unchecked)).inspect_err(|error| {
             // A front-end that is a process may try as often as it likes.
-            static LINES: Limiter = Limiter::new();
-            LINES.run(|suppressed| tracing::error!(%error, suppressed, "guest memory refused"));
+            limited!(error, %error, "guest memory refused");
         })
     }
 

@@ -5,7 +5,6 @@
 
 use crate::{
     endpoint::{Endpoint, QUEUE_SLOTS, QUEUES},
-    limiter::Limiter,
     memory::Memory,
     vring::Vring,
 };
@@ -16,6 +15,7 @@ use rustix::{
     fd::OwnedFd,
     io::Errno,
 };
+use sluice_runtime::limited;
 use std::{
     fs::File,
     io,
@@ -189,8 +189,7 @@ impl Queues {
         match self.vrings.get(usize::from(event)) {
             Some(vring) => {
                 if let Err(error) = vring.read_kick() {
-                    static LINES: Limiter = Limiter::new();
-                    LINES.run(|suppressed| tracing::info!(%error, suppressed, "a kick cannot be read"));
+                    limited!(info, %error, "a kick cannot be read");
                     self.unwatch(vring);
                 }
                 self.kicked(event, vring, endpoint);

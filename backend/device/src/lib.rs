@@ -27,7 +27,6 @@ pub mod controls;
 pub mod device;
 pub mod endpoint;
 pub mod frontend;
-pub mod limiter;
 pub mod link;
 pub mod memory;
 pub mod page;

@@ -12,9 +12,8 @@
 //! over by then are gone, and with them what they had been lent.
 
 use crate::{
-    limiter::Limiter,
     users::{Kind, Share, Taken},
-    vring, workers,
+    vring,
 };
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
@@ -27,6 +26,7 @@ use sluice_messages::{
     control::{FromDevice, ToDevice},
 };
 use sluice_protocol::limits;
+use sluice_runtime::{limited, process::kill};
 use std::{
     any::Any,
     collections::{HashMap, HashSet, VecDeque},
@@ -312,8 +312,7 @@ pub fn serve(link: &Link, socket: Option<OwnedFd>) {
     loop {
         // Requests and sessions are taken off their lists one by one, so what is left in them is whole.
         if catch_unwind(AssertUnwindSafe(|| broker.round())).is_err() {
-            static LINES: Limiter = Limiter::new();
-            LINES.run(|suppressed| tracing::error!(suppressed, "the link to sluiced panicked; it goes on"));
+            limited!(error, "the link to sluiced panicked; it goes on");
             std::thread::sleep(REST);
             // Of requests that are left it was told already.
             notify(&link.event);
@@ -344,8 +343,7 @@ impl<'l> Broker<'l> {
         if let Err(error) = poll(&mut fds, timeout)
             && error != Errno::INTR
         {
-            static LINES: Limiter = Limiter::new();
-            LINES.run(|suppressed| tracing::error!(%error, suppressed, "poll"));
+            limited!(error, %error, "poll");
         }
         let gone: Vec<bool> = fds.iter().skip(1).map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
@@ -416,14 +414,11 @@ impl<'l> Broker<'l> {
             let over = matches!(&held.after, After::Workers(workers) if workers.is_empty());
             let late = held.since.elapsed() >= PREDECESSORS;
             if late && !over {
-                static LINES: Limiter = Limiter::new();
-                LINES.run(|suppressed| {
-                    tracing::warn!(
-                        session = held.session,
-                        suppressed,
-                        "workers of earlier sessions are not gone; a new one begins beside them"
-                    );
-                });
+                limited!(
+                    warn,
+                    session = held.session,
+                    "workers of earlier sessions are not gone; a new one begins beside them"
+                );
             }
             if (over || late) && self.unsent.len() < limits::SESSIONS {
                 let Held { session, user, inbox, .. } = held;
@@ -437,7 +432,7 @@ impl<'l> Broker<'l> {
 
     fn bury(&mut self, grave: Grave) {
         self.ending.remove(&grave.session);
-        workers::kill(&grave.pidfd, grave.session);
+        kill(grave.pidfd.as_fd());
         self.graves.push(grave);
     }
 

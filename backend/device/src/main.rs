@@ -64,7 +64,7 @@ fn main() -> anyhow::Result<()> {
         println!("{{\n  \"type\": \"gpu\",\n  \"features\": []\n}}");
         return Ok(());
     }
-    sluice_logging::start()?;
+    sluice_runtime::log::start()?;
     bus::catch("sluice-device", rustix::stdio::stderr()).context("a handler for SIGBUS")?;
     let mode = arguments.mode.map_or_else(mode_of_environment, Ok)?;
     let control = arguments.control_fd.map(inherited).transpose().context("--control-fd")?;

@@ -4,7 +4,6 @@ use crate::{
     device::Device,
     endpoint::{Endpoint, Mode},
     frontend::{self, FrontendError},
-    limiter::Limiter,
     link::Link,
     memory::Policy,
     users::{Kind, Share, Taken, Users},
@@ -13,6 +12,7 @@ use crate::{
 use rustix::net::sockopt::socket_peercred;
 use sluice_messages::control;
 use sluice_protocol::limits;
+use sluice_runtime::limited;
 use std::{
     os::unix::net::{UnixListener, UnixStream},
     sync::{Arc, Condvar, Mutex, PoisonError},
@@ -73,10 +73,7 @@ pub fn serve(
         let stream = accept(listener);
         let user = user(&stream, users);
         let Some(place) = Place::new(&user) else {
-            static LINES: Limiter = Limiter::new();
-            LINES.run(|suppressed| {
-                tracing::warn!(suppressed, "a user's programs have all connections that one user may have");
-            });
+            limited!(warn, "a user's programs have all connections that one user may have");
             continue;
         };
         // Each connection has at most two threads, each with a stack, and those are bounded by what is counted here.
@@ -95,18 +92,10 @@ pub fn serve(
                 let endpoint = endpoint(options, &link, Some(user))?;
                 Ok::<_, ServeError>(frontend::serve(stream, &endpoint)?)
             });
-            static LINES: Limiter = Limiter::new();
             match served {
                 Some(Ok(())) => {}
-                Some(Err(error)) => {
-                    LINES.run(|suppressed| tracing::info!(%error, suppressed, "connection"));
-                }
-                None => LINES.run(|suppressed| {
-                    tracing::warn!(
-                        suppressed,
-                        "a user's programs have all connections that one user may have"
-                    );
-                }),
+                Some(Err(error)) => limited!(info, %error, "connection"),
+                None => limited!(warn, "a user's programs have all connections that one user may have"),
             }
         });
         if let Err(error) = spawned {

@@ -7,7 +7,7 @@
 //! A front-end that is a process hands over the reading end of a pipe for errors, of which it keeps the other: the kernel
 //! hangs it up while the process exits, so that [`left`] knows who has gone before anybody had the time to say so.
 
-use crate::{limiter::Limiter, memory::Memory};
+use crate::memory::Memory;
 use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -15,6 +15,7 @@ use rustix::{
     fs::fstat,
     io::{Errno, IoSliceMut, ReadWriteFlags, preadv2},
 };
+use sluice_runtime::limited;
 use std::{
     fs::File,
     io,
@@ -106,8 +107,7 @@ impl Call {
     fn new(file: File) -> Option<Arc<Call>> {
         let untyped = fstat(&file).is_ok_and(|status| status.st_mode & TYPE == 0);
         if !untyped {
-            static LINES: Limiter = Limiter::new();
-            LINES.run(|suppressed| tracing::warn!(suppressed, "a call descriptor is no eventfd"));
+            limited!(warn, "a call descriptor is no eventfd");
             return None;
         }
         let call = Arc::new(Call { eventfd: file, since: AtomicU64::new(0) });

@@ -1,7 +1,6 @@
 //! A worker as the device sees it: a socket, a pidfd, a pipe and an eventfd. What comes from it is hostile.
 
 use crate::{
-    limiter::Limiter,
     memory::Piece,
     poller::{Event, Poller},
 };
@@ -11,21 +10,13 @@ use rustix::{
     fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create},
     io::Errno,
     pipe::{PipeFlags, pipe_with},
-    process::{Signal, pidfd_send_signal},
 };
 use sluice_messages::{
     channel::{Channel, Received},
     control::{self, FromWorker, ToWorker},
 };
+use sluice_runtime::{limited, process::kill};
 use sluice_shared_memory::run;
-
-/// Kills a worker. Its pidfd becomes readable when it is gone.
-pub fn kill(pidfd: &OwnedFd, session: u32) {
-    match pidfd_send_signal(pidfd, Signal::KILL) {
-        Ok(()) | Err(Errno::SRCH) => {}
-        Err(error) => tracing::error!(session, %error, "a worker cannot be killed"),
-    }
-}
 
 /// What a worker's socket brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,17 +83,14 @@ impl Worker {
             // Full: it is ringing. Broken: the worker is gone, as its pidfd says.
             Ok(_) | Err(Errno::AGAIN | Errno::PIPE) => {}
             Err(error) => {
-                static LINES: Limiter = Limiter::new();
-                LINES.run(
-                    |suppressed| tracing::warn!(session, %error, suppressed, "a doorbell cannot be rung"),
-                );
+                limited!(warn, session, %error, "a doorbell cannot be rung");
             }
         }
     }
 
-    /// Kills the worker.
-    pub fn kill(&self, session: u32) {
-        kill(&self.pidfd, session);
+    /// Kills the worker. Its pidfd becomes readable when it is gone.
+    pub fn kill(&self) {
+        kill(self.pidfd.as_fd());
     }
 
     /// Closes what the worker hears, which asks it to exit, and keeps what tells when it has.

@@ -44,8 +44,8 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if let Err(error) = sluice_logging::start() {
-        sluice_logging::say(format_args!("sluice-inventory: {error}"));
+    if let Err(error) = sluice_runtime::log::start() {
+        sluice_runtime::log::say(format_args!("sluice-inventory: {error}"));
         return ExitCode::FAILURE;
     }
     match run(&arguments) {

@@ -2,7 +2,7 @@
 //!
 //! Devices, workers, arbiters, the inventory, the launcher and `sluiced` speak over SEQPACKET sockets of their own: [`channel`] is one end of
 //! such a socket, [`control`] has the fixed-size messages and the setups, [`custody`] has those by which memory is lent and the pages beside them, [`inventory`] the values
-//! that describe devices. A guest never compiles any of it.
+//! that describe devices, [`launch`] those on the launcher's command line. A guest never compiles any of it.
 //!
 //! A worker or a device may have been taken over, so this crate decodes hostile bytes. It contains no unsafe code, never indexes
 //! without a check, and allocates nothing whose size a message chooses.
@@ -20,3 +20,4 @@ pub mod channel;
 pub mod control;
 pub mod custody;
 pub mod inventory;
+pub mod launch;

@@ -11,13 +11,14 @@ use crate::{
     helper::{Helper, MemoryJob},
     lanes::{ContextRef, Lane, Lanes, Marker},
     session::Session,
-    time::{Passed, Time, now},
+    time::{Passed, Time},
 };
 use core::{
     sync::atomic::{AtomicBool, Ordering, fence},
     time::Duration,
 };
 use sluice_driver::Driver;
+use sluice_runtime::clock::nanoseconds as now;
 use sluice_scheduler::Nanos;
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},

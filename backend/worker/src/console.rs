@@ -5,7 +5,7 @@
 //! never waits for the guest, and the guest fetches the text when the session page says that there is some. Before work is
 //! published as complete, what it has printed is in the buffers: a program that waits for its kernel finds the text there.
 //!
-//! The worker's own log goes elsewhere: see [`sluice_logging::move_log`].
+//! The worker's own log goes elsewhere: see [`sluice_runtime::log::move_log`].
 
 #![expect(unsafe_code, reason = "sets C's standard output up and flushes it")]
 

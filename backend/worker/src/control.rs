@@ -8,7 +8,6 @@ use crate::{
     exit::exit,
     helper::{Control, Helper, MemoryHelper, MemoryJob, ModuleHelper, Tools, tell},
     lanes::Lanes,
-    limit_log::limited,
     memory::{Memory, Windows},
     notice::{Notice, Notices},
     provision::Provision,
@@ -29,6 +28,7 @@ use sluice_protocol::{
     session::{self, Attachment},
     shared::Shared as _,
 };
+use sluice_runtime::limited;
 use sluice_sandbox::{Role, SandboxError};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

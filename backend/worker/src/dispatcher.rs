@@ -12,7 +12,6 @@ use crate::{
     completion::{Completion, Current},
     helper::{Helper, MemoryJob, ModuleJob, Question},
     lanes::ContextRef,
-    limit_log::limited,
     local::Local,
     memory::SessionMemory,
     notice::{Notice, Notices},
@@ -35,6 +34,7 @@ use sluice_protocol::{
     record::{Header, NO_REPLY},
     ring::{Consumer, RingError},
 };
+use sluice_runtime::limited;
 use std::{
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,

@@ -27,7 +27,6 @@ mod exit;
 pub mod harness;
 mod helper;
 mod lanes;
-mod limit_log;
 mod local;
 mod memory;
 mod notice;

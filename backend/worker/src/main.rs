@@ -18,12 +18,12 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if let Err(error) = sluice_logging::start() {
-        sluice_logging::say(format_args!("sluice-worker: {error}"));
+    if let Err(error) = sluice_runtime::log::start() {
+        sluice_runtime::log::say(format_args!("sluice-worker: {error}"));
         return ExitCode::FAILURE;
     }
     // Standard error is to be the driver's: what it reports of a guest's kernels is for the guest.
-    let caught = sluice_logging::move_log().and_then(|log| bus::catch("sluice-worker", log));
+    let caught = sluice_runtime::log::move_log().and_then(|log| bus::catch("sluice-worker", log));
     if let Err(error) = caught {
         tracing::error!(%error, "the log or SIGBUS cannot be set up");
         return ExitCode::FAILURE;

@@ -2,7 +2,7 @@
 //!
 //! Everything the guest must see is published through here, so that no publication forgets to wake a sleeping guest.
 
-use crate::{arenas::Pages, console::Console, exit::exit, limit_log::limited};
+use crate::{arenas::Pages, console::Console, exit::exit};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
@@ -19,6 +19,7 @@ use sluice_protocol::{
     session::{self, Attachment, LateError},
     shared::Shared,
 };
+use sluice_runtime::limited;
 use std::sync::{Mutex, PoisonError};
 
 /// Exit status after the guest broke the protocol.

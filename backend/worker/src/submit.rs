@@ -13,10 +13,11 @@ use crate::{
     lanes::{ContextRef, Lanes, Marker},
     objects,
     session::{ReplyTo, Session},
-    time::{Permit, Ticket, Time, now},
+    time::{Permit, Ticket, Time},
 };
 use sluice_cuda_abi::status;
 use sluice_driver::{Code, Device, Driver, Handle, Host, Launch, LaunchAttribute, Rows, code};
+use sluice_runtime::clock::nanoseconds as now;
 use sluice_scheduler::estimate::Kind;
 use std::sync::Arc;
 

@@ -13,12 +13,10 @@ use core::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
     time::Duration,
 };
-use rustix::{
-    fd::OwnedFd,
-    time::{ClockId, clock_gettime},
-};
+use rustix::fd::OwnedFd;
 use sluice_messages::custody::{page, report};
 use sluice_protocol::shared::Shared as _;
+use sluice_runtime::clock::nanoseconds as now;
 use sluice_scheduler::{
     Nanos,
     estimate::{Estimates, Kind},
@@ -39,13 +37,6 @@ const HEARTBEAT: Duration = Duration::from_millis(10);
 const STUCK: Duration = Duration::from_millis(20);
 /// Longest sleep for room in a window. It ends when a piece of work does.
 const NAP: Duration = Duration::from_millis(1);
-
-/// Nanoseconds of the monotonic clock, which is the same for all processes.
-pub(crate) fn now() -> Nanos {
-    let now = clock_gettime(ClockId::Monotonic);
-    // Neither is negative.
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
-}
 
 /// What ends with a marker. A piece of work: its kind, what it was taken for, the device, and whether it was held when it was
 /// submitted. Or a wait. Or nothing that counts.

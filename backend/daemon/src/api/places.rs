@@ -14,7 +14,7 @@ use std::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::caller::Caller;
-use crate::rate::TokenBucket;
+use sluice_runtime::rate::TokenBucket;
 
 /// Requests of a user that are carried out at the same time.
 const IN_FLIGHT: usize = 8;

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            sluice_logging::say(format_args!("sluiced: {error:#}"));
+            sluice_runtime::log::say(format_args!("sluiced: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -26,7 +26,7 @@ fn run() -> anyhow::Result<()> {
     if check_reload {
         return daemon::check_reload(&configuration);
     }
-    sluice_logging::start()?;
+    sluice_runtime::log::start()?;
     // A worker that was taken over may be of the same user, and with a hardware driver it can open files: not our memory.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
         .context("cannot be made undumpable")?;

@@ -14,8 +14,15 @@ use std::{
 };
 
 use rustix::{fd::AsFd as _, io::Errno};
-use sluice_messages::control::{self, FromLauncher, ToLauncher};
+use sluice_messages::{
+    control::{self, FromLauncher, ToLauncher},
+    launch::{self, SocketMode},
+};
 use sluice_protocol::limits;
+use sluice_runtime::{
+    child_log::{self, ChildLog, GuestLimits, Next},
+    process::{Identity, kill},
+};
 use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,
@@ -27,11 +34,9 @@ use tokio::{
 
 use crate::{
     channel::Channel,
-    configuration::{Configuration, SocketMode, VmSpec},
+    configuration::{Configuration, VmSpec},
     handover::keeper::{Keeper, VARIABLES},
-    handover::watched::watch,
-    launcher::child_log::{self, ChildLog, GuestLimits, Next},
-    process::{Identity, gone, kill},
+    handover::watched::{gone, watch},
     records::state::adoption::{Adoption, LauncherRecord, ReloadError},
 };
 
@@ -378,8 +383,8 @@ impl Launching {
         for vm in &configuration.vms {
             // What it may have is for arbiters, and changes without another launcher.
             let VmSpec { id, direct, scanouts, .. } = *vm;
-            let spec = VmSpec { id, direct, scanouts, ..VmSpec::default() };
-            arguments.extend(["--vm".to_owned(), spec.to_string()]);
+            let vm = launch::Vm { id, direct, scanouts };
+            arguments.extend(["--vm".to_owned(), vm.to_string()]);
         }
         if let Some(numbers) = configuration.vm_numbers {
             arguments.extend(["--vm-numbers".to_owned(), numbers.to_string()]);

@@ -11,3 +11,10 @@ pub(crate) fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd names one open descriptor, the same for as long as it lives, and AsyncFd owns it.
     unsafe { AsyncFd::register(descriptor) }.map_err(Into::into)
 }
+
+/// Returns when the process of a pidfd has ended.
+pub(crate) async fn gone(pidfd: &AsyncFd<OwnedFd>) {
+    if let Err(error) = pidfd.readable().await {
+        tracing::error!("cannot watch a process: {error}");
+    }
+}

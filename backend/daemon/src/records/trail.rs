@@ -17,8 +17,10 @@ use std::{
 
 use serde::Serialize;
 
+use sluice_runtime::rate::TokenBucket;
+
 use crate::{
-    caller::Caller, error::Error, priority::PriorityLock, rate::TokenBucket, records::journal::now,
+    caller::Caller, error::Error, priority::PriorityLock, records::journal::now,
     records::state::file::off_thread,
 };
 

@@ -22,8 +22,9 @@ use serde::{Deserialize, Serialize};
 
 use tokio::sync::Mutex;
 
+use sluice_runtime::process::Identity;
+
 use crate::{
-    process::Identity,
     records::state::file::{Found, StateFile, off_thread},
     units::unit::WorkReport,
 };

@@ -12,13 +12,14 @@ use std::{
 };
 
 use sluice_messages::control::ArbiterEvent;
+use sluice_runtime::rate::TokenBucket;
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::sleep,
 };
 
 use crate::{
-    configuration::FencePolicy, rate::TokenBucket, records::journal::Journal, records::notice::Notice,
+    configuration::FencePolicy, records::journal::Journal, records::notice::Notice,
     records::state::checkpoint::Checkpoint, units::escrow::Escrows, units::set::Units, units::xid::Class,
     vms::conduct::Conduct, vms::fence::FencedBy, vms::roster::Roster,
 };

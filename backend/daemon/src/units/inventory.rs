@@ -20,6 +20,7 @@ use sluice_messages::{
     control::{FromInventory, ToInventory, ToLauncher},
     inventory::{Instance, NAME_PARTS, Name, Place, Profile, Recovery, Switch},
 };
+use sluice_runtime::{process::kill, rate::TokenBucket};
 use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,
@@ -30,9 +31,7 @@ use tokio::{
 use crate::{
     channel::{Channel, SendQueue, send_queue},
     handover::launching::Launching,
-    handover::watched::watch,
-    process::{gone, kill},
-    rate::TokenBucket,
+    handover::watched::{gone, watch},
     records::notice::{Notice, Notices},
 };
 

@@ -23,6 +23,10 @@ use sluice_messages::{
     control::{ArbiterSetup, Figures, FromArbiter, Shares, ToArbiter, ToLauncher, codec},
     inventory::{Visible, WHOLE},
 };
+use sluice_runtime::{
+    process::{Identity, kill, signal},
+    rate::TokenBucket,
+};
 use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,
@@ -34,9 +38,7 @@ use crate::{
     channel::{Channel, SendQueue, send_queue},
     configuration::Configuration,
     handover::launching::Launching,
-    handover::watched::watch,
-    process::{Identity, gone, kill, signal},
-    rate::TokenBucket,
+    handover::watched::{gone, watch},
     records::notice::{Notice, Notices},
     records::state::{adoption::ArbiterRecord, checkpoint::Checkpoint},
     records::usage,

@@ -12,9 +12,9 @@ use std::{
 
 use tokio::time::interval;
 
-use crate::{
-    handover::launching::Launching, process::Identity, units::custodian::Custodian, vms::roster::Roster,
-};
+use sluice_runtime::process::Identity;
+
+use crate::{handover::launching::Launching, units::custodian::Custodian, vms::roster::Roster};
 
 /// How often.
 const EVERY: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::process::Identity;
+use sluice_runtime::process::Identity;
 
 /// How far a VM is on its way out and in again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

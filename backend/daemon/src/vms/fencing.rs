@@ -12,8 +12,9 @@ use std::{
 use rustix::fd::AsFd as _;
 use tokio::time::{sleep, timeout};
 
+use sluice_runtime::process::kill;
+
 use crate::{
-    process::kill,
     records::notice::Notice,
     records::state::checkpoint::{FenceChange, ReadmitError},
     vms::fence::{Fence, FencedBy, Has, Seen, Step},

@@ -18,8 +18,13 @@ use rustix::process::Signal;
 use sluice_messages::{
     control::{FromDevice, ToDevice, ToLauncher, ToWorker, WorkerSetup, codec},
     inventory::Visible,
+    launch::vsock_socket,
 };
 use sluice_protocol::limits;
+use sluice_runtime::{
+    process::{Identity, is_gone, kill, signal},
+    rate::TokenBucket,
+};
 use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,
@@ -30,11 +35,9 @@ use tokio::{
 
 use crate::{
     channel::Channel,
-    configuration::{Configuration, VmSpec, vsock_socket},
+    configuration::{Configuration, VmSpec},
     handover::launching::{Launching, Started},
-    handover::watched::watch,
-    process::{Identity, gone, is_gone, kill, signal},
-    rate::TokenBucket,
+    handover::watched::{gone, watch},
     records::journal::{Journal, Subject},
     records::notice::{Notice, Notices},
     records::state::{adoption::DeviceRecord, checkpoint::Checkpoint},

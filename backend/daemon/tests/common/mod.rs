@@ -16,6 +16,13 @@ use started::Started;
 pub(crate) use started::{PATIENCE, is_alive, signal, wait_gone, watch};
 use tempfile::TempDir;
 
+/// The launcher, of a package that `cargo test -p sluice-daemon` does not build.
+pub(crate) fn launcher() -> PathBuf {
+    let launcher = Path::new(env!("CARGO_BIN_EXE_sluiced")).with_file_name("sluice-launcher");
+    assert!(launcher.exists(), "{} is missing: run `cargo build --release`", launcher.display());
+    launcher
+}
+
 /// A directory for one test: programs in `libexec`, sockets in `run`.
 pub(crate) struct Place {
     started: Started,
@@ -30,7 +37,7 @@ impl Place {
         for directory in [place.libexec(), place.run()] {
             std::fs::create_dir(directory).expect("a directory");
         }
-        place.link("sluice-launcher", env!("CARGO_BIN_EXE_sluice-launcher"));
+        place.link("sluice-launcher", launcher().to_str().expect("UTF-8"));
         for name in ["sluice-device", "sluice-worker", "sluice-arbiter", "sluice-inventory"] {
             place.link(name, env!("CARGO_BIN_EXE_sluice-stand-in"));
         }

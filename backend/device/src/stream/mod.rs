@@ -16,7 +16,6 @@ mod memory;
 mod mirror;
 
 use crate::{
-    limiter::Limiter,
     link::Link,
     users::{Kind, Users},
 };
@@ -28,6 +27,7 @@ use rustix::{
     io::Errno,
 };
 use sluice_protocol::limits;
+use sluice_runtime::limited;
 use std::{
     io,
     os::unix::net::UnixListener,
@@ -55,8 +55,7 @@ fn serve(listener: &UnixListener, link: &Arc<Link>, users: Option<&Users>) {
         let socket = match listener.accept() {
             Ok((socket, _)) => socket,
             Err(error) => {
-                static LINES: Limiter = Limiter::new();
-                LINES.run(|suppressed| tracing::error!(%error, suppressed, "accept"));
+                limited!(error, %error, "accept");
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
@@ -64,10 +63,7 @@ fn serve(listener: &UnixListener, link: &Arc<Link>, users: Option<&Users>) {
         let user = users.map(|users| crate::serve::user(&socket, users));
         let taken = user.as_ref().map(|user| user.take(Kind::Connections));
         if matches!(taken, Some(None)) {
-            static LINES: Limiter = Limiter::new();
-            LINES.run(|suppressed| {
-                tracing::warn!(suppressed, "a user's programs have all connections that one user may have");
-            });
+            limited!(warn, "a user's programs have all connections that one user may have");
             continue;
         }
         let (link, budget, neighbours) = (Arc::clone(link), Arc::clone(&budget), Arc::clone(&neighbours));
@@ -76,16 +72,14 @@ fn serve(listener: &UnixListener, link: &Arc<Link>, users: Option<&Users>) {
             let served = catch_unwind(AssertUnwindSafe(|| {
                 Connection::new(socket.into(), &link, &budget, &neighbours, user).and_then(Connection::serve)
             }));
-            static LINES: Limiter = Limiter::new();
             match served {
                 Ok(Ok(())) => {}
-                Ok(Err(end)) => LINES.run(|suppressed| tracing::info!(%end, suppressed, "stream")),
-                Err(_) => LINES.run(|suppressed| tracing::error!(suppressed, "a stream's thread panicked")),
+                Ok(Err(end)) => limited!(info, %end, "stream"),
+                Err(_) => limited!(error, "a stream's thread panicked"),
             }
         });
         if let Err(error) = spawned {
-            static LINES: Limiter = Limiter::new();
-            LINES.run(|suppressed| tracing::error!(%error, suppressed, "a stream cannot be served"));
+            limited!(error, %error, "a stream cannot be served");
         }
     }
 }

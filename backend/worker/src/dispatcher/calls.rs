@@ -1,7 +1,6 @@
 //! The calls of the wire table, one method each.
 
 use super::{Binding, Dispatcher, outcome, reply_to};
-use crate::limit_log::limited;
 use crate::{
     helper::{MemoryJob, ModuleJob, PoolJob, Question, VirtualJob},
     lanes::ContextRef,
@@ -18,6 +17,7 @@ use sluice_protocol::{
     limits,
     record::Header,
 };
+use sluice_runtime::limited;
 use std::ffi::CString;
 
 /// `CUdevice_attribute` that says whether streams have priorities.

@@ -9,7 +9,6 @@ use crate::{
     arenas::{Arena, Attached, Mapped},
     completion::Current,
     lanes::ContextRef,
-    limit_log::limited,
     memory::{SessionMemory, Shared, Usage},
     notice::{Notice, Notices},
     objects::Context,
@@ -23,6 +22,7 @@ use sluice_protocol::{
     handle::{self, Id},
     session::Attachment,
 };
+use sluice_runtime::limited;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Receiver};
 
 /// What the memory helper is asked to do.

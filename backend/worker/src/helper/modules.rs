@@ -11,7 +11,6 @@ use crate::{
     completion::Current,
     custody,
     lanes::ContextRef,
-    limit_log::limited,
     notice::{Notice, Notices},
     objects::{self, Function, Image, Module},
     provision::Provision,
@@ -25,6 +24,7 @@ use sluice_protocol::{
     handle::{self, Id},
     limits,
 };
+use sluice_runtime::limited;
 use std::{
     collections::BTreeMap,
     ffi::CString,

@@ -12,9 +12,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use sluice_messages::control;
+use sluice_runtime::process::Identity;
 
 use super::file::StateFile;
-use crate::{configuration::Configuration, process::Identity};
+use crate::configuration::Configuration;
 
 /// The form of the file.
 const VERSION: u32 = 1;

@@ -26,10 +26,9 @@ use super::{
     file::{Found, StateFile, off_thread},
     objects::Objects,
 };
-use crate::{
-    process::Identity,
-    vms::fence::{AdmissionError, Fence, FencedBy, Step},
-};
+use sluice_runtime::process::Identity;
+
+use crate::vms::fence::{AdmissionError, Fence, FencedBy, Step};
 
 /// The form of the file.
 const VERSION: u32 = 2;

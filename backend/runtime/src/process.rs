@@ -9,21 +9,21 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal},
 };
 use serde::{Deserialize, Serialize};
-use tokio::io::unix::AsyncFd;
 
 /// A process as it is known to whoever did not start it: numbers are used again, but not with the same start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Identity {
+pub struct Identity {
     /// Its number.
-    pub(crate) process: u32,
+    pub process: u32,
     /// When it was started, in ticks since the machine was.
-    pub(crate) started: u64,
+    pub started: u64,
 }
 
 impl Identity {
     /// The process that has this number now.
-    pub(crate) fn of(process: u32) -> Option<Self> {
+    #[must_use]
+    pub fn of(process: u32) -> Option<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
         // The name, in parentheses, may contain anything; the start is the 22nd field, the state behind the name the third.
         let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
@@ -31,13 +31,15 @@ impl Identity {
     }
 
     /// The living process of a descriptor, which has this number: that of one that has ended may be another's by now.
-    pub(crate) fn behind(process: u32, pidfd: impl AsFd) -> Option<Self> {
+    #[must_use]
+    pub fn behind(process: u32, pidfd: impl AsFd) -> Option<Self> {
         // What was read is of the process if that lives afterwards.
         Self::of(process).filter(|_| !is_gone(pidfd))
     }
 
     /// The process, if it is still there.
-    pub(crate) fn open(self) -> Option<OwnedFd> {
+    #[must_use]
+    pub fn open(self) -> Option<OwnedFd> {
         let pid = Pid::from_raw(i32::try_from(self.process).ok()?)?;
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
         // Looked at with the descriptor in hand, which keeps the number from being another's.
@@ -46,12 +48,12 @@ impl Identity {
 }
 
 /// Kills a process; one that has ended already is fine.
-pub(crate) fn kill(pidfd: BorrowedFd<'_>) {
+pub fn kill(pidfd: BorrowedFd<'_>) {
     signal(pidfd, Signal::KILL);
 }
 
 /// Sends a signal; to a process that has ended already is fine.
-pub(crate) fn signal(pidfd: BorrowedFd<'_>, which: Signal) {
+pub fn signal(pidfd: BorrowedFd<'_>, which: Signal) {
     match rustix::process::pidfd_send_signal(pidfd, which) {
         Ok(()) | Err(Errno::SRCH) => {}
         Err(error) => tracing::error!("cannot signal a process: {error}"),
@@ -59,16 +61,10 @@ pub(crate) fn signal(pidfd: BorrowedFd<'_>, which: Signal) {
 }
 
 /// Whether the process has ended, seen by the kernel and not by the event loop, which may be a turn behind.
-pub(crate) fn is_gone(pidfd: impl AsFd) -> bool {
+#[must_use]
+pub fn is_gone(pidfd: impl AsFd) -> bool {
     let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
     matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
-}
-
-/// Returns when the process has ended.
-pub(crate) async fn gone(pidfd: &AsyncFd<OwnedFd>) {
-    if let Err(error) = pidfd.readable().await {
-        tracing::error!("cannot watch a process: {error}");
-    }
 }
 
 #[cfg(test)]

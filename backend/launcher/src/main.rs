@@ -1,14 +1,14 @@
-//! `sluice-launcher`: see [`sluice_daemon::launcher::server`].
+//! `sluice-launcher`: see [`sluice_launcher`].
 
 use std::os::fd::AsFd as _;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use sluice_daemon::launcher::server::{Arguments, Launcher};
+use sluice_launcher::{Arguments, Launcher};
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    sluice_logging::start()?;
+    sluice_runtime::log::start()?;
     let own = |descriptor: std::os::fd::BorrowedFd<'_>| {
         descriptor.try_clone_to_owned().context("cannot take over a socket")
     };

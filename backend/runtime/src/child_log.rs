@@ -19,7 +19,7 @@ use rustix::{
 
 use crate::rate::TokenBucket;
 
-/// Bytes of a child's line that are passed on. With its label it is still one write of [`sluice_logging::output`].
+/// Bytes of a child's line that are passed on. With its label it is still one write of [`crate::log::output`].
 const LINE_BYTES: usize = 2048;
 /// Bytes of a launcher's line: one of a child with the label it got.
 const LAUNCHER_LINE_BYTES: usize = LINE_BYTES + 1024;
@@ -38,12 +38,12 @@ const GUESTS: (u32, f64) = (2000, 100.0);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// A pipe for a child's standard error: the end to read, and the child's. Neither end waits for the other.
-pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     pipe_of(PIPE_BYTES)
 }
 
 /// The same for a launcher.
-pub(crate) fn launcher_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+pub fn launcher_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     pipe_of(LAUNCHER_PIPE_BYTES)
 }
 
@@ -55,7 +55,7 @@ fn pipe_of(bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// Splits what a child writes into lines, each cleaned and bounded.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub struct Lines {
     /// Bytes of a line.
     bound: usize,
     /// The beginning of a line whose end has not come.
@@ -70,7 +70,7 @@ impl Lines {
     }
 
     /// Takes what was read, and hands each line that it completes to `line`.
-    pub(crate) fn take(&mut self, mut bytes: &[u8], mut line: impl FnMut(&str)) {
+    pub fn take(&mut self, mut bytes: &[u8], mut line: impl FnMut(&str)) {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             self.add(&bytes[..end]);
             self.complete(&mut line);
@@ -80,7 +80,7 @@ impl Lines {
     }
 
     /// The child writes no more: what has no end is a line as well.
-    pub(crate) fn finish(&mut self, mut line: impl FnMut(&str)) {
+    pub fn finish(&mut self, mut line: impl FnMut(&str)) {
         if !self.begun.is_empty() {
             self.complete(&mut line);
         }
@@ -119,13 +119,15 @@ fn clean(bytes: &[u8]) -> String {
 
 /// How many lines of guests' processes may still pass: of each VM, and of all.
 #[derive(Debug)]
-pub(crate) struct GuestLimits {
+pub struct GuestLimits {
     vms: BTreeMap<u32, TokenBucket>,
     all: TokenBucket,
 }
 
 impl GuestLimits {
-    pub(crate) fn new(now: Instant) -> Self {
+    /// Limits of which nothing is used.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
         Self { vms: BTreeMap::new(), all: TokenBucket::new(GUESTS.1, GUESTS.0, now) }
     }
 
@@ -137,14 +139,14 @@ impl GuestLimits {
     }
 
     /// Forgets VMs whose limits are as they were at first. The others' go on to hold for the VM's next worker.
-    pub(crate) fn forget_full(&mut self, now: Instant) {
+    pub fn forget_full(&mut self, now: Instant) {
         self.vms.retain(|_, bucket| !bucket.is_full(now));
     }
 }
 
 /// What reading a child's log came to.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub enum Next {
     /// There is nothing more for now.
     Wait,
     /// There may be more.
@@ -157,7 +159,7 @@ pub(crate) enum Next {
 
 /// The log of one child.
 #[derive(Debug)]
-pub(crate) struct ChildLog {
+pub struct ChildLog {
     pipe: OwnedFd,
     lines: Lines,
     gate: Gate,
@@ -170,27 +172,29 @@ impl AsFd for ChildLog {
 }
 
 impl ChildLog {
-    pub(crate) fn new(pipe: OwnedFd, label: String, vm: Option<u32>, now: Instant) -> Self {
+    /// The log of a child: its end of the pipe, the label of its lines, and the VM whose guest reaches it.
+    #[must_use]
+    pub fn new(pipe: OwnedFd, label: String, vm: Option<u32>, now: Instant) -> Self {
         let limit = Some(TokenBucket::new(CHILD.1, CHILD.0, now));
         Self { pipe, lines: Lines::new(LINE_BYTES), gate: Gate { label, vm, limit, dropped: 0 } }
     }
 
     /// The log of a launcher, which has bounded what its children say and says little itself.
-    pub(crate) fn of_launcher(pipe: OwnedFd, process: u32) -> Self {
+    pub fn of_launcher(pipe: OwnedFd, process: u32) -> Self {
         let label = format!("launcher pid={process}");
         let gate = Gate { label, vm: None, limit: None, dropped: 0 };
         Self { pipe, lines: Lines::new(LAUNCHER_LINE_BYTES), gate }
     }
 
     /// Reads what there is, not more than the pipe holds, and passes on what may pass.
-    pub(crate) fn read(&mut self, guests: &mut GuestLimits, now: Instant) -> Next {
-        let mut out = |line: &[u8]| _ = sluice_logging::output::put(line);
+    pub fn read(&mut self, guests: &mut GuestLimits, now: Instant) -> Next {
+        let mut out = |line: &[u8]| _ = crate::log::output::put(line);
         self.read_to(guests, now, &mut out)
     }
 
     /// The child has ended: passes on what is left.
-    pub(crate) fn finish(&mut self, guests: &mut GuestLimits, now: Instant) {
-        let mut out = |line: &[u8]| _ = sluice_logging::output::put(line);
+    pub fn finish(&mut self, guests: &mut GuestLimits, now: Instant) {
+        let mut out = |line: &[u8]| _ = crate::log::output::put(line);
         self.read_to(guests, now, &mut out);
         self.end(guests, now, &mut out);
     }

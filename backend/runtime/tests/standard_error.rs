@@ -17,7 +17,7 @@ fn program() {
     if std::env::var_os(PROGRAM).is_none() {
         return;
     }
-    sluice_logging::start().expect("a log");
+    sluice_runtime::log::start().expect("a log");
     for line in 0..1000 {
         tracing::error!(line, "something happened");
     }

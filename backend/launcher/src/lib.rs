@@ -4,7 +4,7 @@
 //! line, and waits for every process it started. It must never parse anything but fixed-size messages, nor take a path,
 //! a user, a VM or a unit from one; a message it does not understand is answered with an error and nothing else happens.
 //!
-//! One thread, one epoll set: the control socket to `sluiced`, a pidfd and a log ([`crate::launcher::child_log`]) per child, and under a
+//! One thread, one epoll set: the control socket to `sluiced`, a pidfd and a log ([`sluice_runtime::child_log`]) per child, and under a
 //! supervisor a lifeline.
 //!
 //! **When the launcher dies.** Devices and workers are to outlive it and `sluiced`, so that both can be restarted under a
@@ -33,25 +33,28 @@ use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
     fs::Mode,
     io::Errno,
-    process::{Resource, Rlimit, Signal, WaitId, WaitIdOptions},
+    process::{Resource, Rlimit, WaitId, WaitIdOptions},
     thread::CapabilitySet,
 };
 use sluice_messages::{
     channel::{Channel, ReceiveError, Received},
     control::{self, FromLauncher, ToLauncher},
     inventory::Visible,
+    launch::{NumberRange, SocketMode, Vm, device_socket, stream_socket},
 };
 use sluice_protocol::limits;
-use sluice_shared_memory::socket;
-
-use crate::{
-    configuration::{NumberRange, SocketMode, VmSpec, device_socket, stream_socket},
-    launcher::cgroup::Cgroups,
-    launcher::child_log::{self, ChildLog, GuestLimits, Next},
-    launcher::spawn::{self, Given, Program, Reserved},
-    process::Identity,
+use sluice_runtime::{
+    child_log::{self, ChildLog, GuestLimits, Next},
+    process::{Identity, kill},
     rate::TokenBucket,
 };
+use sluice_shared_memory::socket;
+
+use cgroup::Cgroups;
+use spawn::{Given, Program, Reserved};
+
+mod cgroup;
+mod spawn;
 
 /// Descriptors a device may have: five per session, and memory regions, resources and queues.
 const DEVICE_DESCRIPTORS: u64 = 8192;
@@ -119,7 +122,7 @@ pub struct Arguments {
     pub trust_vmm_memory: bool,
     /// A VM that may be started; repeatable
     #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1]")]
-    pub vms: Vec<VmSpec>,
+    pub vms: Vec<Vm>,
     /// Numbers of VMs that may be started although they are not named
     #[arg(long, value_name = "FIRST:COUNT")]
     pub vm_numbers: Option<NumberRange>,
@@ -227,7 +230,7 @@ pub struct Launcher {
     socket_gid: Option<u32>,
     socket_mode: SocketMode,
     trust_vmm_memory: bool,
-    vms: Vec<VmSpec>,
+    vms: Vec<Vm>,
     vm_numbers: Option<NumberRange>,
     units: u32,
     device: Program,
@@ -378,11 +381,9 @@ impl Launcher {
                 .map_err(io::Error::from)
                 .and_then(|spec| self.start(Role::Worker(vm), spec, visible)),
             Ok(ToLauncher::StartArbiter { unit, visible }) => {
-                self.start(Role::Arbiter(unit), VmSpec::default(), visible)
+                self.start(Role::Arbiter(unit), Vm::default(), visible)
             }
-            Ok(ToLauncher::StartInventory {}) => {
-                self.start(Role::Inventory, VmSpec::default(), Visible::Host)
-            }
+            Ok(ToLauncher::StartInventory {}) => self.start(Role::Inventory, Vm::default(), Visible::Host),
             Ok(ToLauncher::Settle {}) => {
                 self.answer(FromLauncher::Settled {});
                 return Ok(());
@@ -454,7 +455,7 @@ impl Launcher {
 
     /// Starts a process and enters it among the children; `spec` is of its VM, if it is of one. Returns the other end of its
     /// control socket, and its key.
-    fn start(&mut self, role: Role, spec: VmSpec, visible: Visible) -> io::Result<(OwnedFd, u64)> {
+    fn start(&mut self, role: Role, spec: Vm, visible: Visible) -> io::Result<(OwnedFd, u64)> {
         let running = self.children.values().filter(|child| child.role == role).count();
         let bound = match role {
             Role::Worker(_) => limits::SESSIONS,
@@ -528,23 +529,23 @@ impl Launcher {
     }
 
     /// What this launcher's own command line says of a VM; of one that is made at run time only that there may be one.
-    fn spec(&self, vm: u32) -> Result<VmSpec, Errno> {
+    fn spec(&self, vm: u32) -> Result<Vm, Errno> {
         let known = self.vms.iter().find(|spec| spec.id == vm).copied();
         let made = self.vm_numbers.filter(|numbers| numbers.contains(vm));
-        known.or(made.map(|_| VmSpec { id: vm, ..VmSpec::default() })).ok_or(Errno::INVAL)
+        known.or(made.map(|_| Vm { id: vm, ..Vm::default() })).ok_or(Errno::INVAL)
     }
 
     /// The same for its device, which for a VM that is made at run time is as the request says.
-    fn device_spec(&self, vm: u32, scanouts: u32, direct: bool) -> Result<VmSpec, Errno> {
+    fn device_spec(&self, vm: u32, scanouts: u32, direct: bool) -> Result<Vm, Errno> {
         let spec = self.spec(vm)?;
         if self.vms.iter().any(|known| known.id == vm) {
             return Ok(spec);
         }
         let scanouts = u8::try_from(scanouts).ok().filter(|count| *count <= 1).ok_or(Errno::INVAL)?;
-        Ok(VmSpec { scanouts, direct, ..spec })
+        Ok(Vm { scanouts, direct, ..spec })
     }
 
-    fn start_device(&self, spec: VmSpec, control: OwnedFd, log: OwnedFd) -> io::Result<spawn::Started> {
+    fn start_device(&self, spec: Vm, control: OwnedFd, log: OwnedFd) -> io::Result<spawn::Started> {
         let listener = self.listen(&device_socket(&self.socket_dir, spec.id))?;
         let streams = self.listen(&stream_socket(&self.socket_dir, spec.id))?;
         let mut arguments: Vec<OsString> = vec!["--fd".into(), (spawn::FIRST + 1).to_string().into()];
@@ -799,14 +800,6 @@ impl Drop for Launcher {
         if let Some(cgroups) = &mut self.cgroups {
             cgroups.finish();
         }
-    }
-}
-
-/// Kills a process; one that has ended already is fine.
-fn kill(pidfd: BorrowedFd<'_>) {
-    match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
-        Ok(()) | Err(Errno::SRCH) => {}
-        Err(error) => tracing::error!("cannot kill a process: {error}"),
     }
 }
 

@@ -30,7 +30,7 @@ pub fn put(line: &[u8]) -> bool {
     }
 }
 
-/// As [`crate::move_log`].
+/// As [`super::move_log`].
 pub(crate) fn move_away() -> io::Result<BorrowedFd<'static>> {
     let copy = io::stderr().as_fd().try_clone_to_owned()?;
     Ok(MOVED.get_or_init(|| copy).as_fd())

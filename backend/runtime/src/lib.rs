@@ -1,0 +1,14 @@
+//! The parts that every backend process needs, each written once: the log ([`log`]), lines that a guest can provoke ([`limited`]), the logs
+//! of children ([`child_log`]), token buckets ([`rate`]), processes by descriptor ([`process`]), and the clock ([`clock`]).
+//!
+//! Every program of the backend links it, so it depends on no event loop and knows no message.
+
+pub mod child_log;
+pub mod clock;
+pub mod limited;
+pub mod log;
+pub mod process;
+pub mod rate;
+
+#[doc(hidden)]
+pub use tracing;
