@@ -2,19 +2,20 @@
 
 use crate::{
     arenas::{AttachError, Attached, Counts, Extent, Incoming, Mapped},
-    completion::Completion,
-    custody::{Custody, CustodyError},
-    dispatcher::{Dispatcher, Shared},
-    exit::exit,
-    helper::{Control, Helper, MemoryHelper, MemoryJob, ModuleHelper, Tools, tell},
-    lanes::Lanes,
-    memory::{Memory, Windows},
-    notice::{Notice, Notices},
-    provision::Provision,
-    queue::Gate,
-    session::Session,
-    submit::Submitter,
-    time::Time,
+    dispatch::{
+        Dispatcher, Shared,
+        notice::{Notice, Notices},
+    },
+    helper::{Control, Helper, Tools, tell},
+    memory::{
+        Memory, Windows,
+        custody::{Custody, CustodyError},
+        helper::{MemoryHelper, MemoryJob},
+        provision::Provision,
+    },
+    modules::ModuleHelper,
+    session::{Session, exit::exit},
+    submit::{Submitter, completion::Completion, lanes::Lanes, queue::Gate, time::Time},
 };
 use core::sync::atomic::Ordering;
 use rustix::{fd::OwnedFd, io::Errno};

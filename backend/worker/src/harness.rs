@@ -3,17 +3,22 @@
 
 use crate::{
     arenas::{Attached, Mapped},
-    completion::Completion,
-    dispatcher::{Dispatcher, Shared},
-    helper::{Control, Helper, MemoryHelper, MemoryJob, ModuleHelper, Tools},
-    lanes::Lanes,
-    memory::{Memory, Windows},
-    notice::Notices,
-    provision::Provision,
-    queue::Gate,
+    dispatch::{Dispatcher, Shared, notice::Notices},
+    helper::{Control, Helper, Tools},
+    memory::{
+        Memory, Windows,
+        helper::{MemoryHelper, MemoryJob},
+        provision::Provision,
+    },
+    modules::ModuleHelper,
     session::Session,
-    submit::Submitter,
-    time::{OPEN, Time},
+    submit::{
+        Submitter,
+        completion::Completion,
+        lanes::Lanes,
+        queue::Gate,
+        time::{OPEN, Time},
+    },
 };
 use rustix::{
     event::{EventfdFlags, eventfd},

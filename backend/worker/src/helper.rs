@@ -1,19 +1,12 @@
 //! The two helper threads: what may wait, each kind in the order it was asked for.
 //!
 //! The memory helper owns contexts, device memory and the pinning of arenas; the module helper owns images and functions.
-//! A helper leaves a [`Notice`](crate::notice::Notice) for the dispatcher before it answers the guest.
-
-mod heaps;
-mod memory;
-mod modules;
-
-pub(crate) use heaps::Heaps;
-pub(crate) use memory::{MemoryHelper, MemoryJob, PoolJob, VirtualJob, resident_threads};
-pub(crate) use modules::{ModuleHelper, ModuleJob, Question};
+//! A helper leaves a [`Notice`](crate::dispatch::notice::Notice) for the dispatcher before it answers the guest.
 
 use crate::{
-    notice::Notices,
-    provision::Provision,
+    dispatch::notice::Notices,
+    memory::{helper::MemoryJob, provision::Provision},
+    modules::{ModuleJob, heaps::Heaps},
     session::{ReplyTo, Session},
 };
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -101,7 +94,7 @@ impl Helper {
     }
 
     /// A memory job is finished.
-    fn memory_done(&self) {
+    pub(crate) fn memory_done(&self) {
         self.memory_jobs.fetch_sub(1, Ordering::AcqRel);
     }
 
@@ -122,7 +115,7 @@ pub(crate) fn tell(control: &Control, message: FromWorker) {
 }
 
 /// Publishes the answer of a job: the fields that `put` appends, or a failure.
-fn respond<R>(
+pub(crate) fn respond<R>(
     session: &Session,
     to: ReplyTo,
     result: Result<R, Code>,

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "clears memory that nothing is allocated in any more")]
 
 use super::{Chunk, Mapper};
-use crate::lanes::ContextRef;
+use crate::submit::lanes::ContextRef;
 use sluice_driver::{Code, Device, Driver, Handle, Rows, code};
 use std::{collections::BTreeMap, sync::Arc};
 

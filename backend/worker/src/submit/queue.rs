@@ -6,13 +6,16 @@
 //! for no permit, and order is kept whoever submits.
 
 use crate::{
-    completion::Current,
-    helper::{Helper, MemoryJob, ModuleJob},
-    local::{Local, LocalMemory},
-    provision::Provision,
+    helper::Helper,
+    memory::{helper::MemoryJob, provision::Provision},
+    modules::ModuleJob,
     session::{ReplyTo, Session},
-    submit::{Operation, Payload, Submitter, Work},
-    time::{Patience, Time},
+    submit::{
+        Operation, Payload, Submitter, Work,
+        completion::Current,
+        local::{Local, LocalMemory},
+        time::{Patience, Time},
+    },
 };
 use core::time::Duration;
 use sluice_driver::{Code, Driver, Handle, LaunchAttribute, code};

@@ -9,7 +9,7 @@
 //! When work *begins* is taken from the host's clock: from the call that submitted it, or from the end of what it stood behind.
 //! An event before each piece of work would cost a driver call per piece, and says the same wherever the device is free.
 
-use crate::lanes::{ContextRef, Marker};
+use crate::submit::lanes::{ContextRef, Marker};
 use sluice_driver::Handle;
 use sluice_scheduler::Nanos;
 
@@ -100,7 +100,7 @@ fn nanoseconds(milliseconds: f32) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::Ticket;
+    use crate::submit::time::Ticket;
 
     const CONTEXT: ContextRef = ContextRef { handle: 1, serial: 1 };
 

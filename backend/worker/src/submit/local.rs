@@ -1,9 +1,9 @@
 //! For how much local memory the driver has made room, context by context.
 //!
 //! A driver keeps local memory for every thread that can be resident, and takes more at the first launch of a function
-//! that needs more than any before it. Such a launch needs leave; see [`crate::queue`].
+//! that needs more than any before it. Such a launch needs leave; see [`crate::submit::queue`].
 
-use crate::lanes::ContextRef;
+use crate::submit::lanes::ContextRef;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a launch may make the driver take.

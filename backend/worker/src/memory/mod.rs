@@ -5,8 +5,11 @@
 //! outside custody. Allocations belong to a [`Group`]: number 0, or one for each memory pool of the guest.
 
 mod blocks;
+pub(crate) mod custody;
 mod groups;
+pub(crate) mod helper;
 mod pool;
+pub(crate) mod provision;
 mod shares;
 #[cfg(any(test, fuzzing))]
 mod source;

@@ -3,14 +3,14 @@
 //! The module helper notes it, for the driver takes the heap with the first module of a context that calls `malloc`; the memory
 //! helper asks, for a heap that is there takes the size of its limit at once.
 
-use crate::lanes::ContextRef;
+use crate::submit::lanes::ContextRef;
 use std::{
     collections::BTreeSet,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// `CU_LIMIT_MALLOC_HEAP_SIZE`.
-pub(super) const LIMIT: u32 = 2;
+pub(crate) const LIMIT: u32 = 2;
 
 /// The contexts, by serial.
 #[derive(Debug, Default)]
@@ -21,15 +21,15 @@ impl Heaps {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn has(&self, context: ContextRef) -> bool {
+    pub(crate) fn has(&self, context: ContextRef) -> bool {
         self.contexts().contains(&context.serial)
     }
 
-    pub(super) fn taken(&self, context: ContextRef) {
+    pub(crate) fn taken(&self, context: ContextRef) {
         self.contexts().insert(context.serial);
     }
 
-    pub(super) fn gone(&self, context: ContextRef) {
+    pub(crate) fn gone(&self, context: ContextRef) {
         self.contexts().remove(&context.serial);
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{harness::Harness, time::OPEN};
+use crate::{harness::Harness, submit::time::OPEN};
 use proptest::prelude::*;
 use sluice_messages::custody::page::TELL;
 use sluice_protocol::{

@@ -1,8 +1,18 @@
 //! What all threads of the worker share about the session: its page, its two eventfds, its sticky error.
 //!
 //! Everything the guest must see is published through here, so that no publication forgets to wake a sleeping guest.
+//! Every other folder uses this one. Beside the session stand the tables of its objects ([`objects`], [`table`]), the text that kernels
+//! print ([`console`]), and the end of the process ([`exit`]). Nothing here calls the driver.
 
-use crate::{arenas::Pages, console::Console, exit::exit};
+pub(crate) mod console;
+pub(crate) mod exit;
+pub(crate) mod objects;
+pub(crate) mod table;
+
+use crate::{
+    arenas::Pages,
+    session::{console::Console, exit::exit},
+};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},

@@ -4,25 +4,30 @@
 //! helper. It owns every table of the session and reads them without a lock. A record that is not one of the call table,
 //! or that breaks the rules of sequences and credits, ends the session: a shim does not write such a thing.
 
+pub(crate) mod address;
 mod calls;
 mod launch;
+pub(crate) mod notice;
+pub(crate) mod spin;
 
 use crate::{
-    address::AddressMap,
-    completion::{Completion, Current},
-    helper::{Helper, MemoryJob, ModuleJob, Question},
-    lanes::ContextRef,
-    local::Local,
-    memory::SessionMemory,
-    notice::{Notice, Notices},
-    objects,
-    provision::Provision,
-    queue::{Gate, Item, perform},
-    session::{EXIT_MALFORMED, ReplyTo, Session},
-    spin::Spin,
-    submit::{Operation, Order, Payload, Submitter, Target, Work},
-    table::Table,
-    time::Time,
+    dispatch::{
+        address::AddressMap,
+        notice::{Notice, Notices},
+        spin::Spin,
+    },
+    helper::Helper,
+    memory::{SessionMemory, helper::MemoryJob, provision::Provision},
+    modules::{ModuleJob, Question},
+    session::{EXIT_MALFORMED, ReplyTo, Session, objects, table::Table},
+    submit::{
+        Operation, Order, Payload, Submitter, Target, Work,
+        completion::{Completion, Current},
+        lanes::ContextRef,
+        local::Local,
+        queue::{Gate, Item, perform},
+        time::Time,
+    },
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{

@@ -7,13 +7,23 @@
 //! kernel only once it saw what came before. So one marker serves several pieces of work only where those behind the
 //! first take no time, such as the recording of an event.
 
+pub(crate) mod completion;
+#[cfg(test)]
+mod cost;
+pub(crate) mod event_clock;
+pub(crate) mod lanes;
+pub(crate) mod local;
+pub(crate) mod queue;
+pub(crate) mod time;
+
 use crate::{
     arenas::Attached,
-    completion::{Completion, Current},
-    lanes::{ContextRef, Lanes, Marker},
-    objects,
-    session::{ReplyTo, Session},
-    time::{Permit, Ticket, Time},
+    session::{ReplyTo, Session, objects},
+    submit::{
+        completion::{Completion, Current},
+        lanes::{ContextRef, Lanes, Marker},
+        time::{Permit, Ticket, Time},
+    },
 };
 use sluice_cuda_abi::status;
 use sluice_driver::{Code, Device, Driver, Handle, Host, Launch, LaunchAttribute, Rows, code};

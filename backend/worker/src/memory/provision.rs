@@ -1,12 +1,12 @@
 //! Where the session's memory comes from: the lenders of its devices. A worker makes no device memory itself; only a
 //! dispatcher without a process, in unit tests and fuzzing, does.
 
+use crate::memory::{
+    Books, ChunkSource,
+    custody::{Custody, Grant},
+};
 #[cfg(any(test, fuzzing))]
 use crate::memory::{Ledger, OwnChunks};
-use crate::{
-    custody::{Custody, Grant},
-    memory::{Books, ChunkSource},
-};
 use sluice_driver::Code;
 #[cfg(any(test, fuzzing))]
 use sluice_driver::Driver;

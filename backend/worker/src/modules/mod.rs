@@ -1,20 +1,24 @@
 //! The module helper: images, functions and what may be asked of them.
+//!
+//! A thread of its own, which the dispatcher hands jobs to. It owns what is known of images and of the heaps of contexts ([`heaps`]); it
+//! never touches the guest's memory and never submits a kernel of the guest.
 
-use super::{
-    Helper, MemoryJob, Tools,
-    heaps::{self, Heaps},
-    respond,
-};
+pub(crate) mod heaps;
+
+use self::heaps::Heaps;
 use crate::{
-    address::HeldRange,
     arenas::Arena,
-    completion::Current,
-    custody,
-    lanes::ContextRef,
-    notice::{Notice, Notices},
-    objects::{self, Function, Image, Module},
-    provision::Provision,
-    session::{ReplyTo, Session},
+    dispatch::{
+        address::HeldRange,
+        notice::{Notice, Notices},
+    },
+    helper::{Helper, Tools, respond},
+    memory::{custody, helper::MemoryJob, provision::Provision},
+    session::{
+        ReplyTo, Session,
+        objects::{self, Function, Image, Module},
+    },
+    submit::{completion::Current, lanes::ContextRef},
 };
 use sluice_cuda_abi::image;
 use sluice_driver::{Code, Driver, Handle, Launch, LaunchAttribute, Linked, code};

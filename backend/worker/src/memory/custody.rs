@@ -7,7 +7,7 @@
 use crate::{
     memory::{Books, Chunk, ChunkSource, Lease},
     session::Session,
-    time::Meter,
+    submit::time::Meter,
 };
 use core::{
     sync::atomic::{AtomicU64, Ordering},

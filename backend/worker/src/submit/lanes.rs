@@ -11,7 +11,7 @@ use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use crate::time::Ticket;
+use crate::submit::time::Ticket;
 use sluice_driver::{Handle, Rows};
 
 /// A context of the driver, named so that one that came later at the same address is another.

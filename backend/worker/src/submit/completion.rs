@@ -7,11 +7,14 @@
 
 use crate::{
     arenas::Attached,
-    event_clock::{Becomes, EventClock},
-    helper::{Helper, MemoryJob},
-    lanes::{ContextRef, Lane, Lanes, Marker},
+    helper::Helper,
+    memory::helper::MemoryJob,
     session::Session,
-    time::{Passed, Time},
+    submit::{
+        event_clock::{Becomes, EventClock},
+        lanes::{ContextRef, Lane, Lanes, Marker},
+        time::{Passed, Time},
+    },
 };
 use core::{
     sync::atomic::{AtomicBool, Ordering, fence},

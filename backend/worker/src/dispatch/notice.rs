@@ -6,8 +6,8 @@
 
 use crate::{
     arenas::Arena,
-    lanes::ContextRef,
-    objects::{Context, Function, Module},
+    session::objects::{Context, Function, Module},
+    submit::lanes::ContextRef,
 };
 use core::sync::atomic::{AtomicBool, Ordering};
 use sluice_protocol::handle::{self, Id};

@@ -3,13 +3,14 @@
 
 use crate::{
     arenas::{Attached, Mapped},
-    completion::{Completion, Current},
     helper::Helper,
-    lanes::{ContextRef, Lanes},
-    objects::Context,
-    session::{ReplyTo, Session},
-    submit::{Operation, Order, Payload, Submitter, Target, Work},
-    time::Time,
+    session::{ReplyTo, Session, objects::Context},
+    submit::{
+        Operation, Order, Payload, Submitter, Target, Work,
+        completion::{Completion, Current},
+        lanes::{ContextRef, Lanes},
+        time::Time,
+    },
 };
 use rustix::{
     event::{EventfdFlags, eventfd},

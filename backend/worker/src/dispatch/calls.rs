@@ -2,12 +2,11 @@
 
 use super::{Binding, Dispatcher, outcome, reply_to};
 use crate::{
-    helper::{MemoryJob, ModuleJob, PoolJob, Question, VirtualJob},
-    lanes::ContextRef,
-    memory, objects,
-    queue::Item,
-    session::ReplyTo,
-    submit::{Operation, Order, Payload, Target},
+    memory,
+    memory::helper::{MemoryJob, PoolJob, VirtualJob},
+    modules::{ModuleJob, Question},
+    session::{ReplyTo, objects},
+    submit::{Operation, Order, Payload, Target, lanes::ContextRef, queue::Item},
 };
 use sluice_cuda_abi::{attributes::guest_mask, symbols};
 use sluice_driver::{Code, Rows, code};

@@ -6,7 +6,7 @@
 
 #![expect(unsafe_code, reason = "vouches for the ranges it has looked up")]
 
-use crate::{arenas::Arena, lanes::ContextRef};
+use crate::{arenas::Arena, submit::lanes::ContextRef};
 use sluice_driver::{Code, Rows, code};
 use sluice_driver::{Device, Host};
 use sluice_protocol::{

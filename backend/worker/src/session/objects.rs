@@ -1,6 +1,6 @@
 //! What the ids of a session stand for in the worker.
 
-use crate::lanes::ContextRef;
+use crate::submit::lanes::ContextRef;
 use sluice_driver::Handle;
 use sluice_protocol::handle::{self, Id};
 

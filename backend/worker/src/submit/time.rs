@@ -1,7 +1,7 @@
 //! The worker's end of its devices' time: what it may submit, how much is under way, and what it reports.
 //!
 //! Each device has a [`Meter`]. Whoever holds the [`crate::submit::Submitter`] begins pieces of work; whoever makes a pass
-//! of [`crate::completion`] ends them; so each word has one writer. While the permit is open and the device's window is not
+//! of [`crate::submit::completion`] ends them; so each word has one writer. While the permit is open and the device's window is not
 //! full, that is all: one load of the permit and a few words of this process. The arbiter reads the report page when it
 //! wants to know, and is rung only when it waits for it or when work waits for a permit.
 //!

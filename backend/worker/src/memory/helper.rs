@@ -1,19 +1,13 @@
 //! The memory helper: contexts, limits, windows, allocations, arenas.
 
-use super::{
-    Control, Helper, Tools,
-    heaps::{self, Heaps},
-    respond, tell,
-};
 use crate::{
     arenas::{Arena, Attached, Mapped},
-    completion::Current,
-    lanes::ContextRef,
-    memory::{SessionMemory, Shared, Usage},
-    notice::{Notice, Notices},
-    objects::Context,
-    provision::Provision,
-    session::{ReplyTo, Session},
+    dispatch::notice::{Notice, Notices},
+    helper::{Control, Helper, Tools, respond, tell},
+    memory::{SessionMemory, Shared, Usage, provision::Provision},
+    modules::heaps::{self, Heaps},
+    session::{ReplyTo, Session, objects::Context},
+    submit::{completion::Current, lanes::ContextRef},
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_messages::{control::FromWorker, custody::Growth};

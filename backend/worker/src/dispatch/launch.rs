@@ -2,10 +2,10 @@
 
 use super::{Dispatcher, Submitted};
 use crate::{
-    helper::{Question, resident_threads},
-    local::Local,
-    objects,
-    submit::{Operation, Payload},
+    memory::helper::resident_threads,
+    modules::Question,
+    session::objects,
+    submit::{Operation, Payload, local::Local},
 };
 use sluice_driver::{Code, Launch, LaunchAttribute, code};
 use sluice_protocol::{
