@@ -10,12 +10,10 @@ use std::{
     sync::Arc,
 };
 
+use sluice_api::Error;
 use tokio::net::UnixStream;
 
-use crate::{
-    configuration::{Access, Role},
-    error::Error,
-};
+use crate::configuration::{Access, Role};
 
 /// Groups of a peer that are looked at; Linux allows 65,536, and nobody has them.
 const GROUPS: usize = 1024;

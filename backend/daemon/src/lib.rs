@@ -9,7 +9,6 @@
 pub mod api;
 pub mod configuration;
 pub mod daemon;
-pub mod error;
 pub mod vms;
 
 mod caller;
@@ -20,4 +19,5 @@ mod placement;
 mod priority;
 mod records;
 mod registry;
+mod spec;
 mod units;

@@ -13,12 +13,15 @@ use std::{
 };
 
 use serde::Serialize;
+use sluice_api::{
+    Code, Error, VmSpec,
+    v1::{FenceStep, FencedBy},
+};
 use tokio::{sync::Mutex, task::JoinSet, time::timeout};
 
 use crate::{
     caller::Caller,
-    configuration::{Configuration, PriorityWord, VmSpec},
-    error::{Code, Error},
+    configuration::Configuration,
     fault,
     handover::launching::Launching,
     placement::placer::Placer,
@@ -27,16 +30,17 @@ use crate::{
     records::notice::{Notice, Notices},
     records::state::{
         checkpoint::{Checkpoint, FenceChange, ReadmitError, Removal},
-        objects::{Ancestor, Objects, Priority, Shares, SizeObject, VmObject, host_name, short_name},
+        objects::{Ancestor, Objects, Shares, SizeObject, VmObject, host_name, short_name},
     },
     records::trail::{Entry, Trail},
     records::usage::{ProjectIdentity, Usage, VmIdentity},
+    spec,
     units::balancing::Balance,
     units::custodian::Custodian,
     units::inventory::Inventory,
     units::set::Units,
     units::unit::Unit,
-    vms::fence::{AdmissionError, Fence, FencedBy, Step},
+    vms::fence::{AdmissionError, Fence},
     vms::limits::{self, Limits},
     vms::roster::Roster,
     vms::vm::{Phase, Vm},
@@ -530,7 +534,7 @@ impl Registry {
         let number = known.object.number;
         let by = authority(caller);
         // A tenant that could delete what an operator or a policy fenced, or what an operator drained, could make it anew.
-        let held = |fence: &Fence| fence.step != Step::Active && fence.by > by;
+        let held = |fence: &Fence| fence.step != FenceStep::Active && fence.by > by;
         if let Some(vm) = self.roster.get(number) {
             if held(&vm.stands()) || self.checkpoint.objects().drained_by(number) > by {
                 return Err(held_error(id));
@@ -539,7 +543,7 @@ impl Registry {
             if held(&fence) {
                 return Err(held_error(id));
             }
-            if fence.step != Step::Active && !fence.clean {
+            if fence.step != FenceStep::Active && !fence.clean {
                 return Err(unclean(id));
             }
         }
@@ -617,7 +621,7 @@ impl Registry {
         let number = known.object.number;
         let _turn = self.changing.lock().await;
         let draining = vm.draining();
-        if vm.stands().step == Step::Active && !draining {
+        if vm.stands().step == FenceStep::Active && !draining {
             return Err(Error::new(Code::NotFenced, format!("VM {id} is neither fenced nor drained")));
         }
         entry.note(None::<()>, None).await?;
@@ -630,7 +634,7 @@ impl Registry {
             vm.drain(false);
             vm.tell("vm-undrained", "");
         }
-        if vm.stands().step != Step::Active
+        if vm.stands().step != FenceStep::Active
             && let Err(error) = vm.readmit(authority(caller)).await
         {
             entry.note_failure(&error.to_string()).await;
@@ -1115,12 +1119,8 @@ pub(crate) fn configured(configuration: &Configuration) -> Objects {
             readmit_after: vm.readmit_after,
             hang_after: vm.hang_after,
             shares: Shares {
-                weight: vm.shares().weight,
-                priority: match vm.priority {
-                    PriorityWord::Low => Priority::Low,
-                    PriorityWord::Normal => Priority::Normal,
-                    PriorityWord::High => Priority::High,
-                },
+                weight: spec::shares(vm).weight,
+                priority: vm.priority,
                 cap_permille: vm.cap,
                 guarantee_permille: vm.guarantee,
             },

@@ -6,6 +6,7 @@
 
 use std::{future::Future, pin::Pin, rc::Rc};
 
+use sluice_api::{Code, Error};
 use tokio::{
     sync::{
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -14,11 +15,8 @@ use tokio::{
     task::spawn_local,
 };
 
-use super::places;
-use crate::{
-    error::{Code, Error},
-    registry::Registry,
-};
+use super::{error::Refusal, places};
+use crate::registry::Registry;
 
 type Work = Box<dyn FnOnce(Rc<Registry>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
@@ -37,7 +35,7 @@ pub(crate) fn bridge() -> (Bridge, Works) {
 
 impl Bridge {
     /// Has something done with the registry.
-    pub(crate) async fn call<T, W, F>(&self, work: W) -> Result<T, Error>
+    pub(crate) async fn call<T, W, F>(&self, work: W) -> Result<T, Refusal>
     where
         T: Send + 'static,
         W: FnOnce(Rc<Registry>) -> F + Send + 'static,
@@ -55,11 +53,11 @@ impl Bridge {
             })
         });
         let sent = self.0.send(work).is_ok();
-        let ending = || Error::new(Code::Unavailable, "sluiced is ending");
+        let ending = || Refusal(Error::new(Code::Unavailable, "sluiced is ending"));
         if !sent {
             return Err(ending());
         }
-        answer.await.unwrap_or_else(|_| Err(ending()))
+        answer.await.map_err(|_| ending())?.map_err(Refusal)
     }
 }
 

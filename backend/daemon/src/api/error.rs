@@ -5,21 +5,31 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use sluice_api::{Code, Error};
 use utoipa::IntoResponses;
 
-use crate::error::{Code, Error};
-
-/// The error in a response, for the audit log.
+/// A request that is not carried out: the response, and what the audit log reads of it.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal {
-    pub(crate) code: Code,
-    pub(crate) message: String,
-}
+pub(crate) struct Refusal(pub(crate) Error);
 
 impl Refusal {
     /// Whether a role or a limit was the reason, and not the request's form or what there is.
     pub(crate) fn is_audited(&self) -> bool {
-        matches!(self.code, Code::Forbidden | Code::QuotaExceeded)
+        matches!(self.0.code, Code::Forbidden | Code::QuotaExceeded)
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = (status(self.0.code), Json(&self.0)).into_response();
+        response.extensions_mut().insert(self);
+        response
     }
 }
 
@@ -75,38 +85,27 @@ pub enum ChangeErrors {
     Storage(Error),
 }
 
-impl Error {
-    pub(crate) fn status(&self) -> StatusCode {
-        match self.code {
-            Code::InvalidRequest => StatusCode::BAD_REQUEST,
-            Code::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            Code::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Code::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Code::Forbidden => StatusCode::FORBIDDEN,
-            Code::NotFound => StatusCode::NOT_FOUND,
-            Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Code::Contradiction
-            | Code::ImmutableField
-            | Code::Configured
-            | Code::InUse
-            | Code::NotFenced
-            | Code::FenceUnderway
-            | Code::Unclean
-            | Code::QuotaExceeded
-            | Code::PlacementUnavailable => StatusCode::CONFLICT,
-            Code::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
-            Code::DeviceFailed | Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-            Code::StorageFailed => StatusCode::INSUFFICIENT_STORAGE,
-            Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-        }
-    }
-}
-
-impl IntoResponse for Error {
-    fn into_response(self) -> Response {
-        let refusal = Refusal { code: self.code, message: self.message.clone() };
-        let mut response = (self.status(), Json(self)).into_response();
-        response.extensions_mut().insert(refusal);
-        response
+pub(crate) const fn status(code: Code) -> StatusCode {
+    match code {
+        Code::InvalidRequest => StatusCode::BAD_REQUEST,
+        Code::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
+        Code::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        Code::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        Code::Forbidden => StatusCode::FORBIDDEN,
+        Code::NotFound => StatusCode::NOT_FOUND,
+        Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        Code::Contradiction
+        | Code::ImmutableField
+        | Code::Configured
+        | Code::InUse
+        | Code::NotFenced
+        | Code::FenceUnderway
+        | Code::Unclean
+        | Code::QuotaExceeded
+        | Code::PlacementUnavailable => StatusCode::CONFLICT,
+        Code::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
+        Code::DeviceFailed | Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Code::StorageFailed => StatusCode::INSUFFICIENT_STORAGE,
+        Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

@@ -10,14 +10,12 @@ use axum::{
     },
     http::{StatusCode, request::Parts},
 };
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
-use serde_json::Value;
+use serde::de::DeserializeOwned;
+use sluice_api::{Code, Error, json::Object};
 use tokio::time::timeout;
 
-use crate::{
-    caller::{Caller, no_role},
-    error::{Code, Error},
-};
+use super::error::Refusal;
+use crate::caller::{Caller, no_role};
 
 /// How long a client may take to send a body.
 const BODY: Duration = Duration::from_secs(10);
@@ -52,9 +50,9 @@ async fn name_in_path<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<St
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
-    type Rejection = Error;
+    type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
         let name = name_in_path(parts, state).await?;
         Self::check(&name)?;
         Ok(Self(name))
@@ -75,9 +73,9 @@ impl VmName {
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for VmName {
-    type Rejection = Error;
+    type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
         let name = name_in_path(parts, state).await?;
         Self::check(&name)?;
         Ok(Self(name))
@@ -89,16 +87,16 @@ impl<S: Send + Sync> FromRequestParts<S> for VmName {
 pub(crate) struct Number(pub(crate) u32);
 
 impl<S: Send + Sync> FromRequestParts<S> for Number {
-    type Rejection = Error;
+    type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
         let Path(text): Path<String> =
             Path::from_request_parts(parts, state).await.map_err(|error: PathRejection| {
                 Error::invalid("the path is not one of the API").because(error)
             })?;
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
         let number = text.parse().ok().filter(|_| digits);
-        number.map(Self).ok_or_else(|| Error::invalid(format!("{text:?} is not a number")))
+        Ok(Self(number.ok_or_else(|| Error::invalid(format!("{text:?} is not a number")))?))
     }
 }
 
@@ -107,9 +105,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Number {
 pub(crate) struct Asked<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
-    type Rejection = Error;
+    type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
         let Query(query) =
             Query::from_request_parts(parts, state).await.map_err(|error: QueryRejection| {
                 Error::invalid("what follows the ? is not understood").because(error)
@@ -123,57 +121,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
 pub(crate) struct Body<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
-    type Rejection = Error;
+    type Rejection = Refusal;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
         let read = timeout(BODY, Json::from_request(request, state)).await;
         let read =
             read.map_err(|_| Error::new(Code::RequestTimeout, format!("the body has not come in {BODY:?}")))?;
         let Json(Object(body)) = read.map_err(refuse)?;
         Ok(Self(body))
     }
-}
-
-/// What is an object: by itself, a structure would be taken from a list of its values, too.
-struct Object<T>(T);
-
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        object(deserializer).map(Self)
-    }
-}
-
-/// A structure within one.
-pub(crate) fn object<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    let mut map = serde_json::Map::deserialize(deserializer)?;
-    map.values_mut().for_each(whole);
-    serde_json::from_value(map.into()).map_err(serde::de::Error::custom)
-}
-
-/// In JSON `5.0` is the integer 5; some languages write it so.
-fn whole(value: &mut Value) {
-    /// Beyond it not every integer is a floating-point number.
-    const EXACT: f64 = 9_007_199_254_740_992.0;
-    let number = value.as_f64().filter(|_| value.is_f64());
-    if let Some(number) = number.filter(|number| number.fract() == 0.0 && number.abs() <= EXACT) {
-        #[expect(clippy::cast_possible_truncation, reason = "an integer of 54 bits, by the line above")]
-        let whole = number as i64;
-        *value = whole.into();
-    }
-}
-
-/// The same, where there may be none.
-pub(crate) fn optional_object<'de, T: DeserializeOwned, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<T>, D::Error> {
-    Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(value)| value))
-}
-
-/// A list of structures.
-pub(crate) fn objects_of<'de, T: DeserializeOwned, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Vec<T>, D::Error> {
-    Ok(Vec::<Object<T>>::deserialize(deserializer)?.into_iter().map(|Object(value)| value).collect())
 }
 
 fn refuse(rejection: JsonRejection) -> Error {
@@ -191,30 +147,17 @@ fn refuse(rejection: JsonRejection) -> Error {
 }
 
 impl<S: Sync> FromRequestParts<S> for Caller {
-    type Rejection = Error;
+    type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
         let caller = parts.extensions.get::<Self>().filter(|caller| caller.is_known()).cloned();
-        caller.ok_or_else(no_role)
+        Ok(caller.ok_or_else(no_role)?)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_integer_may_be_written_with_a_point() {
-        let read = |text: &str| {
-            let Object(numbers): Object<std::collections::BTreeMap<String, u64>> =
-                serde_json::from_str(text)?;
-            Ok::<_, serde_json::Error>(numbers["a"])
-        };
-        assert_eq!(read("{\"a\": 5.0}").ok(), Some(5));
-        for bad in ["{\"a\": 5.5}", "{\"a\": -5.0}", "{\"a\": 1e300}", "[5]"] {
-            assert!(read(bad).is_err(), "{bad} was taken");
-        }
-    }
 
     // Promise: A41
     #[test]

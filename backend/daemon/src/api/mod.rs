@@ -24,6 +24,7 @@ use axum::{
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse as _, Response},
 };
+use sluice_api::{Code, Error};
 use tokio::time::timeout;
 use utoipa::OpenApi as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -33,13 +34,8 @@ use self::{
     error::Refusal,
     places::{Places, User},
 };
-use crate::{
-    caller::Caller,
-    error::{Code, Error},
-    records::journal::Journal,
-    records::trail::RefusalRate,
-    registry::Registry,
-};
+
+use crate::{caller::Caller, records::journal::Journal, records::trail::RefusalRate, registry::Registry};
 
 /// Bytes of a body.
 const BODY_BYTES: usize = 64 << 10;
@@ -125,9 +121,9 @@ pub fn openapi() -> serde_json::Result<String> {
 pub(crate) fn router(api: Api) -> Router {
     parts()
         .0
-        .fallback(|| async { Error::new(Code::NotFound, "there is no such path in the API") })
+        .fallback(|| async { Refusal(Error::new(Code::NotFound, "there is no such path in the API")) })
         .method_not_allowed_fallback(|| async {
-            Error::new(Code::MethodNotAllowed, "this path does not know that method")
+            Refusal(Error::new(Code::MethodNotAllowed, "this path does not know that method"))
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .layer(from_fn_with_state(api.clone(), guard))
@@ -145,7 +141,7 @@ async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response
         && let Some(refusal) = response.extensions().get::<Refusal>().filter(|refusal| refusal.is_audited())
         && let Some(left_out) = api.refusals.take(caller.uid, Instant::now())
     {
-        let mut why = refusal.message.clone();
+        let mut why = refusal.0.message.clone();
         if left_out > 0 {
             why.push_str(&format!(" ({left_out} refusals before it are not noted)"));
         }
@@ -154,7 +150,7 @@ async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response
             Ok(())
         };
         if let Err(error) = api.bridge.call(note).await {
-            tracing::error!("a refusal is not in the audit log: {}", error.message);
+            tracing::error!("a refusal is not in the audit log: {}", error.0.message);
         }
     }
     response
@@ -164,12 +160,12 @@ async fn bounded(journal: &Journal, request: Request, next: Next) -> Response {
     let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
     let reading = request.extensions().get::<Caller>().is_none_or(|caller| caller.reading);
     if changes && reading {
-        return Error::forbidden("this socket is for reading only").into_response();
+        return Refusal(Error::forbidden("this socket is for reading only")).into_response();
     }
     let user = request.extensions().get::<Arc<User>>().cloned();
     if changes && let Some(Err(wait)) = user.as_ref().map(|user| user.change()) {
         let message = format!("too many changes of one user; try again in {} s", wait.as_secs() + 1);
-        return Error::new(Code::TooManyRequests, message).into_response();
+        return Refusal(Error::new(Code::TooManyRequests, message)).into_response();
     }
     let path = request.uri().path().to_owned();
     let answer = next.run(request);
@@ -195,8 +191,8 @@ async fn bounded(journal: &Journal, request: Request, next: Next) -> Response {
         }
         Err(_) => {
             tracing::warn!("{path} is not answered in {ANSWER:?}");
-            Error::new(Code::Unavailable, format!("no answer in {ANSWER:?}; what was begun goes on"))
-                .into_response()
+            let message = format!("no answer in {ANSWER:?}; what was begun goes on");
+            Refusal(Error::new(Code::Unavailable, message)).into_response()
         }
     }
 }

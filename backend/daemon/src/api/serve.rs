@@ -18,6 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use axum::Router;
 use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use sluice_api::{Code, Error};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{UnixListener, UnixStream},
@@ -27,11 +28,9 @@ use tokio::{
 };
 use tower_service::Service as _;
 
+use super::error::status;
 use super::places::{Bounds, Places, User, Users};
-use crate::{
-    caller::{Caller, Directory, no_role},
-    error::{Code, Error},
-};
+use crate::caller::{Caller, Directory, no_role};
 
 /// Connections at once.
 const CONNECTIONS: Bounds = Bounds { all: 256, others: 192, each: 32 };
@@ -86,7 +85,7 @@ pub(crate) fn adopt(socket: std::os::fd::OwnedFd) -> Result<UnixListener> {
 
 /// What is said to a client for whom there is no place, before its request is read.
 fn refusal(error: Error) -> Vec<u8> {
-    let status = error.status();
+    let status = status(error.code);
     // A code and words can be written.
     let body = serde_json::to_string(&error).unwrap_or_default();
     format!(

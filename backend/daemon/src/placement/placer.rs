@@ -14,6 +14,10 @@ use std::{
 };
 
 use sha2::{Digest as _, Sha256};
+use sluice_api::{
+    Code, Error,
+    v1::{Isolation, Policy},
+};
 use sluice_messages::inventory::{Instance, Place as InstancePlace, Switch, Visible, WHOLE};
 use sluice_placement::{
     Answer, Apart, Attributes, Class, Decision, Division, Fleet, Foreign, Geometry, Gpu, Identity, Listed,
@@ -29,13 +33,12 @@ use tokio::{
 
 use crate::{
     configuration::Configuration,
-    error::{Code, Error},
     handover::launching::Launching,
     records::journal::Journal,
     records::notice::{Notice, Notices},
     records::state::{
         checkpoint::Checkpoint,
-        objects::{Home, Isolation, Plan, Policy, VmObject},
+        objects::{Home, Plan, VmObject},
     },
     registry,
     units::inventory::{AskError, Inventory, Kind},

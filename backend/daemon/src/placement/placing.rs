@@ -9,13 +9,13 @@ use std::{
 };
 
 use serde_json::json;
+use sluice_api::{Code, Error};
 use sluice_messages::inventory::Switch;
 use sluice_placement::{Fleet, Pin, PlanError, Policy, Refusal, VmId, fleet::Relocation};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::{
     caller::Caller,
-    error::{Code, Error},
     placement::placer::{Held, undrained, vm_id},
     registry::{Known, Registry},
     units::inventory::AskError,

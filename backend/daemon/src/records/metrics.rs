@@ -11,12 +11,13 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry as Encoded, Unit},
 };
+use sluice_api::v1::FenceStep;
 
 use crate::{
     registry::Registry,
+    spec,
     units::unit::{UnitReport, UpkeepReport, VmReport},
     units::xid::Class,
-    vms::fence::Step,
     vms::vm::{Phase, Vm},
 };
 
@@ -37,8 +38,14 @@ const EVENTS: [&str; 14] = [
     "worker-without-session",
     "session-without-worker",
 ];
-const STEPS: [Step; 6] =
-    [Step::Active, Step::Fencing, Step::Killed, Step::Revoked, Step::Scrubbed, Step::Quarantined];
+const STEPS: [FenceStep; 6] = [
+    FenceStep::Active,
+    FenceStep::Fencing,
+    FenceStep::Killed,
+    FenceStep::Revoked,
+    FenceStep::Scrubbed,
+    FenceStep::Quarantined,
+];
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -124,14 +131,14 @@ fn ratio() -> Option<Unit> {
     Some(Unit::Other("ratio".to_owned()))
 }
 
-fn step_name(step: Step) -> &'static str {
+fn step_name(step: FenceStep) -> &'static str {
     match step {
-        Step::Active => "active",
-        Step::Fencing => "fencing",
-        Step::Killed => "killed",
-        Step::Revoked => "revoked",
-        Step::Scrubbed => "scrubbed",
-        Step::Quarantined => "quarantined",
+        FenceStep::Active => "active",
+        FenceStep::Fencing => "fencing",
+        FenceStep::Killed => "killed",
+        FenceStep::Revoked => "revoked",
+        FenceStep::Scrubbed => "scrubbed",
+        FenceStep::Quarantined => "quarantined",
     }
 }
 
@@ -474,7 +481,7 @@ impl Registry {
             "sluice_vm_gpu_weight",
             None,
             "The VM's share of GPU time in relation to others",
-            own(&|vm| f64::from(vm.spec().shares().weight)),
+            own(&|vm| f64::from(spec::shares(&vm.spec()).weight)),
         );
         shown.gauge(
             "sluice_vm_gpu_guarantee",
@@ -501,8 +508,9 @@ impl Registry {
             *states.entry(state).or_default() += 1;
             let fence = vm.stands();
             *steps.entry(step_name(fence.step)).or_default() += 1;
-            if fence.step != Step::Active {
-                fenced.push((whole.labels.clone(), flag(fence.step == Step::Quarantined && !fence.clean)));
+            if fence.step != FenceStep::Active {
+                fenced
+                    .push((whole.labels.clone(), flag(fence.step == FenceStep::Quarantined && !fence.clean)));
             }
             if let Some(organisation) = &vm.subject().organisation {
                 let lent = organisations.entry(organisation.clone()).or_default();

@@ -16,12 +16,12 @@ use std::{
 };
 
 use serde::Serialize;
+use sluice_api::Error;
 
 use sluice_runtime::rate::TokenBucket;
 
 use crate::{
-    caller::Caller, error::Error, priority::PriorityLock, records::journal::now,
-    records::state::file::off_thread,
+    caller::Caller, priority::PriorityLock, records::journal::now, records::state::file::off_thread,
 };
 
 /// Files of the log.

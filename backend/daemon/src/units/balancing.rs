@@ -10,9 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluice_api::v1::Rebalance;
 use sluice_placement::{RebalancePolicy, Rebalancer, Resource, Smoothing, Suggestion, Unit, VmId};
 
-use crate::{configuration::Rebalance, registry::Registry};
+use crate::registry::Registry;
 
 /// How often load is looked at.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluice_api::v1::FencedBy;
 use sluice_messages::control::ArbiterEvent;
 use sluice_runtime::rate::TokenBucket;
 use tokio::{
@@ -21,7 +22,7 @@ use tokio::{
 use crate::{
     configuration::FencePolicy, records::journal::Journal, records::notice::Notice,
     records::state::checkpoint::Checkpoint, units::escrow::Escrows, units::set::Units, units::xid::Class,
-    vms::conduct::Conduct, vms::fence::FencedBy, vms::roster::Roster,
+    vms::conduct::Conduct, vms::roster::Roster,
 };
 
 /// Events told of at once, and per second in the long run; all are counted.

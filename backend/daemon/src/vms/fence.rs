@@ -9,62 +9,35 @@
 //! same. Each condition includes those of the steps before it, so that nothing a daemon once saw has to be believed by another.
 
 use serde::{Deserialize, Serialize};
+use sluice_api::v1::{FenceStep, FencedBy};
 
 use sluice_runtime::process::Identity;
-
-/// How far a VM is on its way out and in again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Step {
-    /// It has what it may have.
-    Active,
-    /// Nothing new is given to it; whoever gives is being told.
-    Fencing,
-    /// Its workers are being ended.
-    Killed,
-    /// What was lent to it is coming back.
-    Revoked,
-    /// What came back is being scrubbed.
-    Scrubbed,
-    /// Nothing is left of it.
-    Quarantined,
-}
-
-/// Which authority fenced a VM. The higher one decides when the fence ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum FencedBy {
-    /// A tenant, its own VM.
-    Tenant,
-    /// A rule that the VM broke.
-    Policy,
-    /// An operator. So is a fence in a state file of a version that did not write this.
-    #[default]
-    Operator,
-}
-
-impl FencedBy {
-    fn is_operator(&self) -> bool {
-        *self == Self::Operator
-    }
-}
 
 /// Where a VM stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Fence {
-    pub(crate) step: Step,
+    pub(crate) step: FenceStep,
     /// Grows with each admission. What carries an older one is of a VM that is gone.
     pub(crate) epoch: u64,
     /// In quarantine: whether everything was taken from it and is clean.
     pub(crate) clean: bool,
     /// Why it was fenced.
     pub(crate) reason: String,
-    /// Which authority fenced it; says nothing while it is active.
-    #[serde(default, skip_serializing_if = "FencedBy::is_operator")]
+    /// Which authority fenced it; says nothing while it is active. In a state file of a version that did not write this, an operator did.
+    #[serde(default = "operator", skip_serializing_if = "is_operator")]
     pub(crate) by: FencedBy,
     /// Its workers when it was fenced: for a daemon that did not start them.
     pub(crate) workers: Vec<Identity>,
+}
+
+const fn operator() -> FencedBy {
+    FencedBy::Operator
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_operator(by: &FencedBy) -> bool {
+    *by == FencedBy::Operator
 }
 
 /// What is seen of a VM.
@@ -111,11 +84,11 @@ pub(crate) enum AdmissionError {
 impl Default for Fence {
     fn default() -> Self {
         Self {
-            step: Step::Active,
+            step: FenceStep::Active,
             epoch: 1,
             clean: false,
             reason: String::new(),
-            by: FencedBy::default(),
+            by: operator(),
             workers: Vec::new(),
         }
     }
@@ -124,13 +97,13 @@ impl Default for Fence {
 impl Fence {
     /// The epoch in which the VM may have something; `None` while it may not.
     pub(crate) fn admitted(&self) -> Option<u64> {
-        (self.step == Step::Active).then_some(self.epoch)
+        (self.step == FenceStep::Active).then_some(self.epoch)
     }
 
     /// The first step out. `None` when the VM is on its way already.
     pub(crate) fn begin(&self, by: FencedBy, reason: &str, workers: Vec<Identity>) -> Option<Self> {
-        (self.step == Step::Active).then(|| Self {
-            step: Step::Fencing,
+        (self.step == FenceStep::Active).then(|| Self {
+            step: FenceStep::Fencing,
             epoch: self.epoch,
             clean: false,
             reason: reason.to_owned(),
@@ -141,7 +114,7 @@ impl Fence {
 
     /// The same step under a higher authority. `None` where the VM is active, or the authority is no higher.
     pub(crate) fn raise(&self, by: FencedBy, reason: &str) -> Option<Self> {
-        let is_higher = self.step != Step::Active && by > self.by;
+        let is_higher = self.step != FenceStep::Active && by > self.by;
         is_higher.then(|| Self { by, reason: reason.to_owned(), ..self.clone() })
     }
 
@@ -151,18 +124,18 @@ impl Fence {
         let revoked = killed && seen.has.is_some_and(|has| has.lent == 0 && has.holders == 0);
         let scrubbed = revoked && seen.has.is_some_and(|has| has.dirty == 0);
         let (done, next, clean) = match self.step {
-            Step::Active => return None,
-            Step::Fencing => (seen.told, Step::Killed, false),
-            Step::Killed => (killed, Step::Revoked, false),
-            Step::Revoked => (revoked, Step::Scrubbed, false),
-            Step::Scrubbed => (scrubbed, Step::Quarantined, true),
+            FenceStep::Active => return None,
+            FenceStep::Fencing => (seen.told, FenceStep::Killed, false),
+            FenceStep::Killed => (killed, FenceStep::Revoked, false),
+            FenceStep::Revoked => (revoked, FenceStep::Scrubbed, false),
+            FenceStep::Scrubbed => (scrubbed, FenceStep::Quarantined, true),
             // Late, but in the end.
-            Step::Quarantined => (scrubbed && !self.clean, Step::Quarantined, true),
+            FenceStep::Quarantined => (scrubbed && !self.clean, FenceStep::Quarantined, true),
         };
         let to = |step, clean| Some(Self { step, clean, ..self.clone() });
         match done {
             true => to(next, clean),
-            false if seen.overdue && self.step != Step::Quarantined => to(Step::Quarantined, false),
+            false if seen.overdue && self.step != FenceStep::Quarantined => to(FenceStep::Quarantined, false),
             false => None,
         }
     }
@@ -170,10 +143,12 @@ impl Fence {
     /// The VM in its next epoch, where this authority may end its fence.
     pub(crate) fn readmit(&self, by: FencedBy) -> Result<Self, AdmissionError> {
         match (self.step, self.clean) {
-            (Step::Quarantined, _) if self.by > by => Err(AdmissionError::Held),
-            (Step::Quarantined, true) => Ok(Self { epoch: self.epoch.saturating_add(1), ..Self::default() }),
-            (Step::Quarantined, false) => Err(AdmissionError::Unclean),
-            (Step::Active, _) => Err(AdmissionError::Active),
+            (FenceStep::Quarantined, _) if self.by > by => Err(AdmissionError::Held),
+            (FenceStep::Quarantined, true) => {
+                Ok(Self { epoch: self.epoch.saturating_add(1), ..Self::default() })
+            }
+            (FenceStep::Quarantined, false) => Err(AdmissionError::Unclean),
+            (FenceStep::Active, _) => Err(AdmissionError::Active),
             _ => Err(AdmissionError::Underway),
         }
     }
@@ -201,7 +176,16 @@ mod tests {
             assert_eq!(next.admitted(), None);
             fence = next;
         }
-        assert_eq!(steps, [Step::Fencing, Step::Killed, Step::Revoked, Step::Scrubbed, Step::Quarantined]);
+        assert_eq!(
+            steps,
+            [
+                FenceStep::Fencing,
+                FenceStep::Killed,
+                FenceStep::Revoked,
+                FenceStep::Scrubbed,
+                FenceStep::Quarantined
+            ]
+        );
         let again = fence.readmit(FencedBy::Operator).expect("it is clean");
         assert_eq!((again.admitted(), again.workers.len()), (Some(2), 0));
     }
@@ -220,22 +204,22 @@ mod tests {
             Seen { has: Some(has), ..NOTHING_LEFT }
         };
         for (step, seen) in [
-            (Step::Fencing, lacking(|seen| seen.told = false)),
-            (Step::Killed, lacking(|seen| seen.workers = 1)),
-            (Step::Revoked, lacking(|seen| seen.has = None)),
-            (Step::Revoked, has(|has| has.lent = 1)),
-            (Step::Revoked, has(|has| has.holders = 1)),
+            (FenceStep::Fencing, lacking(|seen| seen.told = false)),
+            (FenceStep::Killed, lacking(|seen| seen.workers = 1)),
+            (FenceStep::Revoked, lacking(|seen| seen.has = None)),
+            (FenceStep::Revoked, has(|has| has.lent = 1)),
+            (FenceStep::Revoked, has(|has| has.holders = 1)),
             // A worker that another daemon did not see.
-            (Step::Revoked, lacking(|seen| seen.workers = 1)),
-            (Step::Scrubbed, has(|has| has.dirty = 1)),
-            (Step::Scrubbed, lacking(|seen| seen.has = None)),
-            (Step::Quarantined, has(|has| has.dirty = 1)),
+            (FenceStep::Revoked, lacking(|seen| seen.workers = 1)),
+            (FenceStep::Scrubbed, has(|has| has.dirty = 1)),
+            (FenceStep::Scrubbed, lacking(|seen| seen.has = None)),
+            (FenceStep::Quarantined, has(|has| has.dirty = 1)),
         ] {
             assert_eq!(at(step).advance(&seen), None, "{step:?} {seen:?}");
             let late = at(step).advance(&Seen { overdue: true, ..seen });
             match step {
-                Step::Quarantined => assert_eq!(late, None),
-                _ => assert!(late.is_some_and(|late| late.step == Step::Quarantined && !late.clean)),
+                FenceStep::Quarantined => assert_eq!(late, None),
+                _ => assert!(late.is_some_and(|late| late.step == FenceStep::Quarantined && !late.clean)),
             }
         }
     }
@@ -243,7 +227,7 @@ mod tests {
     #[test]
     fn what_is_not_clean_is_not_admitted_until_it_is() {
         let stuck = Seen { workers: 1, overdue: true, ..NOTHING_LEFT };
-        let fence = Fence { step: Step::Killed, ..fenced() }.advance(&stuck).expect("it is given up");
+        let fence = Fence { step: FenceStep::Killed, ..fenced() }.advance(&stuck).expect("it is given up");
         assert_eq!(fence.readmit(FencedBy::Operator), Err(AdmissionError::Unclean));
         assert_eq!(fence.advance(&stuck), None);
         let late = fence.advance(&NOTHING_LEFT).expect("the worker is gone after all");
@@ -315,15 +299,15 @@ mod tests {
                 let text = serde_json::to_string(&next).expect("written");
                 prop_assert_eq!(&serde_json::from_str::<Fence>(&text).expect("read"), &next);
                 match next.step {
-                    Step::Active => {
-                        prop_assert!(fence.step == Step::Quarantined && fence.clean);
+                    FenceStep::Active => {
+                        prop_assert!(fence.step == FenceStep::Quarantined && fence.clean);
                         prop_assert_eq!(next.epoch, epoch + 1);
                         epoch = next.epoch;
                     }
-                    Step::Quarantined if next.clean => {
+                    FenceStep::Quarantined if next.clean => {
                         prop_assert!(seen.told && seen.workers == 0 && seen.has == Some(Has::default()));
                     }
-                    Step::Quarantined => prop_assert!(seen.overdue),
+                    FenceStep::Quarantined => prop_assert!(seen.overdue),
                     step => prop_assert!(step > fence.step),
                 }
                 prop_assert_eq!(next.epoch, epoch);

@@ -10,6 +10,7 @@ use std::{
 };
 
 use rustix::fd::AsFd as _;
+use sluice_api::v1::{FenceStep, FencedBy};
 use tokio::time::{sleep, timeout};
 
 use sluice_runtime::process::kill;
@@ -17,7 +18,8 @@ use sluice_runtime::process::kill;
 use crate::{
     records::notice::Notice,
     records::state::checkpoint::{FenceChange, ReadmitError},
-    vms::fence::{Fence, FencedBy, Has, Seen, Step},
+    spec,
+    vms::fence::{Fence, Has, Seen},
     vms::vm::Vm,
 };
 
@@ -27,11 +29,11 @@ const LOOKS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50
 const REASON: usize = 200;
 
 /// How long a step can take in good order.
-fn limit(step: Step) -> Duration {
+fn limit(step: FenceStep) -> Duration {
     match step {
         // A killed process that is not reaped in this time hangs in the driver.
-        Step::Killed => Duration::from_secs(5),
-        Step::Scrubbed => Duration::from_secs(60),
+        FenceStep::Killed => Duration::from_secs(5),
+        FenceStep::Scrubbed => Duration::from_secs(60),
         _ => Duration::from_secs(10),
     }
 }
@@ -50,7 +52,7 @@ impl Vm {
             return change;
         }
         // Its workers are ended now, not when whoever keeps the fence comes to it.
-        self.act(&Fence { step: Step::Killed, ..self.stands() });
+        self.act(&Fence { step: FenceStep::Killed, ..self.stands() });
         self.fenced().notify_waiters();
         self.say_fenced(&reason);
         change
@@ -68,7 +70,7 @@ impl Vm {
         tracing::info!("VM {} is admitted again: epoch {epoch}", self.id());
         self.tell("vm-readmitted", format!("epoch {epoch}"));
         let stands = self.stands();
-        if stands.step != Step::Active {
+        if stands.step != FenceStep::Active {
             // While it was being written that it is admitted.
             self.say_fenced(&stands.reason);
         }
@@ -85,7 +87,7 @@ impl Vm {
             loop {
                 let changed = self.fenced().notified();
                 let fence = self.stands();
-                if matches!(fence.step, Step::Active | Step::Quarantined) {
+                if matches!(fence.step, FenceStep::Active | FenceStep::Quarantined) {
                     return;
                 }
                 changed.await;
@@ -98,19 +100,19 @@ impl Vm {
 
     /// Brings the VM through its steps whenever it is fenced, for ever.
     pub(crate) async fn keep_fence(self: Rc<Self>) {
-        let (mut step, mut since) = (Step::Active, Instant::now());
+        let (mut step, mut since) = (FenceStep::Active, Instant::now());
         loop {
             let changed = self.fenced().notified();
             let fence = self.stands();
             if fence.step != step {
                 (step, since) = (fence.step, Instant::now());
             }
-            if fence.step == Step::Active {
+            if fence.step == FenceStep::Active {
                 changed.await;
                 continue;
             }
             self.act(&fence);
-            if fence.step == Step::Quarantined && fence.clean {
+            if fence.step == FenceStep::Quarantined && fence.clean {
                 self.hold_off(&fence, since, changed).await;
                 continue;
             }
@@ -118,11 +120,11 @@ impl Vm {
             let seen = self.look(&fence, late).await;
             match fence.advance(&seen) {
                 Some(next) => {
-                    if fence.step >= Step::Killed {
+                    if fence.step >= FenceStep::Killed {
                         // Where it fails, who keeps the checkpoint says so and tries again; the fence goes on all the same.
                         _ = self.checkpoint().written().await;
                     }
-                    if next.step == Step::Quarantined {
+                    if next.step == FenceStep::Quarantined {
                         self.count_fenced();
                         self.say_quarantined(&next, &seen);
                     }
@@ -144,7 +146,7 @@ impl Vm {
         for unit in self.units().iter() {
             unit.fence(self.id());
         }
-        if fence.step >= Step::Killed {
+        if fence.step >= FenceStep::Killed {
             self.end_workers();
             for worker in fence.workers.iter().filter_map(|worker| worker.open()) {
                 kill(worker.as_fd());
@@ -157,7 +159,7 @@ impl Vm {
         let workers = self.sessions_left().max(left);
         let mut has = Some(Has::default());
         // Nothing else is looked at before the workers are gone, which is all that takes time.
-        if workers == 0 && fence.step > Step::Killed {
+        if workers == 0 && fence.step > FenceStep::Killed {
             for unit in self.units().iter() {
                 let report = unit.describe_vm(self.id()).await;
                 has = has.zip(report).map(|(has, report)| Has {
@@ -191,7 +193,7 @@ impl Vm {
     /// Waits until the VM may be admitted again, if it may be without being asked for, or until something else changes.
     async fn hold_off(&self, fence: &Fence, since: Instant, changed: impl Future<Output = ()>) {
         // An operator's fence ends when an operator says so.
-        let hold_off = self.spec().hold_off().filter(|_| fence.by != FencedBy::Operator);
+        let hold_off = spec::hold_off(&self.spec()).filter(|_| fence.by != FencedBy::Operator);
         let Some(hold_off) = hold_off else { return changed.await };
         tokio::select! {
             () = changed => {}

@@ -6,8 +6,9 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
+use sluice_api::v1::{Isolation, Policy, Priority};
 
-use crate::records::state::objects::{Isolation, Placement, Policy, Priority, Shares, SizeObject, VmObject};
+use crate::records::state::objects::{Placement, Shares, SizeObject, VmObject};
 
 /// VMs of an organisation that its tenants may make, where no number is set.
 pub(crate) const VMS: u32 = 64;
@@ -142,7 +143,7 @@ impl Limits {
             within("pinned_bytes", wanted.pinned, has.pinned, self.pinned)?;
         }
         if shares.priority > self.priority && !(kept && shares.priority == had.priority) {
-            return Err(LimitError::Beyond { field: "priority", most: word(&self.priority) });
+            return Err(LimitError::Beyond { field: "priority", most: self.priority.to_string() });
         }
         self.check_rest(None, before, wanted)
     }
@@ -167,7 +168,10 @@ impl Limits {
         let placement = &wanted.placement;
         if placement.isolation > self.isolation && had.is_none_or(|had| had.isolation != placement.isolation)
         {
-            return Err(LimitError::Beyond { field: "placement.isolation", most: word(&self.isolation) });
+            return Err(LimitError::Beyond {
+                field: "placement.isolation",
+                most: self.isolation.to_string(),
+            });
         }
         let chosen = placement.chosen();
         let given = of_size.map_or_else(Placement::default, Placement::chosen);
@@ -206,11 +210,6 @@ fn figures(one: &VmObject, other: &VmObject) -> [(&'static str, bool); 8] {
 
 fn same_figures(one: &VmObject, other: &VmObject) -> bool {
     one.size == other.size && figures(one, other).iter().all(|(_, same)| *same)
-}
-
-/// A class as the API spells it.
-fn word(class: &impl Serialize) -> String {
-    serde_json::to_value(class).ok().and_then(|word| Some(word.as_str()?.to_owned())).unwrap_or_default()
 }
 
 impl Placement {

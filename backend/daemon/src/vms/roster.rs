@@ -5,13 +5,14 @@
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc};
 
+use sluice_api::VmSpec;
 use tokio::{
     sync::{mpsc::UnboundedSender, watch},
     task::{AbortHandle, JoinHandle, spawn_local},
 };
 
 use crate::{
-    configuration::{Configuration, VmSpec},
+    configuration::Configuration,
     handover::launching::Launching,
     records::journal::{Journal, Subject},
     records::notice::Notices,

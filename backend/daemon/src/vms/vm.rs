@@ -15,6 +15,7 @@ use std::{
 };
 
 use rustix::process::Signal;
+use sluice_api::{VmSpec, v1::FenceStep};
 use sluice_messages::{
     control::{FromDevice, ToDevice, ToLauncher, ToWorker, WorkerSetup, codec},
     inventory::Visible,
@@ -35,14 +36,15 @@ use tokio::{
 
 use crate::{
     channel::Channel,
-    configuration::{Configuration, VmSpec},
+    configuration::Configuration,
     handover::launching::{Launching, Started},
     handover::watched::{gone, watch},
     records::journal::{Journal, Subject},
     records::notice::{Notice, Notices},
     records::state::{adoption::DeviceRecord, checkpoint::Checkpoint},
+    spec,
     units::unit::{Borrower, Terms, Unit},
-    vms::fence::{Fence, Step},
+    vms::fence::Fence,
     vms::roster::House,
 };
 
@@ -330,7 +332,7 @@ impl Vm {
         let life = self.life.borrow();
         // Before it has its device it may yet find one, with the sessions of a daemon before.
         let no_session = life.as_ref().is_some_and(|life| life.sessions.borrow().is_empty());
-        no_session && self.stands().step == Step::Active
+        no_session && self.stands().step == FenceStep::Active
     }
 
     /// Has sessions wait while it is given another unit; false where it is not idle, or is held already.
@@ -382,8 +384,8 @@ impl Vm {
             guaranteed: spec.guaranteed.0,
             headroom: spec.headroom.0,
             pinned: spec.pinned.0,
-            ancestors: spec.ancestors(),
-            shares: spec.shares(),
+            ancestors: spec::ancestors(&spec),
+            shares: spec::shares(&spec),
         }
     }
 

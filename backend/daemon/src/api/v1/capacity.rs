@@ -3,100 +3,24 @@
 use std::rc::Rc;
 
 use axum::{Json, extract::State};
-use serde::{Deserialize, Serialize};
+use sluice_api::{
+    Error,
+    v1::{Capacity, Fit, MoreInstances, SharedRoom, Wishes, WouldFit},
+};
 use sluice_placement::{Decision, Fleet, Spot, Standing};
-use utoipa::ToSchema;
 
-use super::vms::VmRequest;
+use super::{units, vms};
 use crate::{
     api::Api,
-    api::error::{ChangeErrors, Errors},
-    api::extract::{Body, objects_of},
+    api::error::{ChangeErrors, Errors, Refusal},
+    api::extract::Body,
     caller::Caller,
-    error::Error,
     placement::placer::vm_id,
     registry::Registry,
 };
 
 /// VMs that can be asked about at once.
 const WISHES: usize = 64;
-
-/// What there is still room for.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Capacity {
-    /// GPUs that are not divided and that nobody is on.
-    free_gpus: u32,
-    /// Instances that could still be made, of each kind alone.
-    instances: Vec<MoreInstances>,
-    /// Units that more VMs can share.
-    shared: Vec<SharedRoom>,
-}
-
-/// How many more instances of a kind could be made, if no other is.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct MoreInstances {
-    /// The driver's number of the profile.
-    profile: u32,
-    /// Its name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    /// Memory of an instance.
-    memory_bytes: u64,
-    /// Instances.
-    count: u32,
-}
-
-/// What a shared unit has left.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-pub(crate) struct SharedRoom {
-    /// The unit.
-    unit: u32,
-    /// VMs on it.
-    vms: u32,
-    /// Bytes that are promised to none of its VMs.
-    memory_bytes: u64,
-    /// Thousandths of its time that are guaranteed to none of its VMs.
-    permille: u16,
-}
-
-/// VMs that somebody would like to make.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Wishes {
-    /// As they would be made, in this order.
-    #[schema(max_items = 64)]
-    #[serde(deserialize_with = "objects_of")]
-    vms: Vec<VmRequest>,
-}
-
-/// Whether VMs would have a place.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct WouldFit {
-    /// Whether all of them would, made in the order given. Nothing is held for them.
-    fits: bool,
-    /// Where each would be, or why it would have no place.
-    vms: Vec<Fit>,
-}
-
-/// Where a VM would be.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Fit {
-    /// The GPU.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gpu: Option<u32>,
-    /// What its unit would be.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kind: Option<super::units::UnitKind>,
-    /// The unit, where it is there already.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    unit: Option<u32>,
-    /// The first memory slice of its instance.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    start: Option<u8>,
-    /// Why there is no place.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    refusal: Option<String>,
-}
 
 impl Registry {
     fn capacity(&self) -> Capacity {
@@ -150,7 +74,7 @@ impl Registry {
         let mut fleet: Fleet = self.placer.fleet().clone();
         let mut answers = Vec::new();
         for (index, wish) in wishes.vms.into_iter().enumerate() {
-            let wanted = self.complete(wish.wanted(self)?)?;
+            let wanted = self.complete(vms::wanted(wish, self)?)?;
             // No VM can be called so.
             let name = format!("?{index}");
             let request = self.placer.request(&name, &wanted);
@@ -173,7 +97,7 @@ impl Registry {
                     let refusal = fleet.reserve(&request, decision).err().map(|error| error.to_string());
                     Fit {
                         gpu: gpu.and_then(|gpu| Some(self.placer.device(gpu)?.ordinal)),
-                        kind: spot.map(|spot| super::units::UnitKind::of(spot != Spot::Whole)),
+                        kind: spot.map(|spot| units::kind(spot != Spot::Whole)),
                         unit,
                         start,
                         refusal,
@@ -191,7 +115,7 @@ impl Registry {
 /// Says what there is still room for.
 #[utoipa::path(get, path = "/v1/capacity", tag = "units", operation_id = "get_capacity",
     responses((status = 200, body = Capacity), Errors))]
-pub(crate) async fn capacity(State(api): State<Api>, caller: Caller) -> Result<Json<Capacity>, Error> {
+pub(crate) async fn capacity(State(api): State<Api>, caller: Caller) -> Result<Json<Capacity>, Refusal> {
     caller.may_read()?;
     api.bridge.call(|registry: Rc<Registry>| async move { Ok(registry.capacity()) }).await.map(Json)
 }
@@ -206,7 +130,7 @@ pub(crate) async fn would_fit(
     State(api): State<Api>,
     caller: Caller,
     Body(wishes): Body<Wishes>,
-) -> Result<Json<WouldFit>, Error> {
+) -> Result<Json<WouldFit>, Refusal> {
     caller.may_read()?;
     api.bridge.call(|registry: Rc<Registry>| async move { registry.would_fit(wishes) }).await.map(Json)
 }

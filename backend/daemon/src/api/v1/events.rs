@@ -1,5 +1,3 @@
-#![expect(unused_qualifications, reason = "in what describes the operation, which is generated")]
-
 //! `/v1/events`: what happens, as it happens.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
@@ -10,20 +8,21 @@ use axum::{
     http::{HeaderName, header},
     response::{IntoResponse, Response},
 };
-use serde::{Deserialize, Serialize};
+use sluice_api::{
+    Code, Error,
+    v1::{Event, EventsQuery},
+};
 use tokio::{
     sync::watch,
     time::{Instant, timeout, timeout_at},
 };
-use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     api::Api,
-    api::error::Errors,
+    api::error::{Errors, Refusal},
     api::extract::Asked,
     api::places::Place,
     caller::Caller,
-    error::{Code, Error},
     records::journal::{Event as Entry, Journal, Next},
 };
 
@@ -33,38 +32,6 @@ const PIECE: usize = 64;
 const SETTLING: Duration = Duration::from_secs(1);
 /// How long nothing may be said, so that a dead client is noticed.
 const SILENCE: Duration = Duration::from_secs(15);
-
-/// Where to begin.
-#[derive(Clone, Debug, Default, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields, default)]
-#[into_params(parameter_in = Query)]
-pub(crate) struct Begin {
-    /// The token of the last event that was seen; events follow it. Without it, events from now on.
-    #[param(max_length = 64)]
-    after: Option<String>,
-    /// Whether the answer goes on with what happens next; it does if not given. Else it ends when there is no more, and without
-    /// `after` begins with the oldest event there is.
-    follow: Option<bool>,
-}
-
-/// Something that has happened: one line of the answer.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Event {
-    /// Counts without a hole, through restarts of the daemon. A tenant, who does not see all events, is told none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sequence: Option<u64>,
-    /// To go on behind this event. It tells nothing else.
-    token: String,
-    /// When, in milliseconds since 1970.
-    time: u64,
-    /// What. `gap`: events were lost, or the token is of before the machine was started. `alive`: nothing happened for a while.
-    kind: String,
-    /// The VM it is about.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    vm: Option<String>,
-    /// More, for people.
-    detail: String,
-}
 
 /// Who reads, and how far they are.
 struct Reader {
@@ -173,13 +140,13 @@ fn line(event: &Event) -> Bytes {
 ///
 /// One JSON object per line. Who was disconnected goes on with the token of the last event it saw, also when the daemon was killed
 /// meanwhile, and sees a `gap` where that is too long ago, or before the machine was started.
-#[utoipa::path(get, path = "/v1/events", tag = "events", operation_id = "get_events", params(Begin),
+#[utoipa::path(get, path = "/v1/events", tag = "events", operation_id = "get_events", params(EventsQuery),
     responses((status = 200, description = "A line for each event", body = Event, content_type = "application/x-ndjson"), Errors))]
 pub(crate) async fn events(
     State(api): State<Api>,
     caller: Caller,
-    Asked(begin): Asked<Begin>,
-) -> Result<Response, Error> {
+    Asked(begin): Asked<EventsQuery>,
+) -> Result<Response, Refusal> {
     let too_many = || Error::new(Code::Unavailable, "too many clients follow events already");
     let place = api.followers.enter(&caller).ok_or_else(too_many)?;
     let journal = Arc::clone(&api.journal);

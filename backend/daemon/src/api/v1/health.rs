@@ -7,29 +7,20 @@ use axum::{
     extract::State,
     http::{HeaderName, header},
 };
-use serde::Serialize;
-use utoipa::ToSchema;
+use sluice_api::{Code, Error, v1::Well};
 
 use crate::{
     api::Api,
-    api::error::Errors,
+    api::error::{Errors, Refusal},
     caller::Caller,
-    error::{Code, Error},
     registry::Registry,
     vms::vm::Phase,
 };
 
-/// That it is well.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-pub(crate) struct Well {
-    /// Always true.
-    ok: bool,
-}
-
 /// Says that the daemon answers.
 #[utoipa::path(get, path = "/healthz", tag = "health", operation_id = "healthz",
     responses((status = 200, body = Well), Errors))]
-pub(crate) async fn healthz(State(api): State<Api>, _caller: Caller) -> Result<Json<Well>, Error> {
+pub(crate) async fn healthz(State(api): State<Api>, _caller: Caller) -> Result<Json<Well>, Refusal> {
     // Asked of the thread that everything depends on, not of the one that happens to hear it.
     api.bridge.call(|_| async { Ok(Well { ok: true }) }).await.map(Json)
 }
@@ -37,7 +28,7 @@ pub(crate) async fn healthz(State(api): State<Api>, _caller: Caller) -> Result<J
 /// Says whether the daemon does what it is there for: every unit lends, and VMs have their devices.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz",
     responses((status = 200, body = Well), Errors))]
-pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Json<Well>, Error> {
+pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Json<Well>, Refusal> {
     let ready = |registry: Rc<Registry>| async move {
         let mut of_host = Vec::new();
         if !registry.ready.get() {
@@ -67,7 +58,7 @@ pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Jso
 pub(crate) async fn metrics(
     State(api): State<Api>,
     caller: Caller,
-) -> Result<([(HeaderName, &'static str); 1], String), Error> {
+) -> Result<([(HeaderName, &'static str); 1], String), Refusal> {
     caller.may_read()?;
     let write = |registry: Rc<Registry>| async move {
         registry

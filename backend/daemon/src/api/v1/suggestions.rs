@@ -3,17 +3,14 @@
 use std::rc::Rc;
 
 use axum::{Json, extract::State};
-use serde::Serialize;
+use sluice_api::v1::{Place, Reason, Rebalance, Suggestion, Suggestions, UnitLoad};
 use sluice_placement::{Decision, Move, Resource, Spot, Suggestion as Suggested, Unit as Planned, UnitId};
-use utoipa::ToSchema;
 
-use super::units::UnitKind;
+use super::units;
 use crate::{
     api::Api,
-    api::error::Errors,
+    api::error::{Errors, Refusal},
     caller::Caller,
-    configuration::Rebalance,
-    error::Error,
     registry::Registry,
     units::balancing::{HORIZON, LOOK, policy},
 };
@@ -23,102 +20,8 @@ const TIDIED: usize = 8;
 /// What each of them wins at least, in thousandths of the remaining configurations.
 const TIDIED_GAIN: u32 = 50;
 
-/// What load suggests.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Suggestions {
-    /// What the configuration says is done about it.
-    policy: RebalanceWord,
-    /// How far is looked ahead.
-    horizon_seconds: u32,
-    /// Load of the units that VMs are on; nothing where the policy is `off`.
-    units: Vec<UnitLoad>,
-    /// Moves that would help; nothing where the policy is `off`.
-    suggestions: Vec<Suggestion>,
-}
-
-/// What is done about overloaded units.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum RebalanceWord {
-    /// Nothing, and load is not looked at.
-    Off,
-    /// Moves are suggested.
-    Suggest,
-    /// Those for load are made, too, of VMs without a session.
-    Apply,
-}
-
-/// Load of a unit. 1 is all that it has.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-pub(crate) struct UnitLoad {
-    /// The unit.
-    unit: u32,
-    /// The part of its time that its VMs use, smoothed.
-    gpu_time_ratio: f64,
-    /// The same, as it is expected at the horizon.
-    gpu_time_ratio_ahead: f64,
-    /// The part of its memory that is lent, smoothed.
-    memory_ratio: f64,
-    /// The same, as it is expected at the horizon.
-    memory_ratio_ahead: f64,
-}
-
-/// A move that would help.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Suggestion {
-    /// The VM.
-    vm: String,
-    /// The unit it is on.
-    from: u32,
-    /// Where it would be better.
-    to: Place,
-    /// What it is about.
-    reason: Reason,
-    /// The same for people.
-    why: String,
-    /// Whether the VM has no session and can move at once.
-    idle: bool,
-    /// What is won: the part of a unit by which the worse of both is relieved, or by which remaining configurations grow.
-    gain_ratio: f64,
-}
-
-/// A place for a VM.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Place {
-    /// The GPU.
-    gpu: u32,
-    /// What its unit is.
-    kind: UnitKind,
-    /// The unit, where it is there already.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    unit: Option<u32>,
-    /// The kind of instance, by the driver's name or number.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    profile: Option<String>,
-    /// The first memory slice of the instance.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    start: Option<u8>,
-}
-
-/// What a suggestion is about.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Reason {
-    /// Its unit has not enough time for its VMs.
-    GpuTime,
-    /// Its unit has not enough memory for its VMs.
-    Memory,
-    /// Its instance lies where larger ones could be.
-    Fragmentation,
-}
-
 impl Registry {
     fn suggestions(&self) -> Suggestions {
-        let word = match self.configuration.rebalance {
-            Rebalance::Off => RebalanceWord::Off,
-            Rebalance::Suggest => RebalanceWord::Suggest,
-            Rebalance::Apply => RebalanceWord::Apply,
-        };
         let horizon_seconds = HORIZON * u32::try_from(LOOK.as_secs()).unwrap_or(1);
         let (mut units, mut suggestions) = (Vec::new(), Vec::new());
         if self.configuration.rebalance != Rebalance::Off {
@@ -134,7 +37,7 @@ impl Registry {
             let tidied = fleet.tidy_gains(TIDIED, TIDIED_GAIN);
             suggestions.extend(tidied.iter().filter_map(|(one, gain)| self.show_tidied(one, *gain)));
         }
-        Suggestions { policy: word, horizon_seconds, units, suggestions }
+        Suggestions { policy: self.configuration.rebalance, horizon_seconds, units, suggestions }
     }
 
     fn show_load(&self, unit: &Planned) -> Option<UnitLoad> {
@@ -204,7 +107,7 @@ impl Registry {
                 (Some(name.unwrap_or_else(|| profile.to_string())), Some(placement.start))
             }
         };
-        Some(Place { gpu: found.ordinal, kind: UnitKind::of(spot != Spot::Whole), unit, profile, start })
+        Some(Place { gpu: found.ordinal, kind: units::kind(spot != Spot::Whole), unit, profile, start })
     }
 
     fn number_of(&self, unit: UnitId) -> Option<u32> {
@@ -218,7 +121,10 @@ impl Registry {
 /// moves a VM. The setting `rebalance` says whether load is looked at, and whether what it suggests is done.
 #[utoipa::path(get, path = "/v1/placement/suggestions", tag = "units", operation_id = "get_suggestions",
     responses((status = 200, body = Suggestions), Errors))]
-pub(crate) async fn suggestions(State(api): State<Api>, caller: Caller) -> Result<Json<Suggestions>, Error> {
+pub(crate) async fn suggestions(
+    State(api): State<Api>,
+    caller: Caller,
+) -> Result<Json<Suggestions>, Refusal> {
     caller.may_read()?;
     api.bridge.call(|registry: Rc<Registry>| async move { Ok(registry.suggestions()) }).await.map(Json)
 }

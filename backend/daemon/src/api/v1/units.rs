@@ -3,166 +3,28 @@
 use std::rc::Rc;
 
 use axum::{Json, extract::State, http::StatusCode};
-use serde::{Deserialize, Serialize};
+use sluice_api::{
+    Error,
+    v1::{Division, Gpu, GpuState, Gpus, Unit, UnitKind, UnitMemory, UnitState, Units},
+};
 use sluice_messages::inventory::{WHOLE, uuid_text};
 use sluice_placement::Standing;
 use tokio::time::timeout;
-use utoipa::ToSchema;
 
 use super::vms::LOOK;
 use crate::{
     api::Api,
-    api::error::{ChangeErrors, Errors},
+    api::error::{ChangeErrors, Errors, Refusal},
     api::extract::{Body, Number},
     caller::Caller,
-    error::Error,
     placement::placer::Found,
     registry::Registry,
     units::unit::Unit as Room,
 };
 
-/// A GPU.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Gpu {
-    /// Its ordinal.
-    gpu: u32,
-    /// Its UUID, where the driver says it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    uuid: Option<String>,
-    /// Its name, where the driver says it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    /// The NUMA node it is near.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    numa_node: Option<u32>,
-    /// Whether it is divided into instances.
-    mig: bool,
-    /// Whether it is from its next reset on, where that is another. Until then nobody uses it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mig_pending: Option<bool>,
-    /// Whether VMs come to it.
-    state: GpuState,
-    /// Its units.
-    units: Vec<u32>,
-    /// Instances that are not of Sluice; they are left alone.
-    foreign_instances: u32,
-    /// What is lost by how its instances lie: 0 where they could not lie better, towards 1 where they block nearly everything.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fragmentation: Option<f64>,
-}
-
-/// Whether VMs come to a GPU.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum GpuState {
-    /// They do.
-    Open,
-    /// None comes, and those that are there move away when they have no session.
-    Draining,
-    /// None comes.
-    Quarantined,
-}
-
-/// GPUs.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Gpus {
-    /// All of them.
-    gpus: Vec<Gpu>,
-    /// Whether the driver's management library answers; what it would say is unknown while it does not.
-    inventory: bool,
-}
-
-/// A placement unit: a GPU or an instance of one.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Unit {
-    /// Its number.
-    unit: u32,
-    /// The GPU it is of.
-    gpu: u32,
-    /// What it is.
-    kind: UnitKind,
-    /// Whether it lends.
-    state: UnitState,
-    /// Why it is quarantined.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
-    /// The kind of instance, by the driver's name or number.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    profile: Option<String>,
-    /// The first memory slice of the instance.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    start: Option<u8>,
-    /// The UUID of the instance, for tools of the host.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    uuid: Option<String>,
-    /// Whether the driver says how much memory each process has, so that memory which a driver takes beyond a grant is charged to the
-    /// VM whose it is. Where it does not, as on every MIG instance, VMs of one organisation share the unit only with each other,
-    /// unless the configuration says otherwise.
-    figures_per_process: bool,
-    /// VMs that have a place on it.
-    vms: u32,
-    /// Its arbiter's process.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    arbiter_process: Option<u32>,
-    /// Its memory, in lists as of the last second; nothing while it is not known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memory: Option<UnitMemory>,
-    /// Messages of an epoch that was over.
-    stale_epoch_messages: u64,
-}
-
 /// What a unit is.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum UnitKind {
-    /// A whole GPU, shared by time-slice.
-    TimeSlice,
-    /// A MIG instance.
-    Mig,
-}
-
-impl UnitKind {
-    pub(super) const fn of(is_instance: bool) -> Self {
-        if is_instance { Self::Mig } else { Self::TimeSlice }
-    }
-}
-
-/// Whether a unit lends.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum UnitState {
-    /// Its memory is being taken and made clean.
-    Starting,
-    /// It lends.
-    Lending,
-    /// It lends to those that are there, none comes, and they move away when they have no session.
-    Draining,
-    /// It is out of service until an operator says otherwise.
-    Quarantined,
-}
-
-/// A unit's memory in bytes.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-pub(crate) struct UnitMemory {
-    /// In custody.
-    total_bytes: u64,
-    /// Lent.
-    lent_bytes: u64,
-    /// Clean, to be lent.
-    clean_bytes: u64,
-    /// Waiting to be scrubbed.
-    dirty_bytes: u64,
-    /// Released for the driver to grow into.
-    headroom_bytes: u64,
-    /// Not proven clean after all tries, and never lent again.
-    suspect_bytes: u64,
-}
-
-/// Units.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Units {
-    /// All of them.
-    units: Vec<Unit>,
+pub(super) const fn kind(is_instance: bool) -> UnitKind {
+    if is_instance { UnitKind::Mig } else { UnitKind::TimeSlice }
 }
 
 impl Registry {
@@ -209,7 +71,7 @@ impl Registry {
         Unit {
             unit: unit.number(),
             gpu: unit.place().device,
-            kind: UnitKind::of(unit.place().instance != WHOLE),
+            kind: kind(unit.place().instance != WHOLE),
             start: spotted.as_ref().and_then(|spotted| spotted.placement).map(|placement| placement.start),
             profile: spotted
                 .as_ref()
@@ -250,7 +112,7 @@ impl Registry {
 /// Lists GPUs.
 #[utoipa::path(get, path = "/v1/gpus", tag = "units", operation_id = "list_gpus",
     responses((status = 200, body = Gpus), Errors))]
-pub(crate) async fn gpus(State(api): State<Api>, caller: Caller) -> Result<Json<Gpus>, Error> {
+pub(crate) async fn gpus(State(api): State<Api>, caller: Caller) -> Result<Json<Gpus>, Refusal> {
     caller.may_read()?;
     let list = move |registry: Rc<Registry>| async move {
         let inventory = registry.inventory.as_ref().is_some_and(|inventory| inventory.process().is_some());
@@ -267,7 +129,7 @@ pub(crate) async fn gpu(
     State(api): State<Api>,
     caller: Caller,
     Number(gpu): Number,
-) -> Result<Json<Gpu>, Error> {
+) -> Result<Json<Gpu>, Refusal> {
     caller.may_read()?;
     api.bridge.call(move |registry| async move { registry.show_gpu(gpu) }).await.map(Json)
 }
@@ -283,7 +145,7 @@ pub(crate) async fn drain_gpu(
     State(api): State<Api>,
     caller: Caller,
     Number(gpu): Number,
-) -> Result<Json<Gpu>, Error> {
+) -> Result<Json<Gpu>, Refusal> {
     let drain = move |registry: Rc<Registry>| async move {
         registry.drain_gpu(&caller, gpu, true).await?;
         registry.show_gpu(gpu)
@@ -299,20 +161,12 @@ pub(crate) async fn readmit_gpu(
     State(api): State<Api>,
     caller: Caller,
     Number(gpu): Number,
-) -> Result<Json<Gpu>, Error> {
+) -> Result<Json<Gpu>, Refusal> {
     let readmit = move |registry: Rc<Registry>| async move {
         registry.drain_gpu(&caller, gpu, false).await?;
         registry.show_gpu(gpu)
     };
     api.bridge.call(readmit).await.map(Json)
-}
-
-/// Whether a GPU is to be divided.
-#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Division {
-    /// Whether it is to be divided into instances.
-    enabled: bool,
 }
 
 /// Switches a GPU to MIG mode, or out of it.
@@ -327,7 +181,7 @@ pub(crate) async fn switch_mig(
     caller: Caller,
     Number(gpu): Number,
     Body(division): Body<Division>,
-) -> Result<Json<Gpu>, Error> {
+) -> Result<Json<Gpu>, Refusal> {
     let switch = move |registry: Rc<Registry>| async move {
         registry.switch_mig(&caller, gpu, division.enabled).await?;
         registry.show_gpu(gpu)
@@ -338,7 +192,7 @@ pub(crate) async fn switch_mig(
 /// Lists placement units.
 #[utoipa::path(get, path = "/v1/units", tag = "units", operation_id = "list_units",
     responses((status = 200, body = Units), Errors))]
-pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<Json<Units>, Error> {
+pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<Json<Units>, Refusal> {
     caller.may_read()?;
     let list = move |registry: Rc<Registry>| async move {
         Ok(Units { units: registry.units.iter().map(|unit| registry.show_unit(&unit)).collect() })
@@ -354,7 +208,7 @@ pub(crate) async fn get(
     State(api): State<Api>,
     caller: Caller,
     Number(unit): Number,
-) -> Result<Json<Unit>, Error> {
+) -> Result<Json<Unit>, Refusal> {
     let get = move |registry: Rc<Registry>| async move {
         registry.find_unit(&caller, unit)?;
         if let Some(room) = registry.units.get(unit) {
@@ -377,7 +231,7 @@ pub(crate) async fn drain(
     State(api): State<Api>,
     caller: Caller,
     Number(unit): Number,
-) -> Result<StatusCode, Error> {
+) -> Result<StatusCode, Refusal> {
     // When it is answered the unit may be gone.
     let drain = move |registry: Rc<Registry>| async move { registry.drain_unit(&caller, unit, true).await };
     api.bridge.call(drain).await.map(|()| StatusCode::NO_CONTENT)
@@ -391,7 +245,7 @@ pub(crate) async fn readmit(
     State(api): State<Api>,
     caller: Caller,
     Number(unit): Number,
-) -> Result<Json<Unit>, Error> {
+) -> Result<Json<Unit>, Refusal> {
     let readmit = move |registry: Rc<Registry>| async move {
         registry.readmit_unit(&caller, unit).await?;
         registry.find_unit(&caller, unit)

@@ -17,6 +17,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
+use sluice_api::v1::{FenceStep, FencedBy};
 use tokio::{
     sync::{Mutex, Notify, OwnedMutexGuard},
     time::sleep,
@@ -28,7 +29,7 @@ use super::{
 };
 use sluice_runtime::process::Identity;
 
-use crate::vms::fence::{AdmissionError, Fence, FencedBy, Step};
+use crate::vms::fence::{AdmissionError, Fence};
 
 /// The form of the file.
 const VERSION: u32 = 2;
@@ -245,7 +246,7 @@ impl Checkpoint {
     pub(crate) async fn remove_vm(&self, id: &str, number: u32, by: FencedBy) -> io::Result<Removal> {
         let remove = |content: &mut Content| {
             let fence = content.vms.get(&number).cloned().unwrap_or_default();
-            let is_fenced = fence.step != Step::Active;
+            let is_fenced = fence.step != FenceStep::Active;
             if is_fenced && fence.by > by || by < content.objects.drained_by(number) {
                 return Ok(Removal::Held);
             }
@@ -288,7 +289,7 @@ impl Checkpoint {
         workers: Vec<Identity>,
     ) -> FenceChange {
         let before = self.vm(vm);
-        let change = if before.step == Step::Active {
+        let change = if before.step == FenceStep::Active {
             FenceChange::Begun
         } else if before.raise(by, reason).is_some() {
             FenceChange::Raised
@@ -392,7 +393,7 @@ impl Checkpoint {
         let turn = self.turn().await;
         let is_needed = {
             let content = self.content.borrow();
-            let fenced = content.vms.values().any(|fence| fence.step != Step::Active);
+            let fenced = content.vms.values().any(|fence| fence.step != FenceStep::Active);
             fenced
                 || !content.units.is_empty()
                 || !content.unmeasured.is_empty()
@@ -552,7 +553,7 @@ mod tests {
     }
 
     fn quarantined(epoch: u64) -> Fence {
-        Fence { step: Step::Quarantined, epoch, clean: true, ..Fence::default() }
+        Fence { step: FenceStep::Quarantined, epoch, clean: true, ..Fence::default() }
     }
 
     #[tokio::test]
@@ -610,7 +611,7 @@ mod tests {
         let (admitted, change) = tokio::join!(checkpoint.admit_vm(7, FencedBy::Operator), fence);
         assert_eq!((admitted.expect("written").epoch, change), (4, FenceChange::None));
         let fenced = checkpoint.vm(7);
-        assert_eq!((fenced.step, fenced.epoch, &*fenced.reason), (Step::Fencing, 4, "a test"));
+        assert_eq!((fenced.step, fenced.epoch, &*fenced.reason), (FenceStep::Fencing, 4, "a test"));
         checkpoint.set_vm(7, Fence { clean: false, ..quarantined(4) });
         let remove = || checkpoint.remove_vm("seven", 7, FencedBy::Operator);
         assert_eq!(remove().await.expect("written"), Removal::Unclean);
@@ -634,9 +635,9 @@ mod tests {
         assert_eq!(checkpoint.fence_vm(7, Operator, "theirs", Vec::new()), FenceChange::Raised);
         assert_eq!(checkpoint.fence_vm(7, Tenant, "mine", Vec::new()), FenceChange::None);
         // A step that began before the operator came does not take the fence from the operator.
-        checkpoint.set_vm(7, Fence { step: Step::Quarantined, clean: true, ..quarantine });
+        checkpoint.set_vm(7, Fence { step: FenceStep::Quarantined, clean: true, ..quarantine });
         let fence = checkpoint.vm(7);
-        assert_eq!((fence.step, fence.by, &*fence.reason), (Step::Quarantined, Operator, "theirs"));
+        assert_eq!((fence.step, fence.by, &*fence.reason), (FenceStep::Quarantined, Operator, "theirs"));
         checkpoint.written().await.expect("written");
         let next = Checkpoint::open(directory.path()).expect("there");
         assert_eq!(next.vm(7), fence, "the next daemon knows it, too");

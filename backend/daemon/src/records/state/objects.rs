@@ -5,13 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use sluice_api::{
+    ByteSize, VmSpec,
+    v1::{Apart, FencedBy, Isolation, Policy, Priority},
+};
 use sluice_placement::{Highest, Record, Request, UnitId};
 
-use crate::{
-    configuration::{PriorityWord, Size, VmSpec},
-    vms::fence::FencedBy,
-    vms::limits::Limits,
-};
+use crate::vms::limits::Limits;
 
 /// All of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,16 +104,6 @@ impl Default for Shares {
     }
 }
 
-/// Whose work goes first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Priority {
-    Low,
-    #[default]
-    Normal,
-    High,
-}
-
 /// Where a VM may be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -130,35 +120,6 @@ pub(crate) struct Placement {
     pub(crate) replicas: u32,
     pub(crate) numa_node: Option<u32>,
     pub(crate) apart: Vec<Apart>,
-}
-
-/// From whom a VM keeps away: a VM, or all that name the same group.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Apart {
-    pub(crate) vm: Option<String>,
-    pub(crate) group: Option<String>,
-    pub(crate) preferred: bool,
-}
-
-/// On what kind of unit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Policy {
-    Mig,
-    TimeSlice,
-    #[default]
-    Any,
-}
-
-/// With whom on it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Isolation {
-    #[default]
-    Shared,
-    Strict,
-    StrictPlus,
 }
 
 /// An organisation or project.
@@ -282,17 +243,13 @@ impl VmObject {
             id: self.number,
             direct: self.direct,
             scanouts: self.scanouts,
-            memory: Size(self.memory),
-            guaranteed: Size(self.guaranteed),
-            headroom: Size(self.headroom),
-            pinned: Size(self.pinned),
+            memory: ByteSize(self.memory),
+            guaranteed: ByteSize(self.guaranteed),
+            headroom: ByteSize(self.headroom),
+            pinned: ByteSize(self.pinned),
             readmit_after: self.readmit_after,
             weight: self.shares.weight,
-            priority: match self.shares.priority {
-                Priority::Low => PriorityWord::Low,
-                Priority::Normal => PriorityWord::Normal,
-                Priority::High => PriorityWord::High,
-            },
+            priority: self.shares.priority,
             cap: self.shares.cap_permille,
             guarantee: self.shares.guarantee_permille,
             hang_after: self.hang_after,

@@ -1,10 +1,10 @@
-//! Why a request cannot be carried out.
+//! Why a request is not carried out.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// Why a request was not carried out. Codes are stable; what they stand for does not change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
     /// The request is not what the API describes.
@@ -52,7 +52,7 @@ pub enum Code {
 }
 
 /// An error: a stable code, a message a person can act on, and what caused it, the nearest cause first.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Error {
     /// For programs.
     pub code: Code,
@@ -64,12 +64,13 @@ pub struct Error {
 
 impl Error {
     /// An error without a cause.
-    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), cause: Vec::new() }
     }
 
     /// With what caused it.
-    pub(crate) fn because(mut self, cause: impl std::error::Error) -> Self {
+    #[must_use]
+    pub fn because(mut self, cause: impl std::error::Error) -> Self {
         let mut next: Option<&dyn std::error::Error> = Some(&cause);
         while let Some(cause) = next {
             self.cause.push(cause.to_string());
@@ -78,24 +79,30 @@ impl Error {
         self
     }
 
-    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+    /// The request is not what the API describes.
+    pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidRequest, message)
     }
 
-    pub(crate) fn contradiction(message: impl Into<String>) -> Self {
+    /// The request contradicts itself, or names an object that does not exist.
+    pub fn contradiction(message: impl Into<String>) -> Self {
         Self::new(Code::Contradiction, message)
     }
 
-    pub(crate) fn not_found(what: &str, id: &str) -> Self {
+    /// There is no `what` called `id`.
+    #[must_use]
+    pub fn not_found(what: &str, id: &str) -> Self {
         Self::new(Code::NotFound, format!("there is no {what} {id}"))
     }
 
-    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+    /// The caller has no role that allows it.
+    pub fn forbidden(message: impl Into<String>) -> Self {
         Self::new(Code::Forbidden, message)
     }
 
     /// A change was not made because it could not be written down.
-    pub(crate) fn storage(error: std::io::Error) -> Self {
+    #[must_use]
+    pub fn storage(error: std::io::Error) -> Self {
         Self::new(
             Code::StorageFailed,
             "the change cannot be written down and was not made; look at the disk of the state directory",

@@ -1,0 +1,48 @@
+//! Version 1 of the API: what clients send and get.
+//!
+//! Fields are added, never taken away or given another meaning; whatever else changes is another version.
+
+use std::{fmt, str::FromStr};
+
+use serde::{
+    Deserialize as _, Serialize as _,
+    de::{self, IntoDeserializer as _},
+};
+
+mod capacity;
+mod events;
+mod health;
+mod host;
+mod sizes;
+mod suggestions;
+mod tree;
+mod units;
+mod usage;
+mod vms;
+
+pub use self::{
+    capacity::*, events::*, health::*, host::*, sizes::*, suggestions::*, tree::*, units::*, usage::*, vms::*,
+};
+
+/// Enumerations are written and read as the API has their words, everywhere.
+macro_rules! words {
+    ($($name:ident),* $(,)?) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.serialize(formatter)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = de::value::Error;
+
+            fn from_str(word: &str) -> Result<Self, Self::Err> {
+                Self::deserialize(word.into_deserializer())
+            }
+        }
+    )*};
+}
+
+words! {
+    FenceStep, FencedBy, GpuState, Isolation, Policy, Priority, Reason, Rebalance, UnitKind, UnitState, VmState,
+}

@@ -1,0 +1,74 @@
+//! The settings of a VM as units, arbiters and the launcher know them: what follows from a [`VmSpec`], and whether it can be.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sluice_api::{ByteSize, VmSpec, v1::Priority};
+use sluice_messages::control::{self, Shares};
+use sluice_protocol::limits;
+
+use crate::configuration::Ancestor;
+
+/// What arbiters are told of its share of time.
+pub(crate) fn shares(spec: &VmSpec) -> Shares {
+    let usual = Shares::default();
+    let or = |value: u32, usual: u32| if value == 0 { usual } else { value };
+    Shares {
+        weight: or(spec.weight, usual.weight),
+        priority: match spec.priority {
+            Priority::Low => control::Priority::Low,
+            Priority::Normal => control::Priority::Normal,
+            Priority::High => control::Priority::High,
+        },
+        cap: or(spec.cap, usual.cap),
+        guarantee: spec.guarantee,
+        hang: spec.hang_after.saturating_mul(1000),
+    }
+}
+
+/// Fills in what it does not say itself, and checks the result.
+pub(crate) fn resolve(
+    spec: &mut VmSpec,
+    memory: ByteSize,
+    organisations: &[Ancestor],
+    projects: &[Ancestor],
+) -> Result<()> {
+    let id = spec.id;
+    if spec.memory.0 == 0 {
+        spec.memory = memory;
+    }
+    ensure!(
+        spec.memory.0 == 0 || spec.guaranteed.0 <= spec.memory.0,
+        "VM {id} is guaranteed more memory than it may have"
+    );
+    let Shares { weight, cap, guarantee, .. } = shares(spec);
+    ensure!(weight <= limits::WEIGHT, "the weight of VM {id} can be {} at most", limits::WEIGHT);
+    ensure!(cap <= 1000, "the cap of VM {id} is in thousandths of a unit's time");
+    ensure!(guarantee <= cap, "VM {id} is guaranteed more of a unit's time than it may have");
+    if spec.project != 0 {
+        let project = projects.iter().find(|project| project.id == spec.project);
+        let project =
+            project.with_context(|| format!("VM {id} is of project {}, which there is not", spec.project))?;
+        ensure!(
+            spec.organisation == 0 || spec.organisation == project.organisation,
+            "VM {id} is of another organisation than its project"
+        );
+        spec.organisation = project.organisation;
+    }
+    let organisation = spec.organisation;
+    ensure!(
+        organisation == 0 || organisations.iter().any(|known| known.id == organisation),
+        "VM {id} is of organisation {organisation}, which there is not"
+    );
+    Ok(())
+}
+
+/// Its project and organisation as arbiters are told of them.
+pub(crate) const fn ancestors(spec: &VmSpec) -> u64 {
+    ((spec.organisation as u64) << 32) | spec.project as u64
+}
+
+/// How long after a fence it is admitted again by itself, if ever.
+pub(crate) fn hold_off(spec: &VmSpec) -> Option<Duration> {
+    (spec.readmit_after > 0).then(|| Duration::from_secs(spec.readmit_after.into()))
+}
