@@ -1,16 +1,17 @@
 //! The management API, as every command asks it.
 
-use std::{env, fmt, io, path::PathBuf};
+use std::{env, fmt, io, path::PathBuf, str::FromStr};
 
 use anyhow::{Context as _, Result};
-use serde_json::Value;
-
-use crate::http::{self, Answer};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::Serialize;
+use sluice_api::{
+    Code, Error,
+    client::{CallError, Client},
+};
 
 /// Where a system's sluiced answers.
 const SOCKET: &str = "/run/sluice/api.sock";
-/// Bytes of an answer: some ten thousand VMs.
-const ANSWER: u64 = 64 << 20;
 
 /// Which sluiced is asked, and how its answer is shown.
 #[derive(Clone, Debug, clap::Args)]
@@ -26,20 +27,9 @@ pub(crate) struct Api {
     pub(crate) json: bool,
 }
 
-impl Api {
-    /// The one at a socket.
-    pub(crate) const fn at(socket: PathBuf) -> Self {
-        Self { socket: Some(socket), dir: None, json: false }
-    }
-}
-
 /// What the API says when something cannot be done.
 #[derive(Debug)]
-pub(crate) struct Refusal {
-    code: String,
-    message: String,
-    cause: Vec<String>,
-}
+pub(crate) struct Refusal(Error);
 
 /// Nobody answers.
 #[derive(Debug)]
@@ -49,27 +39,21 @@ pub(crate) struct NoAnswer {
 }
 
 impl Refusal {
-    fn of(answer: &Value) -> Option<Self> {
-        let text = |value: &Value| value.as_str().map(plain);
-        let cause = answer["cause"].as_array().into_iter().flatten().filter_map(text).collect();
-        Some(Self { code: text(&answer["code"])?, message: text(&answer["message"])?, cause })
-    }
-
     /// Why, step by step.
-    pub(crate) fn causes(&self) -> &[String] {
-        &self.cause
+    pub(crate) fn causes(&self) -> impl Iterator<Item = String> {
+        self.0.cause.iter().map(|cause| plain(cause))
     }
 
     /// Whether there is no such thing.
     pub(crate) fn is_absence(&self) -> bool {
-        self.code == "not-found"
+        self.0.code == Code::NotFound
     }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} [{}]", self.message, self.code)?;
-        self.cause.iter().try_for_each(|cause| write!(formatter, "\n  because: {cause}"))
+        write!(formatter, "{} [{}]", plain(&self.0.message), self.0.code)?;
+        self.causes().try_for_each(|cause| write!(formatter, "\n  because: {cause}"))
     }
 }
 
@@ -96,7 +80,12 @@ impl fmt::Display for NoAnswer {
 impl std::error::Error for NoAnswer {}
 
 impl Api {
-    pub(crate) fn socket(&self) -> PathBuf {
+    /// The one at a socket.
+    pub(crate) const fn at(socket: PathBuf) -> Self {
+        Self { socket: Some(socket), dir: None, json: false }
+    }
+
+    fn socket(&self) -> PathBuf {
         match (&self.socket, &self.dir) {
             (Some(socket), _) => socket.clone(),
             (None, Some(directory)) => directory.join("api.sock"),
@@ -104,44 +93,46 @@ impl Api {
         }
     }
 
-    /// Asks; the answer's body is still to be read. What the API refuses is an error.
-    pub(crate) fn open(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer> {
-        let socket = self.socket();
-        let body = body.map(serde_json::to_vec).transpose()?;
-        let answer = http::request(&socket, method, path, body.as_deref());
-        let answer = answer.map_err(|error| NoAnswer { socket, error })?;
-        if (200..300).contains(&answer.status) {
-            return Ok(answer);
-        }
-        let status = answer.status;
-        let text = answer.read(ANSWER).context("the API's error cannot be read")?;
-        let refusal = serde_json::from_slice(&text).ok().and_then(|answer| Refusal::of(&answer));
-        Err(refusal.map_or_else(|| anyhow::anyhow!("the API answers with status {status}"), Into::into))
+    /// Asks; a refusal and a silent socket are errors in a person's words.
+    pub(crate) fn ask<T>(&self, ask: impl FnOnce(&Client) -> Result<T, CallError>) -> Result<T> {
+        ask(&Client::at(self.socket())).map_err(explained)
     }
 
-    /// Asks; null where the answer is empty. With it, whether something was made.
-    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(Value, bool)> {
-        let answer = self.open(method, path, body)?;
-        let made = answer.status == 201;
-        let text = answer.read(ANSWER).context("the API's answer cannot be read")?;
-        if text.is_empty() {
-            return Ok((Value::Null, made));
-        }
-        Ok((serde_json::from_slice(&text).context("the API's answer is not JSON")?, made))
-    }
-
-    pub(crate) fn get(&self, path: &str) -> Result<Value> {
-        self.ask("GET", path, None).map(|(answer, _)| answer)
-    }
-
-    /// Shows an answer: as it is, or what `show` makes of it.
-    pub(crate) fn print(&self, answer: &Value, show: impl FnOnce(&Value) -> String) -> Result<()> {
-        let mut text = if self.json { serde_json::to_string_pretty(answer)? } else { show(answer) };
+    /// Shows an answer: as JSON, or what `show` makes of it.
+    pub(crate) fn print<T: Serialize>(&self, answer: &T, show: impl FnOnce(&T) -> String) -> Result<()> {
+        let mut text = if self.json {
+            // By way of a value, fields are in the order of their names.
+            serde_json::to_string_pretty(&serde_json::to_value(answer)?)?
+        } else {
+            show(answer)
+        };
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
         print(&text)
     }
+
+    /// Says that something was done of which the API shows nothing.
+    pub(crate) fn say(&self, done: impl FnOnce() -> String) -> Result<()> {
+        self.print(&serde_json::Map::new(), |_| done())
+    }
+}
+
+/// An error as the command line reports it.
+pub(crate) fn explained(error: CallError) -> anyhow::Error {
+    match error {
+        CallError::NoAnswer { socket, error } => NoAnswer { socket, error }.into(),
+        CallError::Refused(error) => Refusal(error).into(),
+        error => error.into(),
+    }
+}
+
+/// Takes the words of an enumeration of the API, and lists them in the help.
+pub(crate) fn words<T>(words: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err: fmt::Debug> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(words).map(|word| word.parse().expect("a word of the API"))
 }
 
 /// Writes to standard output. Who reads it may have had enough: that is no error.
@@ -157,17 +148,4 @@ pub(crate) fn print(text: &str) -> Result<()> {
 /// Text without what a terminal would obey.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
-}
-
-/// A name as a part of a path: what is no name of the API's is sent so that the API says so.
-pub(crate) fn part(name: &str) -> String {
-    let mut part = String::new();
-    for byte in name.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            part.push(char::from(byte));
-        } else {
-            part.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    part
 }

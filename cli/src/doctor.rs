@@ -5,18 +5,22 @@
 mod driver;
 mod kernel;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use rustix::process::Resource;
+use serde::Deserialize;
 use serde_json::{Value, json};
-use sluice_daemon::configuration;
+use sluice_api::{
+    client::Client,
+    v1::{Host, UnitState},
+};
 
 use crate::{
     api::{Api, plain, print},
     files,
     look::readiness,
-    table::{Table, items, text},
+    table::{Table, text},
 };
 
 /// As the package has it.
@@ -79,7 +83,7 @@ pub(crate) fn doctor(arguments: &Arguments) -> Result<()> {
     if arguments.load {
         return print(&driver::load(&named.unwrap_or_else(|| driver::USUAL.into()))?);
     }
-    let host = arguments.api.get("/v1/host").map_err(|error| error.to_string());
+    let host = arguments.api.ask(Client::host).map_err(|error| error.to_string());
     let mut findings = vec![programs()];
     findings.extend(kernel::look());
     findings.extend(driver::look(named.as_deref(), configured(host.as_ref().ok()).as_deref()));
@@ -133,20 +137,25 @@ fn programs() -> Finding {
 }
 
 /// The driver that the service computes on: the daemon knows; where it does not run, its configuration does.
-fn configured(host: Option<&Value>) -> Option<PathBuf> {
-    match host {
-        Some(host) => host["driver"].as_str().map(PathBuf::from),
-        None => configuration::driver_of(Path::new(CONFIGURATION)).ok().flatten(),
+fn configured(host: Option<&Host>) -> Option<PathBuf> {
+    /// As much of the configuration as is looked at.
+    #[derive(Deserialize)]
+    struct Configuration {
+        driver: Option<PathBuf>,
     }
+    if let Some(host) = host {
+        return Some(host.driver.clone().into());
+    }
+    let text = std::fs::read_to_string(CONFIGURATION).ok()?;
+    toml::from_str::<Configuration>(&text).ok()?.driver
 }
 
 /// Limits of sluiced, which those of devices and workers follow; of this shell where it does not run.
-fn limits(host: Option<&Value>) -> Vec<Finding> {
+fn limits(host: Option<&Host>) -> Vec<Finding> {
     const FILES: u64 = 65_536;
     const NAMES: [&str; 2] = ["open files", "locked memory"];
-    let process = host.and_then(|host| host["process"].as_u64());
-    let of = process.and_then(|process| {
-        let text = std::fs::read_to_string(format!("/proc/{process}/limits")).ok()?;
+    let of = host.and_then(|host| {
+        let text = std::fs::read_to_string(format!("/proc/{}/limits", host.process)).ok()?;
         Some((limit_of(&text, "Max open files")?, limit_of(&text, "Max locked memory")?))
     });
     let own = |resource| rustix::process::getrlimit(resource).current.unwrap_or(u64::MAX);
@@ -179,7 +188,7 @@ fn limit_of(text: &str, name: &str) -> Option<u64> {
 }
 
 /// What the daemon says of itself.
-fn daemon(api: &Api, host: &Result<Value, String>) -> Vec<Finding> {
+fn daemon(api: &Api, host: &Result<Host, String>) -> Vec<Finding> {
     const NAME: &str = "sluiced";
     let host = match host {
         Ok(host) => host,
@@ -190,7 +199,7 @@ fn daemon(api: &Api, host: &Result<Value, String>) -> Vec<Finding> {
         }
     };
     let mut findings = vec![match readiness(api) {
-        Ok((true, _)) => Finding::good(NAME, format!("version {}, ready", text(&host["version"]))),
+        Ok((true, _)) => Finding::good(NAME, format!("version {}, ready", text(&host.version))),
         Ok((false, why)) => Finding::new(
             NAME,
             Verdict::Bad,
@@ -199,13 +208,13 @@ fn daemon(api: &Api, host: &Result<Value, String>) -> Vec<Finding> {
         ),
         Err(error) => Finding::new(NAME, Verdict::Bad, format!("{error:#}"), "see its log"),
     }];
-    findings.push(if host["scrub"] == true {
+    findings.push(if host.scrub {
         Finding::good("scrub policy", "memory is made clean between owners")
     } else {
         let advice = "take SLUICE_UNSAFE_NO_SCRUB away: what one tenant leaves behind reaches the next";
         Finding::new("scrub policy", Verdict::Bad, "SCRUBBING IS OFF", advice)
     });
-    if let Some(why) = host["recovered"].as_str() {
+    if let Some(why) = &host.recovered {
         let advice = "compare `sluice list` with what the control plane knows";
         findings.push(Finding::new(
             "state",
@@ -214,13 +223,13 @@ fn daemon(api: &Api, host: &Result<Value, String>) -> Vec<Finding> {
             advice,
         ));
     }
-    if let Ok(units) = api.get("/v1/units") {
-        for unit in items(&units["units"]) {
-            let name = format!("unit {} is {}", text(&unit["unit"]), text(&unit["state"]));
-            findings.push(match unit["state"].as_str() {
-                Some("lending") => Finding::good("unit", name),
-                Some("quarantined") => {
-                    let reason = text(&unit["reason"]);
+    if let Ok(units) = api.ask(Client::units) {
+        for unit in &units.units {
+            let name = format!("unit {} is {}", unit.unit, unit.state);
+            findings.push(match unit.state {
+                UnitState::Lending => Finding::good("unit", name),
+                UnitState::Quarantined => {
+                    let reason = text(&unit.reason);
                     Finding::new(
                         "unit",
                         Verdict::Bad,

@@ -2,16 +2,14 @@
 
 use std::{thread, time::Duration};
 
-use anyhow::{Context as _, Result};
-use serde_json::Value;
+use anyhow::Result;
+use sluice_api::v1::{Event, EventsQuery};
 
 use crate::{
-    api::{Api, Refusal, part, print},
+    api::{Api, Refusal, explained, print},
     table::text,
 };
 
-/// Bytes of an event.
-const LINE: u64 = 64 << 10;
 /// How long until a sluiced that is gone is asked again: the first time, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 
@@ -59,32 +57,28 @@ pub(crate) fn events(arguments: &Arguments) -> Result<()> {
 
 /// Shows events until the stream ends; `after` is that of the last one shown.
 fn follow(arguments: &Arguments, after: &mut Option<String>, connected: &mut dyn FnMut()) -> Result<()> {
-    let mut path = format!("/v1/events?follow={}", !arguments.no_follow);
-    if let Some(token) = after {
-        path.push_str("&after=");
-        path.push_str(&part(token));
-    }
-    let mut stream = arguments.api.open("GET", &path, None)?;
+    let query = EventsQuery { after: after.clone(), follow: Some(!arguments.no_follow) };
+    let events = arguments.api.ask(|api| api.events(&query))?;
     connected();
-    while let Some(line) = stream.line(LINE).context("the stream of events is cut off")? {
-        let event: Value = serde_json::from_str(&line).context("an event is not JSON")?;
-        if let Some(token) = event["token"].as_str() {
-            *after = Some(token.to_owned());
-        }
-        if event["kind"] == "alive" {
+    for event in events {
+        let event = event.map_err(explained)?;
+        *after = Some(event.token.clone());
+        if event.kind == "alive" {
             continue;
         }
-        print(&if arguments.api.json { format!("{event}\n") } else { shown(&event) })?;
+        print(&if arguments.api.json {
+            format!("{}\n", serde_json::to_value(&event)?)
+        } else {
+            shown(&event)
+        })?;
     }
     Ok(())
 }
 
 /// An event as a line for people.
-pub(crate) fn shown(event: &Value) -> String {
-    let vm = event["vm"].as_str().map(|_| format!("  VM {}", text(&event["vm"]))).unwrap_or_default();
-    let detail = text(&event["detail"]);
-    let time = event["time"].as_u64().map_or("-".to_owned(), utc);
-    format!("{time}  {}{vm}  {detail}\n", text(&event["kind"]))
+fn shown(event: &Event) -> String {
+    let vm = event.vm.as_ref().map(|vm| format!("  VM {}", text(vm))).unwrap_or_default();
+    format!("{}  {}{vm}  {}\n", utc(event.time), text(&event.kind), text(&event.detail))
 }
 
 /// Milliseconds since 1970 as a time of UTC.

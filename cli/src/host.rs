@@ -4,7 +4,7 @@ use std::{io::Write as _, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
-use sluice_daemon::configuration::VmSpec;
+use sluice_api::VmSpec;
 
 use crate::{
     BackendOptions,

@@ -1,11 +1,15 @@
 //! What there is and what is used: `sluice status, gpus, units, usage`.
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde::Serialize;
+use sluice_api::{
+    client::Client,
+    v1::{Host, Unit, Vm},
+};
 
 use crate::{
     api::{Api, Refusal, plain},
-    table::{Table, bytes, items, text},
+    table::{Table, bytes, text},
     vms::lent,
 };
 
@@ -15,44 +19,51 @@ pub(crate) struct Asked {
     api: Api,
 }
 
+/// All that `sluice status` shows.
+#[derive(Debug, Serialize)]
+struct Status {
+    #[serde(flatten)]
+    host: Host,
+    units: Vec<Unit>,
+    vms: Vec<Vm>,
+    ready: bool,
+    not_ready_because: Vec<String>,
+}
+
 /// Shows what a sluiced is and has.
 pub(crate) fn status(arguments: &Asked) -> Result<()> {
     let api = &arguments.api;
-    let mut status = api.get("/v1/host")?;
-    for (path, list) in [("/v1/units", "units"), ("/v1/vms", "vms")] {
-        status[list] = api.get(path)?[list].take();
-    }
-    let (ready, cause) = readiness(api)?;
-    status["ready"] = json!(ready);
-    status["not_ready_because"] = json!(cause);
-    api.print(&status, |status| {
-        let vms = items(&status["vms"]);
-        let sessions: usize = vms.iter().map(|vm| items(&vm["sessions"]).len()).sum();
+    let host = api.ask(Client::host)?;
+    let (units, vms) = (api.ask(Client::units)?.units, api.ask(Client::vms)?.vms);
+    let (ready, not_ready_because) = readiness(api)?;
+    let status = Status { host, units, vms, ready, not_ready_because };
+    api.print(&status, |Status { host, units, vms, ready, not_ready_because }| {
+        let sessions: usize = vms.iter().map(|vm| vm.sessions.len()).sum();
         let lent = vms.iter().map(lent).fold(0, u64::saturating_add);
         let mut shown = format!(
             "sluiced {} (process {}) is {}\n{} VMs, {sessions} sessions, {} lent\n",
-            text(&status["version"]),
-            text(&status["process"]),
-            if ready { "ready" } else { "NOT ready" },
+            text(&host.version),
+            host.process,
+            if *ready { "ready" } else { "NOT ready" },
             vms.len(),
-            bytes(&lent.into()),
+            bytes(lent),
         );
-        for cause in &cause {
-            shown.push_str(&format!("  because: {}\n", plain(cause)));
+        for cause in not_ready_because {
+            shown.push_str(&format!("  because: {cause}\n"));
         }
-        if status["scrub"] == false {
+        if !host.scrub {
             shown.push_str("SCRUBBING IS OFF: what one tenant leaves behind reaches the next\n");
         }
-        shown + "\n" + &units_table(&status["units"])
+        shown + "\n" + &units_table(units)
     })
 }
 
 /// Whether the daemon does what it is there for, and why not.
 pub(crate) fn readiness(api: &Api) -> Result<(bool, Vec<String>)> {
-    match api.get("/readyz") {
+    match api.ask(Client::readiness) {
         Ok(_) => Ok((true, Vec::new())),
         Err(error) => match error.downcast_ref::<Refusal>() {
-            Some(refusal) => Ok((false, refusal.causes().to_vec())),
+            Some(refusal) => Ok((false, refusal.causes().collect())),
             None => Err(error),
         },
     }
@@ -60,49 +71,49 @@ pub(crate) fn readiness(api: &Api) -> Result<(bool, Vec<String>)> {
 
 /// Lists GPUs.
 pub(crate) fn gpus(arguments: &Asked) -> Result<()> {
-    let gpus = arguments.api.get("/v1/gpus")?;
+    let gpus = arguments.api.ask(Client::gpus)?;
     arguments.api.print(&gpus, |gpus| {
         let mut table = Table::new(&[">GPU", "NAME", "STATE", "MIG", "UUID", "UNITS"]);
-        for gpu in items(&gpus["gpus"]) {
-            let units: Vec<String> = items(&gpu["units"]).iter().map(text).collect();
-            let mig = match (gpu["mig"] == true, gpu["mig_pending"].as_bool()) {
+        for gpu in &gpus.gpus {
+            let units: Vec<String> = gpu.units.iter().map(u32::to_string).collect();
+            let mig = match (gpu.mig, gpu.mig_pending) {
                 (_, Some(true)) => "on after a reset",
                 (_, Some(false)) => "off after a reset",
                 (true, None) => "on",
                 (false, None) => "off",
             };
-            let (number, name, state) = (text(&gpu["gpu"]), text(&gpu["name"]), text(&gpu["state"]));
-            table.row([number, name, state, mig.to_owned(), text(&gpu["uuid"]), units.join(" ")]);
+            let (number, name, state) = (text(&gpu.gpu), text(&gpu.name), text(&gpu.state));
+            table.row([number, name, state, mig.to_owned(), text(&gpu.uuid), units.join(" ")]);
         }
         let silent = "the driver's management library does not answer: what it would say is unknown\n";
-        format!("{table}{}", if gpus["inventory"] == true { "" } else { silent })
+        format!("{table}{}", if gpus.inventory { "" } else { silent })
     })
 }
 
 /// Lists units.
 pub(crate) fn units(arguments: &Asked) -> Result<()> {
-    let units = arguments.api.get("/v1/units")?;
-    arguments.api.print(&units, |units| units_table(&units["units"]))
+    let units = arguments.api.ask(Client::units)?;
+    arguments.api.print(&units, |units| units_table(&units.units))
 }
 
 /// Units and their memory.
-pub(crate) fn units_table(units: &Value) -> String {
+pub(crate) fn units_table(units: &[Unit]) -> String {
     let mut table = Table::new(&[
         ">UNIT", ">GPU", "KIND", "STATE", ">LENT", ">CLEAN", ">DIRTY", ">SUSPECT", ">TOTAL", "REASON",
     ]);
-    for unit in items(units) {
-        let memory = &unit["memory"];
+    for unit in units {
+        let memory = unit.memory.as_ref();
         table.row([
-            text(&unit["unit"]),
-            text(&unit["gpu"]),
-            text(&unit["kind"]),
-            text(&unit["state"]),
-            bytes(&memory["lent_bytes"]),
-            bytes(&memory["clean_bytes"]),
-            bytes(&memory["dirty_bytes"]),
-            bytes(&memory["suspect_bytes"]),
-            bytes(&memory["total_bytes"]),
-            unit["reason"].as_str().map(plain).unwrap_or_default(),
+            text(&unit.unit),
+            text(&unit.gpu),
+            text(&unit.kind),
+            text(&unit.state),
+            bytes(memory.map(|memory| memory.lent_bytes)),
+            bytes(memory.map(|memory| memory.clean_bytes)),
+            bytes(memory.map(|memory| memory.dirty_bytes)),
+            bytes(memory.map(|memory| memory.suspect_bytes)),
+            bytes(memory.map(|memory| memory.total_bytes)),
+            unit.reason.as_deref().map(plain).unwrap_or_default(),
         ]);
     }
     table.to_string()
@@ -110,7 +121,7 @@ pub(crate) fn units_table(units: &Value) -> String {
 
 /// Shows what was used.
 pub(crate) fn usage(arguments: &Asked) -> Result<()> {
-    let usage = arguments.api.get("/v1/usage")?;
+    let usage = arguments.api.ask(Client::usage)?;
     arguments.api.print(&usage, |usage| {
         let mut table = Table::new(&[
             "WHO",
@@ -124,23 +135,22 @@ pub(crate) fn usage(arguments: &Asked) -> Result<()> {
             ">COPIED",
             ">CALLS",
         ]);
-        let lists = [("organisation", "organisations"), ("project", "projects"), ("VM", "vms")];
-        let all =
-            lists.iter().flat_map(|(who, list)| items(&usage[*list]).iter().map(move |used| (*who, used)));
-        let host = (!usage["host"].is_null()).then_some(("host", &usage["host"]));
-        for (who, used) in host.into_iter().chain(all) {
-            let number = |field: &str| used[field].as_f64().unwrap_or(0.0);
+        let host = usage.host.iter().map(|used| ("host", used));
+        let organisations = usage.organisations.iter().map(|used| ("organisation", used));
+        let projects = usage.projects.iter().map(|used| ("project", used));
+        let vms = usage.vms.iter().map(|used| ("VM", used));
+        for (who, used) in host.chain(organisations).chain(projects).chain(vms) {
             table.row([
                 who.to_owned(),
-                text(&used["id"]),
-                format!("{:.1} s", number("gpu_seconds")),
-                memory_time(number("memory_byte_seconds")),
-                format!("{:.0} s", number("seconds")),
-                text(&used["sessions"]),
-                text(&used["launches"]),
-                text(&used["copies"]),
-                bytes(&used["copied_bytes"]),
-                text(&used["calls"]),
+                text(&used.id),
+                format!("{:.1} s", used.gpu_seconds),
+                memory_time(used.memory_byte_seconds),
+                format!("{:.0} s", used.seconds),
+                text(&used.sessions),
+                text(&used.launches),
+                text(&used.copies),
+                bytes(used.copied_bytes),
+                text(&used.calls),
             ]);
         }
         table.to_string()

@@ -9,7 +9,6 @@ mod doctor;
 mod events;
 mod files;
 mod host;
-mod http;
 mod look;
 mod manual;
 mod place;
@@ -29,7 +28,7 @@ use std::{
 
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
-use sluice_daemon::configuration::Size;
+use sluice_api::ByteSize;
 
 /// Give programs and virtual machines a share of a GPU.
 #[derive(Debug, Parser)]
@@ -126,7 +125,7 @@ enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Write the manual pages of this command line and of the daemon's into a directory; for packages
+    /// Write the manual pages into a directory; for packages
     #[command(hide = true)]
     Manual {
         /// The directory
@@ -144,8 +143,8 @@ struct BackendOptions {
     #[arg(long, value_name = "PATH")]
     nvml: Option<PathBuf>,
     /// Device memory the programs may have, for instance 1GiB [default: all of the device]
-    #[arg(long, value_name = "SIZE", default_value_t = Size(0), hide_default_value = true)]
-    memory: Size,
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0), hide_default_value = true)]
+    memory: ByteSize,
     /// What Sluice's own processes say on standard error: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,

@@ -1,12 +1,14 @@
 //! Where VMs are: `sluice move, mig, suggestions`.
 
 use anyhow::Result;
-use serde_json::json;
+use sluice_api::{
+    client::Client,
+    v1::{Division, MoveQuery, Rebalance, UnitKind},
+};
 
 use crate::{
-    api::{Api, plain},
-    table::{Table, items, text},
-    vms::path,
+    api::{Api, plain, words},
+    table::{Table, text},
 };
 
 #[derive(Debug, clap::Args)]
@@ -16,8 +18,8 @@ pub(crate) struct Move {
     /// The VM
     name: String,
     /// To an instance of its own, or a unit that is shared by time-slice [default: the best of both]
-    #[arg(long, value_parser = ["mig", "time-slice"])]
-    kind: Option<String>,
+    #[arg(long, value_parser = words::<UnitKind>(["mig", "time-slice"]))]
+    kind: Option<UnitKind>,
     /// To this GPU [default: the best]
     #[arg(long, value_name = "N")]
     gpu: Option<u32>,
@@ -42,69 +44,63 @@ pub(crate) struct Suggestions {
 
 /// Moves a VM that has no session.
 pub(crate) fn relocate(arguments: &Move) -> Result<()> {
-    let kind = arguments.kind.iter().map(|kind| format!("kind={kind}"));
-    let gpu = arguments.gpu.iter().map(|gpu| format!("gpu={gpu}"));
-    let query: Vec<String> = kind.chain(gpu).collect();
-    let mark = if query.is_empty() { "" } else { "?" };
-    let place = format!("{}/move{mark}{}", path(&arguments.name), query.join("&"));
-    let (vm, _) = arguments.api.ask("POST", &place, None)?;
+    let to = MoveQuery { kind: arguments.kind, gpu: arguments.gpu };
+    let vm = arguments.api.ask(|api| api.move_vm(&arguments.name, &to))?;
     arguments.api.print(&vm, |vm| {
-        let placed = &vm["placed"];
-        let (unit, gpu) = (text(&placed["unit"]), text(&placed["gpu"]));
-        format!("VM {} is on unit {unit} of GPU {gpu} ({})", text(&vm["id"]), text(&placed["kind"]))
+        let placed = vm.placed.as_ref();
+        let unit = text(&placed.map(|placed| placed.unit));
+        let gpu = text(&placed.map(|placed| placed.gpu));
+        let kind = text(&placed.map(|placed| placed.kind));
+        format!("VM {} is on unit {unit} of GPU {gpu} ({kind})", text(&vm.id))
     })
 }
 
 /// Switches a GPU to MIG mode, or out of it.
 pub(crate) fn mig(arguments: &Mig) -> Result<()> {
-    let wanted = json!({ "enabled": arguments.mode == "on" });
-    let (gpu, _) = arguments.api.ask("PUT", &format!("/v1/gpus/{}/mig", arguments.gpu), Some(&wanted))?;
+    let wanted = Division { enabled: arguments.mode == "on" };
+    let gpu = arguments.api.ask(|api| api.put_gpu_mig(arguments.gpu, &wanted))?;
     arguments.api.print(&gpu, |gpu| {
         let divided = |on: bool| if on { "divided into instances" } else { "not divided" };
-        let number = text(&gpu["gpu"]);
-        match gpu["mig_pending"].as_bool() {
+        let number = gpu.gpu;
+        match gpu.mig_pending {
             Some(on) => format!("GPU {number} is {} from its next reset on: reset it", divided(on)),
-            None => {
-                format!("GPU {number} is {}; it takes VMs when it is readmitted", divided(gpu["mig"] == true))
-            }
+            None => format!("GPU {number} is {}; it takes VMs when it is readmitted", divided(gpu.mig)),
         }
     })
 }
 
 /// Says which VMs had better be on other units.
 pub(crate) fn suggestions(arguments: &Suggestions) -> Result<()> {
-    let answer = arguments.api.get("/v1/placement/suggestions")?;
+    let answer = arguments.api.ask(Client::suggestions)?;
     arguments.api.print(&answer, |answer| {
-        if answer["policy"] == "off" {
+        if answer.policy == Rebalance::Off {
             return "load is not looked at: the setting `rebalance` is off".to_owned();
         }
-        let percent = |value: &serde_json::Value| format!("{:.0} %", value.as_f64().unwrap_or(0.0) * 100.0);
+        let percent = |ratio: f64| format!("{:.0} %", ratio * 100.0);
         let mut units = Table::new(&[">UNIT", ">GPU TIME", ">EXPECTED", ">MEMORY", ">EXPECTED"]);
-        for unit in items(&answer["units"]) {
-            let ratio = |field: &str| percent(&unit[field]);
+        for unit in &answer.units {
             units.row([
-                text(&unit["unit"]),
-                ratio("gpu_time_ratio"),
-                ratio("gpu_time_ratio_ahead"),
-                ratio("memory_ratio"),
-                ratio("memory_ratio_ahead"),
+                text(&unit.unit),
+                percent(unit.gpu_time_ratio),
+                percent(unit.gpu_time_ratio_ahead),
+                percent(unit.memory_ratio),
+                percent(unit.memory_ratio_ahead),
             ]);
         }
         let mut moves = Table::new(&["VM", ">FROM", ">TO GPU", "KIND", ">UNIT", "NOW", ">GAIN", "WHY"]);
-        for one in items(&answer["suggestions"]) {
-            let to = &one["to"];
+        for one in &answer.suggestions {
             moves.row([
-                text(&one["vm"]),
-                text(&one["from"]),
-                text(&to["gpu"]),
-                text(&to["kind"]),
-                text(&to["unit"]),
-                if one["idle"] == true { "yes" } else { "when idle" }.to_owned(),
-                percent(&one["gain_ratio"]),
-                one["why"].as_str().map(plain).unwrap_or_default(),
+                text(&one.vm),
+                text(&one.from),
+                text(&one.to.gpu),
+                text(&one.to.kind),
+                text(&one.to.unit),
+                if one.idle { "yes" } else { "when idle" }.to_owned(),
+                percent(one.gain_ratio),
+                plain(&one.why),
             ]);
         }
-        if items(&answer["suggestions"]).is_empty() {
+        if answer.suggestions.is_empty() {
             return format!("{units}\nnothing would be better elsewhere\n");
         }
         format!("{units}\n{moves}")

@@ -6,7 +6,7 @@
 use std::{ffi::OsString, fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use sluice_daemon::configuration::Size;
+use sluice_api::ByteSize;
 use softgpu_device::{Config, MODELS, PAGE_BYTES};
 use tempfile::TempDir;
 
@@ -23,7 +23,7 @@ pub(crate) struct Device {
 
 impl Device {
     /// Finds room for a device of which a VM can have `memory` bytes; 0 for what programs usually need.
-    pub(crate) fn make(memory: Size) -> Result<Self> {
+    pub(crate) fn make(memory: ByteSize) -> Result<Self> {
         let config = Config::from_environment().context("the software GPU cannot be configured so")?;
         let model = config.model.unwrap_or(&MODELS[0]);
         let wanted = if memory.0 > 0 { memory.0 } else { DEFAULT };
@@ -34,7 +34,7 @@ impl Device {
                 ensure!(
                     has > memory.0,
                     "the software GPU has {} at the scale of the environment, less than --memory {memory}",
-                    Size(has)
+                    ByteSize(has)
                 );
                 None
             }
@@ -45,7 +45,7 @@ impl Device {
                     scale > 0,
                     "a {} has no more than {}: --memory {memory} is too much",
                     model.name,
-                    Size(whole)
+                    ByteSize(whole)
                 );
                 Some(scale)
             }
@@ -62,8 +62,8 @@ impl Device {
                 free > bytes,
                 "{} has no room for a device of {}: {} are free",
                 parent.display(),
-                Size(bytes),
-                Size(free)
+                ByteSize(bytes),
+                ByteSize(free)
             );
         }
         let directory = tempfile::Builder::new()

@@ -1,5 +1,6 @@
 //! Columns of text.
 
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::api::plain;
@@ -44,19 +45,19 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// A value in a cell; `-` for none.
-pub(crate) fn text(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) if text.is_empty() => "-".to_owned(),
-        Value::String(text) => plain(text),
-        other => other.to_string(),
+/// A value of the API in a cell; `-` for none.
+pub(crate) fn text(value: &impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(Value::Null) | Err(_) => "-".to_owned(),
+        Ok(Value::String(text)) if text.is_empty() => "-".to_owned(),
+        Ok(Value::String(text)) => plain(&text),
+        Ok(other) => other.to_string(),
     }
 }
 
-/// Bytes in the unit that suits them.
-pub(crate) fn bytes(value: &Value) -> String {
-    let Some(bytes) = value.as_u64() else { return "-".to_owned() };
+/// Bytes in the unit that suits them; `-` for none.
+pub(crate) fn bytes(bytes: impl Into<Option<u64>>) -> String {
+    let Some(bytes) = bytes.into() else { return "-".to_owned() };
     for (unit, shift) in [("TiB", 40_u32), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         let one = 1_u64 << shift;
         if bytes >= one {
@@ -70,24 +71,12 @@ pub(crate) fn bytes(value: &Value) -> String {
 }
 
 /// Bytes that may be had, where 0 means all there are.
-pub(crate) fn limit(value: &Value) -> String {
-    if value.as_u64() == Some(0) { "all".to_owned() } else { bytes(value) }
-}
-
-/// The objects of a list.
-pub(crate) fn items(list: &Value) -> &[Value] {
-    list.as_array().map_or(&[], Vec::as_slice)
-}
-
-/// A sum of numbers.
-pub(crate) fn sum<'a>(values: impl IntoIterator<Item = &'a Value>) -> u64 {
-    values.into_iter().filter_map(Value::as_u64).fold(0, u64::saturating_add)
+pub(crate) fn limit(limit: u64) -> String {
+    if limit == 0 { "all".to_owned() } else { bytes(limit) }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -100,10 +89,9 @@ mod tests {
 
     #[test]
     fn bytes_are_shown_in_the_unit_that_suits_them() {
-        let shown =
-            [0, 1023, 1024, 1536, (1 << 30) - 1, 1 << 30, 3 << 39].map(|number: u64| bytes(&json!(number)));
+        let shown = [0, 1023, 1024, 1536, (1 << 30) - 1, 1 << 30, 3 << 39].map(|number: u64| bytes(number));
         assert_eq!(shown, ["0 B", "1023 B", "1 KiB", "1.5 KiB", "1023.9 MiB", "1 GiB", "1.5 TiB"]);
-        assert_eq!((bytes(&Value::Null), limit(&json!(0))), ("-".to_owned(), "all".to_owned()));
-        assert_eq!(text(&json!("\u{1b}[2J")), " [2J", "a terminal would obey it");
+        assert_eq!((bytes(None), limit(0)), ("-".to_owned(), "all".to_owned()));
+        assert_eq!(text(&"\u{1b}[2J"), " [2J", "a terminal would obey it");
     }
 }

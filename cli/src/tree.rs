@@ -2,12 +2,16 @@
 
 use anyhow::Result;
 use clap::Subcommand;
-use serde_json::{Map, Value, json};
-use sluice_daemon::configuration::Size;
+use serde::Serialize;
+use sluice_api::{
+    ByteSize,
+    client::{CallError, Client, Put},
+    v1::{self, Isolation, OrganisationRequest, Policy, Priority, ProjectRequest, SizeRequest},
+};
 
 use crate::{
-    api::{Api, part, plain},
-    table::{Table, bytes, items, text},
+    api::{Api, plain, words},
+    table::{Table, bytes, text},
     vms::Share,
 };
 
@@ -61,8 +65,8 @@ pub(crate) enum SizeCommand {
         #[command(flatten)]
         share: Share,
         /// The kind of unit, where a VM does not say one
-        #[arg(long, value_parser = ["mig", "time-slice", "any"])]
-        policy: Option<String>,
+        #[arg(long, value_parser = words::<Policy>(["mig", "time-slice", "any"]))]
+        policy: Option<Policy>,
         /// The kind of MIG instance, where a VM does not say one
         #[arg(long, value_name = "PROFILE")]
         profile: Option<String>,
@@ -93,7 +97,7 @@ pub(crate) struct Named {
 pub(crate) struct Quota {
     /// Device memory on all units, for instance 64GiB
     #[arg(long, value_name = "SIZE")]
-    memory: Size,
+    memory: ByteSize,
     /// How many VMs; if not given, 64 for tenants, and for operators as many as there can be
     #[arg(long, value_name = "N")]
     vms: Option<u32>,
@@ -111,8 +115,8 @@ struct Limits {
     #[arg(long, value_name = "N")]
     max_weight: Option<u32>,
     /// The highest priority [default: normal]
-    #[arg(long, value_parser = ["low", "normal", "high"])]
-    max_priority: Option<String>,
+    #[arg(long, value_parser = words::<Priority>(["low", "normal", "high"]))]
+    max_priority: Option<Priority>,
     /// The largest cap in thousandths of a unit's time, which a VM without one gets [default: none]
     #[arg(long, value_name = "N")]
     max_cap: Option<u32>,
@@ -120,14 +124,14 @@ struct Limits {
     #[arg(long, value_name = "N")]
     max_guarantee: Option<u32>,
     /// The strictest isolation [default: shared]
-    #[arg(long, value_parser = ["shared", "strict", "strict-plus"])]
-    max_isolation: Option<String>,
+    #[arg(long, value_parser = words::<Isolation>(["shared", "strict", "strict-plus"]))]
+    max_isolation: Option<Isolation>,
     /// The largest headroom [default: 0]
     #[arg(long, value_name = "SIZE")]
-    max_headroom: Option<Size>,
+    max_headroom: Option<ByteSize>,
     /// The most guest memory that may be pinned, which a VM that does not say gets [default: none]
     #[arg(long, value_name = "SIZE")]
-    max_pinned: Option<Size>,
+    max_pinned: Option<ByteSize>,
     /// The shortest time after which a VM is readmitted without an operator [default: tenants may not say one]
     #[arg(long, value_name = "SECONDS")]
     min_readmit_after: Option<u32>,
@@ -140,141 +144,164 @@ struct Limits {
 }
 
 impl Limits {
-    fn request(&self) -> Map<String, Value> {
-        let size = |size: Option<Size>| size.map(|size| size.0.into());
-        let given: [(&str, Option<Value>); 11] = [
-            ("sizes", (!self.sizes.is_empty()).then(|| self.sizes.clone().into())),
-            ("weight", self.max_weight.map(Into::into)),
-            ("priority", self.max_priority.clone().map(Into::into)),
-            ("cap_permille", self.max_cap.map(Into::into)),
-            ("guarantee_permille", self.max_guarantee.map(Into::into)),
-            ("isolation", self.max_isolation.clone().map(Into::into)),
-            ("headroom_bytes", size(self.max_headroom)),
-            ("pinned_bytes", size(self.max_pinned)),
-            ("readmit_after_seconds", self.min_readmit_after.map(Into::into)),
-            ("unit_choice", self.allow_unit_choice.then_some(true.into())),
-            ("vms_per_owner", self.vms_per_owner.map(Into::into)),
-        ];
-        given.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))).collect()
-    }
-}
-
-impl Quota {
-    fn request(&self) -> Map<String, Value> {
-        let mut request = Map::from_iter([("memory_bytes".to_owned(), self.memory.0.into())]);
-        request.extend(self.vms.map(|vms| ("vms".to_owned(), vms.into())));
-        let limits = self.limits.request();
-        request.extend((!limits.is_empty()).then(|| ("limits".to_owned(), limits.into())));
-        request
+    /// What was said of it, if anything was.
+    fn request(&self) -> Option<v1::Limits> {
+        let number = |size: Option<ByteSize>| size.map(|size| size.0);
+        let limits = v1::Limits {
+            sizes: (!self.sizes.is_empty()).then(|| self.sizes.iter().cloned().collect()),
+            weight: self.max_weight,
+            priority: self.max_priority,
+            cap_permille: self.max_cap,
+            guarantee_permille: self.max_guarantee,
+            isolation: self.max_isolation,
+            headroom_bytes: number(self.max_headroom),
+            pinned_bytes: number(self.max_pinned),
+            readmit_after_seconds: self.min_readmit_after,
+            unit_choice: self.allow_unit_choice,
+            vms_per_owner: self.vms_per_owner,
+        };
+        Some(limits).filter(|limits| *limits != v1::Limits::default())
     }
 }
 
 /// Organisations.
 pub(crate) fn organisation(command: &Organisation) -> Result<()> {
-    const KIND: Kind = Kind { list: "organisations", name: "organisation", show: ancestors };
+    let table = |all: &[v1::Organisation]| {
+        ancestors(all.iter().map(|one| Ancestor {
+            id: &one.id,
+            organisation: None,
+            lent: one.lent_bytes,
+            memory: one.memory_bytes,
+            vms: one.vms,
+            configured: one.configured,
+        }))
+    };
     match command {
-        Organisation::List(asked) => KIND.all(asked),
-        Organisation::Show(named) => KIND.one(named),
-        Organisation::Set { named, quota } => KIND.set(named, quota.request()),
-        Organisation::Delete(named) => KIND.delete(named),
+        Organisation::List(asked) => {
+            let list = asked.api.ask(Client::organisations)?;
+            asked.api.print(&list, |list| table(&list.organisations))
+        }
+        Organisation::Show(named) => {
+            let one = named.api.ask(|api| api.organisation(&named.name))?;
+            named.api.print(&one, |one| table(std::slice::from_ref(one)))
+        }
+        Organisation::Set { named, quota } => {
+            let Quota { memory, vms, limits } = quota;
+            let request = OrganisationRequest { memory_bytes: memory.0, vms: *vms, limits: limits.request() };
+            named.set("organisation", |api| api.put_organisation(&named.name, &request))
+        }
+        Organisation::Delete(named) => {
+            named.delete("organisation", |api| api.delete_organisation(&named.name))
+        }
     }
 }
 
 /// Projects.
 pub(crate) fn project(command: &Project) -> Result<()> {
-    const KIND: Kind = Kind { list: "projects", name: "project", show: ancestors };
+    let table = |all: &[v1::Project]| {
+        ancestors(all.iter().map(|one| Ancestor {
+            id: &one.id,
+            organisation: one.organisation.as_deref(),
+            lent: one.lent_bytes,
+            memory: one.memory_bytes,
+            vms: one.vms,
+            configured: one.configured,
+        }))
+    };
     match command {
-        Project::List(asked) => KIND.all(asked),
-        Project::Show(named) => KIND.one(named),
-        Project::Set { named, quota, organisation } => {
-            let mut request = quota.request();
-            request.extend(organisation.clone().map(|name| ("organisation".to_owned(), name.into())));
-            KIND.set(named, request)
+        Project::List(asked) => {
+            let list = asked.api.ask(Client::projects)?;
+            asked.api.print(&list, |list| table(&list.projects))
         }
-        Project::Delete(named) => KIND.delete(named),
+        Project::Show(named) => {
+            let one = named.api.ask(|api| api.project(&named.name))?;
+            named.api.print(&one, |one| table(std::slice::from_ref(one)))
+        }
+        Project::Set { named, quota, organisation } => {
+            let Quota { memory, vms, limits } = quota;
+            let organisation = organisation.clone();
+            let request =
+                ProjectRequest { memory_bytes: memory.0, vms: *vms, limits: limits.request(), organisation };
+            named.set("project", |api| api.put_project(&named.name, &request))
+        }
+        Project::Delete(named) => named.delete("project", |api| api.delete_project(&named.name)),
     }
 }
 
 /// Sizes.
 pub(crate) fn size(command: &SizeCommand) -> Result<()> {
-    const KIND: Kind = Kind { list: "sizes", name: "size", show: sizes };
     match command {
-        SizeCommand::List(asked) => KIND.all(asked),
-        SizeCommand::Show(named) => KIND.one(named),
-        SizeCommand::Set { named, share, policy, profile, replicas } => {
-            let mut request = Map::new();
-            share.enter(&mut request);
-            request.extend(policy.clone().map(|policy| ("policy".to_owned(), policy.into())));
-            request.extend(profile.clone().map(|profile| ("profile".to_owned(), profile.into())));
-            request.extend(replicas.map(|replicas| ("replicas".to_owned(), replicas.into())));
-            KIND.set(named, request)
+        SizeCommand::List(asked) => {
+            let list = asked.api.ask(Client::sizes)?;
+            asked.api.print(&list, |list| sizes(&list.sizes))
         }
-        SizeCommand::Delete(named) => KIND.delete(named),
+        SizeCommand::Show(named) => {
+            let one = named.api.ask(|api| api.size(&named.name))?;
+            named.api.print(&one, |one| sizes(std::slice::from_ref(one)))
+        }
+        SizeCommand::Set { named, share, policy, profile, replicas } => {
+            let (policy, profile, replicas) = (*policy, profile.clone(), *replicas);
+            let request = SizeRequest { policy, profile, replicas, ..share.size() };
+            named.set("size", |api| api.put_size(&named.name, &request))
+        }
+        SizeCommand::Delete(named) => named.delete("size", |api| api.delete_size(&named.name)),
     }
 }
 
-/// What all three are alike in.
-struct Kind {
-    /// The list's name, in the path and in its answer.
-    list: &'static str,
-    name: &'static str,
-    show: fn(&[Value]) -> Table,
-}
-
-impl Kind {
-    fn path(&self, named: &Named) -> String {
-        format!("/v1/{}/{}", self.list, part(&named.name))
-    }
-
-    fn all(&self, asked: &Asked) -> Result<()> {
-        let list = asked.api.get(&format!("/v1/{}", self.list))?;
-        asked.api.print(&list, |list| (self.show)(items(&list[self.list])).to_string())
-    }
-
-    fn one(&self, named: &Named) -> Result<()> {
-        let object = named.api.get(&self.path(named))?;
-        named.api.print(&object, |object| (self.show)(std::slice::from_ref(object)).to_string())
-    }
-
-    fn set(&self, named: &Named, request: Map<String, Value>) -> Result<()> {
-        let (object, made) = named.api.ask("PUT", &self.path(named), Some(&request.into()))?;
+impl Named {
+    fn set<T: Serialize>(
+        &self,
+        kind: &str,
+        put: impl FnOnce(&Client) -> Result<Put<T>, CallError>,
+    ) -> Result<()> {
+        let Put { object, made } = self.api.ask(put)?;
         let done = if made { "made" } else { "as said" };
-        named.api.print(&object, |_| format!("{} {} is {done}", self.name, plain(&named.name)))
+        self.api.print(&object, |_| format!("{kind} {} is {done}", plain(&self.name)))
     }
 
-    fn delete(&self, named: &Named) -> Result<()> {
-        named.api.ask("DELETE", &self.path(named), None)?;
-        named.api.print(&json!({}), |_| format!("{} {} is gone", self.name, plain(&named.name)))
+    fn delete(&self, kind: &str, delete: impl FnOnce(&Client) -> Result<(), CallError>) -> Result<()> {
+        self.api.ask(delete)?;
+        self.api.say(|| format!("{kind} {} is gone", plain(&self.name)))
     }
 }
 
-fn ancestors(all: &[Value]) -> Table {
+/// What organisations and projects are alike in.
+struct Ancestor<'a> {
+    id: &'a str,
+    organisation: Option<&'a str>,
+    lent: u64,
+    memory: u64,
+    vms: Option<u32>,
+    configured: bool,
+}
+
+fn ancestors<'a>(all: impl Iterator<Item = Ancestor<'a>>) -> String {
     let mut table = Table::new(&["NAME", "ORGANISATION", ">MEMORY", ">OF", ">VMS", "FROM"]);
     for one in all {
         table.row([
-            text(&one["id"]),
-            text(&one["organisation"]),
-            bytes(&one["lent_bytes"]),
-            bytes(&one["memory_bytes"]),
-            text(&one["vms"]),
-            if one["configured"] == true { "configuration".to_owned() } else { "API".to_owned() },
+            text(&one.id),
+            text(&one.organisation),
+            bytes(one.lent),
+            bytes(one.memory),
+            text(&one.vms),
+            if one.configured { "configuration" } else { "API" }.to_owned(),
         ]);
     }
-    table
+    table.to_string()
 }
 
-fn sizes(all: &[Value]) -> Table {
+fn sizes(all: &[v1::Size]) -> String {
     let mut table = Table::new(&["NAME", ">MEMORY", ">KEPT", ">WEIGHT", "PRIORITY", ">CAP", ">GUARANTEE"]);
     for one in all {
         table.row([
-            text(&one["id"]),
-            bytes(&one["memory_bytes"]),
-            bytes(&one["guaranteed_bytes"]),
-            text(&one["weight"]),
-            text(&one["priority"]),
-            text(&one["cap_permille"]),
-            text(&one["guarantee_permille"]),
+            text(&one.id),
+            bytes(one.memory_bytes),
+            bytes(one.guaranteed_bytes),
+            text(&one.weight),
+            text(&one.priority),
+            text(&one.cap_permille),
+            text(&one.guarantee_permille),
         ]);
     }
-    table
+    table.to_string()
 }

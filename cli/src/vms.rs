@@ -1,12 +1,15 @@
 //! VMs: `sluice create, update, show, list, delete, fence, readmit, drain`.
 
 use anyhow::{Result, ensure};
-use serde_json::{Map, Value, json};
-use sluice_daemon::configuration::Size;
+use sluice_api::{
+    ByteSize,
+    client::Client,
+    v1::{FenceRequest, FenceStep, Isolation, Placement, Policy, Priority, SizeRequest, Vm, VmRequest},
+};
 
 use crate::{
-    api::{Api, part, plain},
-    table::{Table, bytes, items, limit, sum, text},
+    api::{Api, plain, words},
+    table::{Table, bytes, limit, text},
 };
 
 /// What a VM, or VMs of a size, may have.
@@ -14,22 +17,22 @@ use crate::{
 pub(crate) struct Share {
     /// Device memory it may have of each unit, for instance 16GiB
     #[arg(long, value_name = "SIZE")]
-    pub(crate) memory: Option<Size>,
+    memory: Option<ByteSize>,
     /// Of that, what is kept for it
     #[arg(long, value_name = "SIZE")]
-    guaranteed: Option<Size>,
+    guaranteed: Option<ByteSize>,
     /// Memory beside the quota, to which what the driver takes is charged first [default: 0]
     #[arg(long, value_name = "SIZE")]
-    headroom: Option<Size>,
+    headroom: Option<ByteSize>,
     /// Guest memory it may have pinned
     #[arg(long, value_name = "SIZE")]
-    pinned: Option<Size>,
+    pinned: Option<ByteSize>,
     /// Share of GPU time in relation to others; 100 is usual
     #[arg(long, value_name = "N")]
     weight: Option<u32>,
     /// Whose work goes first
-    #[arg(long, value_parser = ["low", "normal", "high"])]
-    priority: Option<String>,
+    #[arg(long, value_parser = words::<Priority>(["low", "normal", "high"]))]
+    priority: Option<Priority>,
     /// Thousandths of a unit's time that it never exceeds
     #[arg(long, value_name = "N")]
     cap: Option<u32>,
@@ -39,29 +42,26 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Enters what was given into a request.
-    pub(crate) fn enter(&self, request: &mut Map<String, Value>) {
-        let size = |size: Option<Size>| size.map(|size| size.0.into());
-        let given = [
-            ("memory_bytes", size(self.memory)),
-            ("guaranteed_bytes", size(self.guaranteed)),
-            ("headroom_bytes", size(self.headroom)),
-            ("pinned_bytes", size(self.pinned)),
-            ("weight", self.weight.map(Into::into)),
-            ("priority", self.priority.clone().map(Into::into)),
-            ("cap_permille", self.cap.map(Into::into)),
-            ("guarantee_permille", self.guarantee.map(Into::into)),
-        ];
-        enter(request, given);
+    /// A size of which this was said.
+    pub(crate) fn size(&self) -> SizeRequest {
+        SizeRequest {
+            memory_bytes: self.memory.unwrap_or_default().0,
+            guaranteed_bytes: number(self.guaranteed),
+            headroom_bytes: number(self.headroom),
+            pinned_bytes: number(self.pinned),
+            weight: self.weight,
+            priority: self.priority,
+            cap_permille: self.cap,
+            guarantee_permille: self.guarantee,
+            policy: None,
+            profile: None,
+            replicas: None,
+        }
     }
 }
 
-fn enter<const N: usize>(request: &mut Map<String, Value>, given: [(&str, Option<Value>); N]) {
-    for (field, value) in given {
-        if let Some(value) = value {
-            request.insert(field.to_owned(), value);
-        }
-    }
+fn number(size: Option<ByteSize>) -> Option<u64> {
+    size.map(|size| size.0)
 }
 
 /// What can be changed of a VM.
@@ -80,21 +80,28 @@ struct Terms {
     hang_after: Option<u32>,
     /// Memory of the guest, for the arguments of its VMM
     #[arg(long, value_name = "SIZE")]
-    guest_memory: Option<Size>,
+    guest_memory: Option<ByteSize>,
 }
 
 impl Terms {
-    fn enter(&self, request: &mut Map<String, Value>) {
-        self.share.enter(request);
-        enter(
-            request,
-            [
-                ("size", self.size.clone().map(Into::into)),
-                ("readmit_after_seconds", self.readmit_after.map(Into::into)),
-                ("hang_after_seconds", self.hang_after.map(Into::into)),
-                ("guest_memory_bytes", self.guest_memory.map(|size| size.0.into())),
-            ],
-        );
+    /// A request that says this, and else what `request` says.
+    fn over(&self, request: VmRequest) -> VmRequest {
+        let Share { memory, guaranteed, headroom, pinned, weight, priority, cap, guarantee } = self.share;
+        VmRequest {
+            size: self.size.clone().or(request.size),
+            memory_bytes: number(memory).or(request.memory_bytes),
+            guaranteed_bytes: number(guaranteed).or(request.guaranteed_bytes),
+            headroom_bytes: number(headroom).or(request.headroom_bytes),
+            pinned_bytes: number(pinned).or(request.pinned_bytes),
+            weight: weight.or(request.weight),
+            priority: priority.or(request.priority),
+            cap_permille: cap.or(request.cap_permille),
+            guarantee_permille: guarantee.or(request.guarantee_permille),
+            readmit_after_seconds: self.readmit_after.or(request.readmit_after_seconds),
+            hang_after_seconds: self.hang_after.or(request.hang_after_seconds),
+            guest_memory_bytes: number(self.guest_memory).or(request.guest_memory_bytes),
+            ..request
+        }
     }
 }
 
@@ -113,11 +120,11 @@ pub(crate) struct Create {
     #[arg(long, value_name = "NAME")]
     project: Option<String>,
     /// On what kind of unit it may be
-    #[arg(long, value_parser = ["mig", "time-slice", "any"])]
-    policy: Option<String>,
+    #[arg(long, value_parser = words::<Policy>(["mig", "time-slice", "any"]))]
+    policy: Option<Policy>,
     /// With whom it may be there: with others by turns, on a unit of its own, on a GPU of its own
-    #[arg(long, value_parser = ["shared", "strict", "strict-plus"])]
-    isolation: Option<String>,
+    #[arg(long, value_parser = words::<Isolation>(["shared", "strict", "strict-plus"]))]
+    isolation: Option<Isolation>,
     /// Displays of its graphics device: 1 for guest kernels before 6.12
     #[arg(long, value_name = "N")]
     scanouts: Option<u8>,
@@ -183,90 +190,80 @@ pub(crate) struct Target {
     gpu: Option<u32>,
 }
 
-pub(crate) fn path(name: &str) -> String {
-    format!("/v1/vms/{}", part(name))
-}
-
 /// Makes a VM, or changes it to be as said.
 pub(crate) fn create(arguments: &Create) -> Result<()> {
-    let mut request = Map::new();
-    arguments.terms.enter(&mut request);
-    let mut placement = Map::new();
-    enter(
-        &mut placement,
-        [
-            ("policy", arguments.policy.clone().map(Into::into)),
-            ("isolation", arguments.isolation.clone().map(Into::into)),
-        ],
-    );
-    enter(
-        &mut request,
-        [
-            ("organisation", arguments.organisation.clone().map(Into::into)),
-            ("project", arguments.project.clone().map(Into::into)),
-            ("scanouts", arguments.scanouts.map(Into::into)),
-            ("direct", arguments.direct.then_some(true.into())),
-            ("placement", (!placement.is_empty()).then_some(placement.into())),
-        ],
-    );
-    let (vm, made) = arguments.api.ask("PUT", &path(&arguments.name), Some(&request.into()))?;
-    let done = if made { "made" } else { "there already, and is as said" };
-    arguments.api.print(&vm, |vm| format!("VM {} is {done}\n\n{}", text(&vm["id"]), connect(vm)))
+    let placement = Placement {
+        policy: arguments.policy.unwrap_or_default(),
+        isolation: arguments.isolation.unwrap_or_default(),
+        ..Placement::default()
+    };
+    let request = arguments.terms.over(VmRequest {
+        organisation: arguments.organisation.clone(),
+        project: arguments.project.clone(),
+        scanouts: arguments.scanouts.unwrap_or_default(),
+        direct: arguments.direct,
+        placement: Some(placement).filter(|placement| *placement != Placement::default()),
+        ..VmRequest::default()
+    });
+    let put = arguments.api.ask(|api| api.put_vm(&arguments.name, &request))?;
+    let done = if put.made { "made" } else { "there already, and is as said" };
+    arguments.api.print(&put.object, |vm| format!("VM {} is {done}\n\n{}", text(&vm.id), connect(vm)))
 }
 
 /// Changes what was said of a VM, and nothing else of it.
 pub(crate) fn update(arguments: &Update) -> Result<()> {
-    let path = path(&arguments.name);
-    let vm = arguments.api.get(&path)?;
-    let mut request = kept(&vm, arguments.terms.size.is_some());
-    arguments.terms.enter(&mut request);
-    let (vm, _) = arguments.api.ask("PUT", &path, Some(&request.into()))?;
-    arguments.api.print(&vm, describe)
+    let vm = arguments.api.ask(|api| api.vm(&arguments.name))?;
+    let request = arguments.terms.over(kept(vm, arguments.terms.size.is_some()));
+    let put = arguments.api.ask(|api| api.put_vm(&arguments.name, &request))?;
+    arguments.api.print(&put.object, describe)
 }
 
 /// A request that leaves a VM as it is. With a new size, what a size gives is left to it.
-fn kept(vm: &Value, resized: bool) -> Map<String, Value> {
-    let sized = [
-        "memory_bytes",
-        "guaranteed_bytes",
-        "headroom_bytes",
-        "pinned_bytes",
-        "weight",
-        "priority",
-        "cap_permille",
-        "guarantee_permille",
-    ];
-    let own = [
-        "size",
-        "placement",
-        "organisation",
-        "project",
-        "scanouts",
-        "direct",
-        "readmit_after_seconds",
-        "hang_after_seconds",
-        "guest_memory_bytes",
-    ];
-    let sized = if resized { &[] } else { &sized[..] };
-    let fields = sized.iter().chain(&own).map(|field| ((*field).to_owned(), vm[*field].clone()));
+fn kept(vm: Vm, resized: bool) -> VmRequest {
     // What is answered as 0 was not said, and where it could be said 0 is the same.
-    fields.filter(|(_, value)| !value.is_null() && value.as_u64() != Some(0)).collect()
+    let bytes = |bytes: u64| Some(bytes).filter(|bytes| *bytes > 0);
+    let number = |number: u32| Some(number).filter(|number| *number > 0);
+    let own = VmRequest {
+        size: vm.size,
+        placement: Some(vm.placement),
+        organisation: vm.organisation,
+        project: vm.project,
+        scanouts: vm.scanouts,
+        direct: vm.direct,
+        readmit_after_seconds: number(vm.readmit_after_seconds),
+        hang_after_seconds: number(vm.hang_after_seconds),
+        guest_memory_bytes: vm.guest_memory_bytes,
+        ..VmRequest::default()
+    };
+    if resized {
+        return own;
+    }
+    VmRequest {
+        memory_bytes: bytes(vm.memory_bytes),
+        guaranteed_bytes: bytes(vm.guaranteed_bytes),
+        headroom_bytes: bytes(vm.headroom_bytes),
+        pinned_bytes: bytes(vm.pinned_bytes),
+        weight: number(vm.weight),
+        priority: Some(vm.priority),
+        cap_permille: number(vm.cap_permille),
+        guarantee_permille: number(vm.guarantee_permille),
+        ..own
+    }
 }
 
 /// Shows a VM.
 pub(crate) fn show(arguments: &One) -> Result<()> {
-    let vm = arguments.api.get(&path(&arguments.name))?;
+    let vm = arguments.api.ask(|api| api.vm(&arguments.name))?;
     arguments.api.print(&vm, |vm| format!("{}\n{}", describe(vm), connect(vm)))
 }
 
 /// Lists VMs.
 pub(crate) fn list(arguments: &List) -> Result<()> {
-    let mut list = arguments.api.get("/v1/vms")?;
-    for (field, wanted) in [("organisation", &arguments.organisation), ("project", &arguments.project)] {
-        if let (Some(wanted), Some(vms)) = (wanted, list["vms"].as_array_mut()) {
-            vms.retain(|vm| vm[field] == **wanted);
-        }
-    }
+    let mut list = arguments.api.ask(Client::vms)?;
+    let is_of = |wanted: &Option<String>, has: &Option<String>| wanted.is_none() || wanted == has;
+    list.vms.retain(|vm| {
+        is_of(&arguments.organisation, &vm.organisation) && is_of(&arguments.project, &vm.project)
+    });
     arguments.api.print(&list, |list| {
         let mut table = Table::new(&[
             "NAME",
@@ -279,17 +276,17 @@ pub(crate) fn list(arguments: &List) -> Result<()> {
             ">WEIGHT",
             "PRIORITY",
         ]);
-        for vm in items(&list["vms"]) {
+        for vm in &list.vms {
             table.row([
-                text(&vm["id"]),
+                text(&vm.id),
                 state(vm),
-                text(&vm["organisation"]),
-                text(&vm["project"]),
-                bytes(&lent(vm).into()),
-                limit(&vm["memory_bytes"]),
-                items(&vm["sessions"]).len().to_string(),
-                text(&vm["weight"]),
-                text(&vm["priority"]),
+                text(&vm.organisation),
+                text(&vm.project),
+                bytes(lent(vm)),
+                limit(vm.memory_bytes),
+                vm.sessions.len().to_string(),
+                text(&vm.weight),
+                text(&vm.priority),
             ]);
         }
         table.to_string()
@@ -298,20 +295,20 @@ pub(crate) fn list(arguments: &List) -> Result<()> {
 
 /// Ends a VM.
 pub(crate) fn delete(arguments: &One) -> Result<()> {
-    arguments.api.ask("DELETE", &path(&arguments.name), None)?;
-    arguments.api.print(&json!({}), |_| format!("VM {} is gone", plain(&arguments.name)))
+    arguments.api.ask(|api| api.delete_vm(&arguments.name))?;
+    arguments.api.say(|| format!("VM {} is gone", plain(&arguments.name)))
 }
 
 /// Fences a VM.
 pub(crate) fn fence(arguments: &Fence) -> Result<()> {
-    let mut request = Map::new();
-    enter(&mut request, [("reason", arguments.reason.clone().map(Into::into))]);
-    let path = format!("{}/fence", path(&arguments.name));
-    let (vm, _) = arguments.api.ask("POST", &path, Some(&request.into()))?;
+    let request = FenceRequest { reason: arguments.reason.clone() };
+    let vm = arguments.api.ask(|api| api.fence_vm(&arguments.name, &request))?;
     arguments.api.print(&vm, stands)?;
-    let fence = &vm["fence"];
-    ensure!(fence["step"] == "quarantined", "it is not quarantined yet; `sluice show` says when it is");
-    ensure!(fence["clean"] == true, "not everything of it is clean; see the runbook of SluiceFenceUnclean");
+    ensure!(
+        vm.fence.step == FenceStep::Quarantined,
+        "it is not quarantined yet; `sluice show` says when it is"
+    );
+    ensure!(vm.fence.clean, "not everything of it is clean; see the runbook of SluiceFenceUnclean");
     Ok(())
 }
 
@@ -319,19 +316,15 @@ pub(crate) fn fence(arguments: &Fence) -> Result<()> {
 pub(crate) fn readmit(arguments: &Target) -> Result<()> {
     let api = &arguments.api;
     match (&arguments.name, arguments.unit, arguments.gpu) {
-        (Some(name), ..) => {
-            let (vm, _) = api.ask("POST", &format!("{}/readmit", path(name)), None)?;
-            api.print(&vm, stands)
-        }
+        (Some(name), ..) => api.print(&api.ask(|api| api.readmit_vm(name))?, stands),
         (None, Some(unit), _) => {
-            let (unit, _) = api.ask("POST", &format!("/v1/units/{unit}/readmit"), None)?;
-            api.print(&unit, |unit| format!("unit {} is {}", text(&unit["unit"]), text(&unit["state"])))
+            let unit = api.ask(|api| api.readmit_unit(unit))?;
+            api.print(&unit, |unit| format!("unit {} is {}", unit.unit, unit.state))
         }
         // One of them is there: the command line says so.
         (None, None, gpu) => {
-            let gpu = gpu.unwrap_or_default();
-            let (gpu, _) = api.ask("POST", &format!("/v1/gpus/{gpu}/readmit"), None)?;
-            api.print(&gpu, |gpu| format!("GPU {} is {}", text(&gpu["gpu"]), text(&gpu["state"])))
+            let gpu = api.ask(|api| api.readmit_gpu(gpu.unwrap_or_default()))?;
+            api.print(&gpu, |gpu| format!("GPU {} is {}", gpu.gpu, gpu.state))
         }
     }
 }
@@ -341,92 +334,85 @@ pub(crate) fn drain(arguments: &Target) -> Result<()> {
     let api = &arguments.api;
     match (&arguments.name, arguments.unit, arguments.gpu) {
         (Some(name), ..) => {
-            let (vm, _) = api.ask("POST", &format!("{}/drain", path(name)), None)?;
+            let vm = api.ask(|api| api.drain_vm(name))?;
             api.print(&vm, |vm| {
-                let running = items(&vm["sessions"]).len();
-                format!("VM {} begins no session any more; {running} run", text(&vm["id"]))
+                format!("VM {} begins no session any more; {} run", text(&vm.id), vm.sessions.len())
             })
         }
         (None, Some(unit), _) => {
-            api.ask("POST", &format!("/v1/units/{unit}/drain"), None)?;
-            api.print(&json!({}), |_| format!("no VM comes to unit {unit} any more"))
+            api.ask(|api| api.drain_unit(unit))?;
+            api.say(|| format!("no VM comes to unit {unit} any more"))
         }
         (None, None, gpu) => {
-            let gpu = gpu.unwrap_or_default();
-            let (gpu, _) = api.ask("POST", &format!("/v1/gpus/{gpu}/drain"), None)?;
-            api.print(&gpu, |gpu| format!("GPU {} is {}", text(&gpu["gpu"]), text(&gpu["state"])))
+            let gpu = api.ask(|api| api.drain_gpu(gpu.unwrap_or_default()))?;
+            api.print(&gpu, |gpu| format!("GPU {} is {}", gpu.gpu, gpu.state))
         }
     }
 }
 
 /// Device memory lent to a VM on all units.
-pub(crate) fn lent(vm: &Value) -> u64 {
-    sum(items(&vm["units"]).iter().map(|unit| &unit["lent_bytes"]))
+pub(crate) fn lent(vm: &Vm) -> u64 {
+    vm.units.iter().map(|unit| unit.lent_bytes).fold(0, u64::saturating_add)
 }
 
 /// Whether a VM has its device, or what keeps it from the GPU.
-pub(crate) fn state(vm: &Value) -> String {
-    let step = &vm["fence"]["step"];
-    match vm["draining"] == true {
-        _ if *step != "active" => text(step),
-        true => "draining".to_owned(),
-        false => text(&vm["state"]),
+pub(crate) fn state(vm: &Vm) -> String {
+    match vm.fence.step {
+        FenceStep::Active if vm.draining => "draining".to_owned(),
+        FenceStep::Active => vm.state.to_string(),
+        step => step.to_string(),
     }
 }
 
-fn stands(vm: &Value) -> String {
-    let fence = &vm["fence"];
-    let clean = match (fence["step"] == "quarantined", fence["clean"] == true) {
+fn stands(vm: &Vm) -> String {
+    let fence = &vm.fence;
+    let clean = match (fence.step == FenceStep::Quarantined, fence.clean) {
         (true, true) => ", and everything of it is clean",
         (true, false) => ", and NOT everything of it is clean",
         (false, _) => "",
     };
-    format!("VM {} is {} in epoch {}{clean}", text(&vm["id"]), text(&fence["step"]), text(&fence["epoch"]))
+    format!("VM {} is {} in epoch {}{clean}", text(&vm.id), fence.step, fence.epoch)
 }
 
-fn describe(vm: &Value) -> String {
-    let mut lines = vec![format!("VM {} (number {}) is {}", text(&vm["id"]), text(&vm["number"]), state(vm))];
+fn describe(vm: &Vm) -> String {
+    let mut lines = vec![format!("VM {} (number {}) is {}", text(&vm.id), vm.number, state(vm))];
     let mut line = |title: &str, value: String| lines.push(format!("  {title:<16} {value}"));
-    if let Some(why) = vm["failure"].as_str() {
+    if let Some(why) = &vm.failure {
         line("failure", plain(why));
     }
-    if vm["fence"]["step"] != "active" {
-        line("fenced for", text(&vm["fence"]["reason"]));
-        line("fenced by", text(&vm["fence"]["by"]));
+    if vm.fence.step != FenceStep::Active {
+        line("fenced for", text(&vm.fence.reason));
+        line("fenced by", text(&vm.fence.by));
     }
-    for (title, field) in
-        [("size", "size"), ("organisation", "organisation"), ("project", "project"), ("owner", "owner_uid")]
-    {
-        if !vm[field].is_null() {
-            line(title, text(&vm[field]));
+    for (title, name) in [("size", &vm.size), ("organisation", &vm.organisation), ("project", &vm.project)] {
+        if name.is_some() {
+            line(title, text(name));
         }
+    }
+    if let Some(owner) = vm.owner_uid {
+        line("owner", owner.to_string());
     }
     line(
         "memory",
-        format!("{}, of which {} kept for it", limit(&vm["memory_bytes"]), bytes(&vm["guaranteed_bytes"])),
+        format!("{}, of which {} kept for it", limit(vm.memory_bytes), bytes(vm.guaranteed_bytes)),
     );
-    line("weight", format!("{}, priority {}", text(&vm["weight"]), text(&vm["priority"])));
-    let placement = &vm["placement"];
-    line("placement", format!("{}, {}", text(&placement["policy"]), text(&placement["isolation"])));
-    line(
-        "device",
-        vm["device_process"].as_u64().map_or("-".to_owned(), |process| format!("process {process}")),
-    );
-    for session in items(&vm["sessions"]) {
-        let worker =
-            session["worker"].as_u64().map_or("no worker yet".to_owned(), |pid| format!("worker {pid}"));
-        line("session", format!("{}, {worker}", text(&session["session"])));
+    line("weight", format!("{}, priority {}", vm.weight, vm.priority));
+    line("placement", format!("{}, {}", vm.placement.policy, vm.placement.isolation));
+    line("device", vm.device_process.map_or("-".to_owned(), |process| format!("process {process}")));
+    for session in &vm.sessions {
+        let worker = session.worker.map_or("no worker yet".to_owned(), |pid| format!("worker {pid}"));
+        line("session", format!("{}, {worker}", session.session));
     }
-    for unit in items(&vm["units"]) {
+    for unit in &vm.units {
         line(
             "unit",
             format!(
                 "{}: {} lent, {} of the driver's, {} to be scrubbed, {:.3} s of GPU time",
-                text(&unit["unit"]),
-                bytes(&unit["lent_bytes"]),
-                bytes(&unit["headroom_bytes"]),
-                bytes(&unit["dirty_bytes"]),
-                unit["gpu_seconds"].as_f64().unwrap_or(0.0)
+                unit.unit,
+                bytes(unit.lent_bytes),
+                bytes(unit.headroom_bytes),
+                bytes(unit.dirty_bytes),
+                unit.gpu_seconds
             ),
         );
     }
@@ -434,21 +420,18 @@ fn describe(vm: &Value) -> String {
 }
 
 /// What a VMM needs, to be copied into a shell.
-fn connect(vm: &Value) -> String {
-    let connect = &vm["connect"];
-    let words = |list: &Value| {
-        let words = items(list).iter().filter_map(Value::as_str).map(quoted);
-        words.collect::<Vec<_>>().join(" ")
-    };
-    let socket = text(&connect["socket"]);
-    if vm["direct"] == true {
+fn connect(vm: &Vm) -> String {
+    let connect = &vm.connect;
+    let words = |list: &[String]| list.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+    let socket = text(&connect.socket);
+    if vm.direct {
         return format!("SLUICE_TRANSPORT=direct SLUICE_SOCKET={socket}\n");
     }
     format!(
         "socket            {socket}\nqemu              {}\ncloud-hypervisor  {}\nvsock             {}\n",
-        words(&connect["qemu"]),
-        words(&connect["cloud_hypervisor"]),
-        text(&connect["vsock"]["socket"])
+        words(&connect.qemu),
+        words(&connect.cloud_hypervisor),
+        text(&connect.vsock.socket)
     )
 }
 
@@ -462,22 +445,48 @@ fn quoted(word: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    /// A VM as the API shows it, for the tests of others.
+    pub(crate) fn vm() -> Vm {
+        serde_json::from_value(json!({
+            "id": "a", "number": 1, "state": "running", "configured": false, "draining": false,
+            "fence": { "step": "active", "epoch": 1, "clean": false, "reason": "" },
+            "memory_bytes": 64, "guaranteed_bytes": 0, "headroom_bytes": 0, "pinned_bytes": 0, "weight": 100, "priority": "normal",
+            "cap_permille": 0, "guarantee_permille": 0, "placement": {}, "scanouts": 0, "direct": false, "readmit_after_seconds": 0,
+            "hang_after_seconds": 0, "created": 0, "sessions": [], "units": [],
+            "connect": { "socket": "/s", "qemu": [], "cloud_hypervisor": [], "vsock": { "socket": "/v", "cloud_hypervisor": [],
+                "firecracker": { "guest_cid": 3, "uds_path": "/f" }, "vhost_device_vsock": [], "qemu": [] } },
+        }))
+        .expect("a VM")
+    }
 
     // Promise: A20
     #[test]
     fn an_update_leaves_what_it_does_not_name() {
-        let vm = json!({ "id": "a", "memory_bytes": 64, "guaranteed_bytes": 0, "weight": 300, "priority": "high", "size": "small",
-            "placement": { "policy": "any", "isolation": "strict" }, "scanouts": 1, "direct": false, "cap_permille": 0, "state": "running" });
-        let request = kept(&vm, false);
+        let placement = Placement { isolation: Isolation::Strict, ..Placement::default() };
+        let vm = Vm {
+            weight: 300,
+            priority: Priority::High,
+            size: Some("small".to_owned()),
+            placement: placement.clone(),
+            scanouts: 1,
+            ..vm()
+        };
+        let own = VmRequest {
+            size: Some("small".to_owned()),
+            scanouts: 1,
+            placement: Some(placement),
+            ..VmRequest::default()
+        };
+        assert_eq!(kept(vm.clone(), true), own);
         assert_eq!(
-            Value::from(request),
-            json!({ "memory_bytes": 64, "weight": 300, "priority": "high", "size": "small", "scanouts": 1, "direct": false,
-                "placement": { "policy": "any", "isolation": "strict" } })
+            kept(vm, false),
+            VmRequest { memory_bytes: Some(64), weight: Some(300), priority: Some(Priority::High), ..own }
         );
-        let request = kept(&vm, true);
-        assert!(!request.contains_key("memory_bytes") && request.contains_key("placement"), "{request:?}");
     }
 
     #[test]

@@ -8,13 +8,16 @@ use std::{
 };
 
 use anyhow::Result;
-use serde_json::Value;
+use sluice_api::{
+    client::Client,
+    v1::{Unit, Vm},
+};
 
 use crate::{
     api::{Api, print},
     look::units_table,
     signals::terminal_lines,
-    table::{Table, bytes, items, limit, text},
+    table::{Table, bytes, limit, text},
     vms::{lent, state},
 };
 
@@ -43,8 +46,8 @@ fn interval(text: &str) -> Result<f64, String> {
 
 /// What was seen at a look.
 struct Look {
-    units: Value,
-    vms: Value,
+    units: Vec<Unit>,
+    vms: Vec<Vm>,
     at: Instant,
     /// By VM: seconds of GPU time.
     time: BTreeMap<String, f64>,
@@ -72,12 +75,8 @@ pub(crate) fn watch(arguments: &Arguments) -> Result<()> {
 }
 
 fn look(api: &Api) -> Result<Look> {
-    let units = api.get("/v1/units")?["units"].take();
-    let vms = api.get("/v1/vms")?["vms"].take();
-    let time = items(&vms).iter().map(|vm| {
-        let seconds = items(&vm["units"]).iter().filter_map(|unit| unit["gpu_seconds"].as_f64()).sum();
-        (text(&vm["id"]), seconds)
-    });
+    let (units, vms) = (api.ask(Client::units)?.units, api.ask(Client::vms)?.vms);
+    let time = vms.iter().map(|vm| (vm.id.clone(), vm.units.iter().map(|unit| unit.gpu_seconds).sum()));
     Ok(Look { time: time.collect(), units, vms, at: Instant::now() })
 }
 
@@ -90,14 +89,13 @@ fn frame(now: &Look, before: Option<&Look>, sort: &str) -> String {
         let used = (now.time.get(name)? - before.time.get(name)?).max(0.0);
         (passed > 0.0).then(|| used / passed)
     };
-    let mut vms: Vec<(&Value, Option<f64>)> =
-        items(&now.vms).iter().map(|vm| (vm, used(&text(&vm["id"])))).collect();
+    let mut vms: Vec<(&Vm, Option<f64>)> = now.vms.iter().map(|vm| (vm, used(&vm.id))).collect();
     match sort {
         "memory" => vms.sort_by_key(|(vm, _)| std::cmp::Reverse(lent(vm))),
         "time" => vms.sort_by(|(_, one), (_, other)| other.unwrap_or(0.0).total_cmp(&one.unwrap_or(0.0))),
         _ => {}
     }
-    let sessions: usize = vms.iter().map(|(vm, _)| items(&vm["sessions"]).len()).sum();
+    let sessions: usize = vms.iter().map(|(vm, _)| vm.sessions.len()).sum();
     let mut table = Table::new(&[
         "VM",
         "STATE",
@@ -110,26 +108,27 @@ fn frame(now: &Look, before: Option<&Look>, sort: &str) -> String {
         "PRIORITY",
     ]);
     for (vm, used) in &vms {
-        let (lent, may) = (lent(vm), vm["memory_bytes"].as_u64().unwrap_or(0));
-        let may = if may == 0 { total(&now.units) } else { may };
+        let lent = lent(vm);
+        let may = if vm.memory_bytes == 0 { total(&now.units) } else { vm.memory_bytes };
         table.row([
-            text(&vm["id"]),
+            text(&vm.id),
             state(vm),
-            items(&vm["sessions"]).len().to_string(),
+            vm.sessions.len().to_string(),
             bar(lent, may),
-            bytes(&lent.into()),
-            limit(&vm["memory_bytes"]),
+            bytes(lent),
+            limit(vm.memory_bytes),
             used.map_or("-".to_owned(), |used| format!("{:.1} %", used * 100.0)),
-            text(&vm["weight"]),
-            text(&vm["priority"]),
+            text(&vm.weight),
+            text(&vm.priority),
         ]);
     }
-    let title = format!("{} VMs, {sessions} sessions on {} units", vms.len(), items(&now.units).len());
+    let title = format!("{} VMs, {sessions} sessions on {} units", vms.len(), now.units.len());
     format!("{title}\n\n{}\n{table}", units_table(&now.units))
 }
 
-fn total(units: &Value) -> u64 {
-    items(units).iter().filter_map(|unit| unit["memory"]["total_bytes"].as_u64()).fold(0, u64::saturating_add)
+fn total(units: &[Unit]) -> u64 {
+    let memory = units.iter().filter_map(|unit| unit.memory.as_ref());
+    memory.map(|memory| memory.total_bytes).fold(0, u64::saturating_add)
 }
 
 /// A part of a whole, as a bar.
@@ -154,17 +153,30 @@ fn redraw(frame: &str, lines: Option<usize>) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use sluice_api::v1::{Session, VmUnit};
 
     use super::*;
 
     fn look(lent: u64, seconds: f64, at: Instant) -> Look {
-        let vm = |name: &str, lent: u64| {
-            json!({ "id": name, "state": "running", "fence": { "step": "active" }, "memory_bytes": 100 << 20, "weight": 100,
-                "priority": "normal", "sessions": [{ "session": 1 }], "units": [{ "unit": 0, "lent_bytes": lent }] })
+        let vm = |name: &str, lent: u64| Vm {
+            id: name.to_owned(),
+            memory_bytes: 100 << 20,
+            sessions: vec![Session { session: 1, worker: None }],
+            units: vec![VmUnit {
+                unit: 0,
+                lent_bytes: lent,
+                headroom_bytes: 0,
+                dirty_bytes: 0,
+                holders: 0,
+                gpu_seconds: 0.0,
+            }],
+            ..crate::vms::tests::vm()
         };
+        let unit = json!({ "unit": 0, "gpu": 0, "kind": "time-slice", "state": "lending", "figures_per_process": true, "vms": 2,
+            "stale_epoch_messages": 0 });
         Look {
-            units: json!([{ "unit": 0, "gpu": 0, "kind": "time-slice", "state": "lending", "memory": { "total_bytes": 1 << 30 } }]),
-            vms: json!([vm("a", lent), vm("b", 90 << 20)]),
+            units: vec![serde_json::from_value(unit).expect("a unit")],
+            vms: vec![vm("a", lent), vm("b", 90 << 20)],
             at,
             time: BTreeMap::from([("a".to_owned(), seconds), ("b".to_owned(), 1.0)]),
         }

@@ -1,5 +1,7 @@
 //! Why a request is not carried out.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -49,6 +51,12 @@ pub enum Code {
     Unavailable,
     /// A fault of Sluice's own.
     Internal,
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(formatter)
+    }
 }
 
 /// An error: a stable code, a message a person can act on, and what caused it, the nearest cause first.

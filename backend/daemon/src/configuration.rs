@@ -106,6 +106,9 @@ pub struct Arguments {
     /// Say whether a sluiced with this configuration could go on with what runs now, and do nothing
     #[arg(long)]
     pub check_reload: bool,
+    /// Print what this program says of itself, for documentation and packages, and do nothing
+    #[arg(long, value_name = "FORM", hide = true)]
+    pub describe: Option<Description>,
     /// Standard input is a socket to a supervisor: say `ready` on it, and end everything when it closes
     #[arg(long)]
     pub supervised: bool,
@@ -115,6 +118,15 @@ pub struct Arguments {
     /// Remove this directory too at the end; repeatable
     #[arg(long, value_name = "DIR", requires = "supervised")]
     pub scratch: Vec<PathBuf>,
+}
+
+/// What `sluiced` says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Description {
+    /// Its manual page.
+    Manual,
+    /// The management API, as OpenAPI has it.
+    Openapi,
 }
 
 /// The configuration file.
@@ -462,14 +474,6 @@ impl Configuration {
     pub fn stream_socket(&self, id: u32) -> PathBuf {
         stream_socket(&self.runtime_dir, id)
     }
-}
-
-/// The driver that a configuration file names, if it names one.
-///
-/// # Errors
-/// When it cannot be read, or is no configuration.
-pub fn driver_of(path: &Path) -> Result<Option<PathBuf>> {
-    Ok(read(path)?.driver)
 }
 
 fn read(path: &Path) -> Result<File> {

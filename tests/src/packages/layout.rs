@@ -116,6 +116,8 @@ pub(super) fn lay_out(package: Package, host: &Binaries, guest: &Binaries, tree:
     match package {
         Package::Host => {
             manuals(&host.get("sluice")?, tree)?;
+            let page = output_of(Command::new(host.get("sluiced")?).args(["--describe", "manual"]), QUICK)?;
+            write(&tree.join("usr/share/man/man8/sluiced.8"), &page)?;
             completions(&host.get("sluice")?, tree)?;
             let examples = tree.join("usr/share/doc/sluice-host/vmm-configs");
             for file in fs::read_dir(checkout.join("vmm-configs")).context("reading vmm-configs")? {
@@ -170,6 +172,11 @@ fn put(from: &Path, to: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(to, fs::Permissions::from_mode(mode)).with_context(|| format!("{}", to.display()))
 }
 
+fn write(to: &Path, text: &str) -> Result<()> {
+    fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
+    fs::write(to, text).with_context(|| format!("writing {}", to.display()))
+}
+
 /// Manual pages, as the program itself describes its command line.
 fn manuals(program: &Path, tree: &Path) -> Result<()> {
     let pages = tempfile::tempdir().context("a folder for manual pages")?;
@@ -191,9 +198,7 @@ fn completions(program: &Path, tree: &Path) -> Result<()> {
         ("fish", "usr/share/fish/vendor_completions.d/sluice.fish"),
     ] {
         let text = output_of(Command::new(program).args(["completion", shell]), QUICK)?;
-        let to = tree.join(to);
-        fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
-        fs::write(&to, text).with_context(|| format!("writing {}", to.display()))?;
+        write(&tree.join(to), &text)?;
     }
     Ok(())
 }

@@ -1,11 +1,12 @@
 //! `sluiced`: see [`sluice_daemon::daemon`].
 
-use std::{os::fd::AsFd as _, process::ExitCode};
+use std::{io::Write as _, os::fd::AsFd as _, process::ExitCode};
 
 use anyhow::Context as _;
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use sluice_daemon::{
-    configuration::{Arguments, Configuration},
+    api,
+    configuration::{Arguments, Configuration, Description},
     daemon,
 };
 
@@ -21,6 +22,9 @@ fn main() -> ExitCode {
 
 fn run() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
+    if let Some(form) = arguments.describe {
+        return describe(form);
+    }
     let check_reload = arguments.check_reload;
     let configuration = Configuration::load(arguments)?;
     if check_reload {
@@ -35,4 +39,15 @@ fn run() -> anyhow::Result<()> {
         .then(|| std::io::stdin().as_fd().try_clone_to_owned().context("cannot take over standard input"))
         .transpose()?;
     daemon::run(configuration, supervisor)
+}
+
+fn describe(form: Description) -> anyhow::Result<()> {
+    let mut output = std::io::stdout().lock();
+    match form {
+        Description::Manual => {
+            clap_mangen::Man::new(Arguments::command()).section("8").render(&mut output)?;
+        }
+        Description::Openapi => output.write_all(api::openapi()?.as_bytes())?,
+    }
+    Ok(output.flush()?)
 }

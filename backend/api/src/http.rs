@@ -15,30 +15,43 @@ const HEAD: u64 = 16 << 10;
 /// Lines of an answer's head.
 const HEADERS: usize = 32;
 /// How long nothing may come: longer than the API takes for its longest answer, and than it is ever silent in a stream.
-const PATIENCE: Duration = Duration::from_secs(70);
+const TIMEOUT: Duration = Duration::from_secs(70);
 
 /// An answer whose body is still to be read.
-pub(crate) struct Answer {
-    pub(crate) status: u16,
+#[derive(Debug)]
+pub struct Answer {
+    /// The status.
+    pub status: u16,
     /// Bytes of the body, where the server said.
     length: Option<u64>,
     body: BufReader<UnixStream>,
 }
 
-/// Asks a server.
-pub(crate) fn request(socket: &Path, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut text = format!("{method} {path} HTTP/1.0\r\nHost: sluice\r\n").into_bytes();
+/// Asks a server, with a body of JSON or none.
+///
+/// # Errors
+/// When it does not answer, or not in HTTP.
+pub fn request(socket: &Path, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {
+    let mut head = format!("{method} {path} HTTP/1.0\r\nHost: sluice\r\n");
     if let Some(body) = body {
-        write!(text, "Content-Type: application/json\r\nContent-Length: {}\r\n", body.len())?;
+        head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
     }
-    text.extend(b"\r\n");
-    text.extend(body.unwrap_or_default());
-    match stream.write_all(&text) {
+    exchange(socket, &format!("{head}\r\n"), body.unwrap_or_default())
+}
+
+/// Sends a head and a body as they are. In HTTP/1.1 the head has to ask for the connection's end.
+///
+/// # Errors
+/// When the server does not answer, or not in HTTP.
+pub fn exchange(socket: &Path, request: &str, body: &[u8]) -> io::Result<Answer> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    match stream.write_all(&[request.as_bytes(), body].concat()) {
         // It may have answered before it had read everything.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
+        Err(error) if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+            return Err(error);
+        }
         _ => {}
     }
     let mut body = BufReader::new(stream);
@@ -70,7 +83,10 @@ fn head(from: &mut impl BufRead) -> io::Result<(u16, Option<u64>)> {
 
 impl Answer {
     /// The whole body, of at most so many bytes.
-    pub(crate) fn read(mut self, most: u64) -> io::Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// When it is longer, or cut short.
+    pub fn read(mut self, most: u64) -> io::Result<Vec<u8>> {
         let mut body = Vec::new();
         let wanted = self.length.unwrap_or(most.saturating_add(1));
         if self.length.is_some_and(|length| length > most) {
@@ -91,7 +107,10 @@ impl Answer {
     }
 
     /// The next line of the body, of at most so many bytes; `None` at its end.
-    pub(crate) fn line(&mut self, most: u64) -> io::Result<Option<String>> {
+    ///
+    /// # Errors
+    /// When it is longer, or cut short.
+    pub fn line(&mut self, most: u64) -> io::Result<Option<String>> {
         let mut line = String::new();
         (&mut self.body).take(most).read_line(&mut line)?;
         match line.strip_suffix('\n') {
