@@ -3,12 +3,14 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Stdio;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use sluice_protocol::calls::{C, Parameter, VERSION, WIRE, WireRow};
 use sluice_tests::paths;
 
+use crate::cargo::cargo;
 use crate::{api_page, matrix, runner};
 
 /// Write the generated pages of docs/.
@@ -59,7 +61,7 @@ pub(crate) fn stale() -> Result<Vec<String>> {
 
 fn pages() -> Result<Vec<Page>> {
     let docs = paths::workspace().join("docs");
-    let openapi = sluice_daemon::api::openapi().context("describing the management API")?;
+    let openapi = openapi()?;
     let api = api_page::page(&serde_json::from_str(&openapi)?);
     let page = |name, text| Page { path: docs.join(name), text };
     Ok(vec![
@@ -68,6 +70,17 @@ fn pages() -> Result<Vec<Page>> {
         page("api.md", api),
         page("support-matrix.md", matrix::page()?),
     ])
+}
+
+/// The description of the management API. The daemon makes it, and is built for that only when it is asked for: `cargo xtask` itself
+/// stays small.
+fn openapi() -> Result<String> {
+    let mut command = cargo();
+    command.args(["run", "--quiet", "--release", "--package", "sluice-daemon", "--bin", "sluiced"]);
+    let output = command.args(["--", "--describe", "openapi"]).stderr(Stdio::inherit()).output();
+    let output = output.context("describing the management API")?;
+    ensure!(output.status.success(), "describing the management API: {}", output.status);
+    String::from_utf8(output.stdout).context("the description of the management API")
 }
 
 fn protocol() -> String {
