@@ -152,12 +152,6 @@ fn summary(text: &str) -> String {
 
 /// The daemon answers as before.
 fn still_well(folder: &Path) -> Result<()> {
-    use std::io::{Read as _, Write as _};
-    let mut stream = UnixStream::connect(folder.join("run/api.sock"))?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: sluice\r\nConnection: close\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    ensure!(text.starts_with("HTTP/1.1 200"), "{text}");
+    sluice_api::client::Client::at(folder.join("run/api.sock")).health()?;
     Ok(())
 }

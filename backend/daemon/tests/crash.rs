@@ -7,8 +7,6 @@ mod common;
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead as _, BufReader, Write as _},
-    os::unix::net::UnixStream,
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
@@ -17,6 +15,7 @@ use std::{
 use common::{Place, is_alive, pid_of, signal, until, wait_gone, watch};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use sluice_api::http;
 
 /// What a client knows: VMs by name, with their limits, and whether they are drained.
 type Model = BTreeMap<String, (u64, bool)>;
@@ -247,15 +246,13 @@ impl Client {
 
 /// Events from the first on, up to the end of the answer.
 fn events(place: &Place, query: &str) -> Vec<Value> {
-    let Ok(mut stream) = UnixStream::connect(place.run().join("api.sock")) else { return Vec::new() };
-    stream.set_read_timeout(Some(common::PATIENCE)).expect("a time limit");
-    let request = format!("GET /v1/events?{query} HTTP/1.0\r\nHost: sluice\r\n\r\n");
-    if stream.write_all(request.as_bytes()).is_err() {
+    let path = format!("/v1/events?{query}");
+    let Ok(mut answer) = http::request(&place.run().join("api.sock"), "GET", &path, None) else {
         return Vec::new();
-    }
-    // A line that was cut short was not read.
-    let lines = BufReader::new(stream).lines().map_while(Result::ok);
-    lines.filter(|line| line.starts_with('{')).filter_map(|line| serde_json::from_str(&line).ok()).collect()
+    };
+    // A line that is cut short is not read.
+    let lines = std::iter::from_fn(|| answer.line(64 << 10).ok().flatten());
+    lines.filter_map(|line| serde_json::from_str(&line).ok()).collect()
 }
 
 /// Has many clients at once at a daemon that is killed: at a place, or after a time. Returns false where it never came to the

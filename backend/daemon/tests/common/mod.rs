@@ -12,6 +12,7 @@ use std::{
     time::Instant,
 };
 
+use sluice_api::client::Client;
 use started::Started;
 pub(crate) use started::{PATIENCE, is_alive, signal, wait_gone, watch};
 use tempfile::TempDir;
@@ -86,12 +87,8 @@ impl Place {
         path: &str,
         body: Option<&serde_json::Value>,
     ) -> std::io::Result<Reply> {
-        let body = body.map(ToString::to_string).unwrap_or_default();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nContent-Length: {}\r\n", body.len());
-        if !body.is_empty() {
-            head.push_str("Content-Type: application/json\r\n");
-        }
-        request(&self.run().join("api.sock"), &head, body.as_bytes())
+        let (status, body) = Client::at(self.run().join("api.sock")).exchange(method, path, body)?;
+        Ok(Reply { status, body })
     }
 
     /// What the management API shows at a path, as of now.
@@ -178,18 +175,14 @@ pub(crate) struct Reply {
     pub(crate) body: serde_json::Value,
 }
 
-/// One request, on a connection of its own. What is no JSON is a string.
+/// One request with these lines of a head, on a connection of its own. What is no JSON is a string.
 pub(crate) fn request(socket: &Path, head: &str, body: &[u8]) -> std::io::Result<Reply> {
-    use std::io::Read as _;
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(format!("{head}Host: sluice\r\nConnection: close\r\n\r\n").as_bytes())?;
-    // The answer may come before all of it was sent.
-    _ = stream.write_all(body);
-    let mut answer = Vec::new();
-    let read = stream.read_to_end(&mut answer);
-    parse(&answer)
-        .map_or_else(|| Err(read.err().unwrap_or_else(|| std::io::ErrorKind::InvalidData.into())), Ok)
+    let head = format!("{head}Host: sluice\r\nConnection: close\r\n\r\n");
+    let answer = sluice_api::http::exchange(socket, &head, body)?;
+    let status = answer.status;
+    let text = answer.read(64 << 20)?;
+    let body = serde_json::from_slice(&text).unwrap_or_else(|_| String::from_utf8_lossy(&text).into());
+    Ok(Reply { status, body })
 }
 
 /// An answer as it came.

@@ -8,6 +8,7 @@ use crate::{
     turns::Client,
 };
 use anyhow::{Context as _, Result, bail, ensure};
+use sluice_api::{client, http, v1::VmRequest};
 use sluice_tests::{
     direct::{PATIENCE, cpu_ticks},
     paths::Binaries,
@@ -28,6 +29,8 @@ use std::{
 };
 use tempfile::TempDir;
 
+/// Bytes of an answer.
+const ANSWER: u64 = 64 << 20;
 /// VMs in all.
 const VMS: usize = 500;
 /// Of these, VMs with a session.
@@ -97,7 +100,7 @@ impl Service {
         let service = Self { daemon, folder, _device: device };
         let start = Instant::now();
         // Ready, and its unit lends.
-        while !service.get("/readyz").is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200")) {
+        while service.get("/readyz").is_err() {
             ensure!(
                 start.elapsed() < PATIENCE,
                 "sluiced does not become ready: {}",
@@ -122,33 +125,23 @@ impl Service {
         command
     }
 
-    /// One request on a connection of its own; the answer as it comes.
-    fn ask(&self, head: &str, body: &str) -> Result<Vec<u8>> {
-        let mut stream = UnixStream::connect(self.folder.path().join("run/api.sock"))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let length = body.len();
-        write!(
-            stream,
-            "{head} HTTP/1.1\r\nHost: sluice\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
-        )?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer)?;
-        Ok(answer)
+    fn api(&self) -> PathBuf {
+        self.folder.path().join("run/api.sock")
     }
 
+    /// The body of an answer, as it comes.
     fn get(&self, path: &str) -> Result<Vec<u8>> {
-        self.ask(&format!("GET {path}"), "")
+        let answer = http::request(&self.api(), "GET", path, None)?;
+        ensure!(answer.status == 200, "{path} is answered with {}", answer.status);
+        Ok(answer.read(ANSWER)?)
     }
 
     /// Makes a VM; returns when a VMM can connect.
     fn create(&self, id: &str) -> Result<PathBuf> {
-        let answer =
-            self.ask(&format!("PUT /v1/vms/{id}"), r#"{"direct": true, "memory_bytes": 8388608}"#)?;
-        ensure!(answer.starts_with(b"HTTP/1.1 201"), "{}", String::from_utf8_lossy(&answer));
-        let body = answer.windows(4).position(|window| window == b"\r\n\r\n").context("a body")?;
-        let vm: serde_json::Value = serde_json::from_slice(&answer[body + 4..])?;
-        let socket = PathBuf::from(vm["connect"]["socket"].as_str().context("a socket")?);
+        let request = VmRequest { direct: true, memory_bytes: Some(8 << 20), ..VmRequest::default() };
+        let put = client::Client::at(self.api()).put_vm(id, &request)?;
+        ensure!(put.made, "VM {id} was there before");
+        let socket = PathBuf::from(put.object.connect.socket);
         drop(UnixStream::connect(&socket).with_context(|| format!("{}", socket.display()))?);
         Ok(socket)
     }
@@ -190,9 +183,8 @@ impl Service {
         let (mut own, mut yardstick) = (Samples::default(), Samples::default());
         for _ in 0..ROUNDS {
             let start = Instant::now();
-            let answer = self.get(path)?;
+            self.get(path)?;
             own.push(start.elapsed().as_secs_f64() * 1e9);
-            ensure!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
             let start = Instant::now();
             let mut stream = UnixStream::connect(&socket)?;
             stream.write_all(b"GET")?;
