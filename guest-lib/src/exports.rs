@@ -5,9 +5,9 @@
 
 use crate::{
     api,
-    arguments::{Argument, BlockToShared, Callback},
+    arguments::{Argument, BlockToShared, Call, Callback},
     error::{Error, Result},
-    log, process,
+    lifetime, log,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_protocol::calls::IpcHandle;
@@ -18,13 +18,6 @@ use std::{
 
 /// A handle of the session as C code holds it.
 type Handle = u64;
-
-/// What the name of the called symbol says about the call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
-    /// Stream 0 is the calling thread's (`_ptds`, `_ptsz`), not the context's.
-    pub(crate) per_thread: bool,
-}
 
 /// Runs an implementation behind the C boundary: nothing unwinds into the program, whatever goes wrong.
 fn enter(name: &'static str, per_thread: bool, body: impl FnOnce(Call) -> Result) -> c_uint {
@@ -83,7 +76,7 @@ include!(concat!(env!("OUT_DIR"), "/unserved.rs"));
 
 #[cold]
 fn not_served(name: &'static str, logged: &AtomicBool) -> c_uint {
-    if let Err(Error(code)) = process::usable() {
+    if let Err(Error(code)) = lifetime::usable() {
         return code;
     }
     if !logged.swap(true, Ordering::Relaxed) {

@@ -1,9 +1,8 @@
 //! Modules and libraries: which exist, in which context, and what was looked up in them.
 
 use crate::{
-    arguments::host,
     error::{Error, Result},
-    log,
+    host, log,
     process::Process,
 };
 use sluice_cuda_abi::image::{self, Wrapper};

@@ -5,8 +5,8 @@
 //! until it is complete: the slot keeps the context's name and rests until then.
 
 use crate::{
+    arguments::Call,
     error::{Error, Result},
-    exports::Call,
     process::Process,
     session::Target,
     thread,

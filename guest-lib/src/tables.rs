@@ -1,6 +1,6 @@
 //! What the export tables ask of the shim.
 
-use crate::{error::Error, log, process, thread};
+use crate::{error::Error, lifetime, log, process, thread};
 use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
 use sluice_protocol::{
     calls::wire,
@@ -19,7 +19,7 @@ pub(crate) fn install() {
 
 impl Hooks for Shim {
     fn ready(&self) -> Result<(), u32> {
-        process::usable().map_err(|Error(code)| code)
+        lifetime::usable().map_err(|Error(code)| code)
     }
 
     fn primary_context(&self, device: i32) -> Result<usize, u32> {

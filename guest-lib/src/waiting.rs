@@ -6,7 +6,7 @@
 //! the shim, started when the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition
 //! holds, so a wake-up from the host costs one thread, not one per sleeper.
 
-use crate::{process, session::Shared, transport::TransportError};
+use crate::{session::Shared, spawn::spawn, transport::TransportError};
 use core::{
     num::NonZeroU64,
     sync::atomic::{AtomicU32, Ordering, fence},
@@ -205,8 +205,7 @@ impl Waiting {
             sleepers.list.push(sleeper.clone());
             if !sleepers.waker {
                 let (shared, state) = (self.shared.clone(), self.state.clone());
-                sleepers.waker =
-                    process::spawn("sluice-waker", move || wake_sleepers(&shared, &state)).is_ok();
+                sleepers.waker = spawn("sluice-waker", move || wake_sleepers(&shared, &state)).is_ok();
             }
             self.state.some.notify_one();
         }

@@ -1,9 +1,8 @@
 //! Contexts.
 
 use crate::{
-    arguments::Out,
+    arguments::{Call, Out},
     error::{Error, Result},
-    exports::Call,
     process::{self, Process},
     tables, thread,
 };

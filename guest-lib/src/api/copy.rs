@@ -5,10 +5,10 @@
 //! cut into portions, so that staging one overlaps with the transfer of another.
 
 use crate::{
-    arguments::{In, Out, host},
+    arguments::{Call, In, Out},
     devices::attribute,
     error::{Error, Result},
-    exports::Call,
+    host,
     process::{self, Process},
     streams::Stream,
 };

@@ -1,10 +1,9 @@
 //! Device queries: answered from what session set-up brought.
 
 use crate::{
-    arguments::{In, Out},
+    arguments::{Call, In, Out},
     devices::{Device, attribute},
     error::{Error, Result},
-    exports::Call,
     process,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};

@@ -1,9 +1,8 @@
 //! Events.
 
 use crate::{
-    arguments::Out,
+    arguments::{Call, Out},
     error::{Error, Result},
-    exports::Call,
     process::{self, Process},
 };
 use core::ffi::c_uint;

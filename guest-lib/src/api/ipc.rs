@@ -1,9 +1,8 @@
 //! Device memory of other processes of the system. Events between processes are not served, as the attributes say.
 
 use crate::{
-    arguments::Out,
+    arguments::{Call, Out},
     error::{Error, Result},
-    exports::Call,
     process,
 };
 use core::ffi::{c_uint, c_void};

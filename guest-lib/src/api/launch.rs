@@ -1,12 +1,12 @@
 //! Launches: checked here against what is cached, so that the driver's immediate errors are immediate, then posted.
 
 use crate::{
-    arguments::{In, Out, host},
+    arguments::{Call, In, Out},
     contexts::Context,
     devices::attribute as device_attribute,
     error::{Error, Result},
-    exports::Call,
     functions::{Function, Held, attribute},
+    host,
     process::{self, Process},
     streams::Stream,
 };

@@ -1,9 +1,9 @@
 //! Managed memory.
 
 use crate::{
-    arguments::{Out, host},
+    arguments::{Call, Out},
     error::{Error, Result},
-    exports::Call,
+    host,
     process::{self, Process},
     streams::Stream,
 };

@@ -1,9 +1,8 @@
 //! Memory: device, pinned host, and what a pointer is.
 
 use crate::{
-    arguments::{In, Out},
+    arguments::{Call, In, Out},
     error::{Error, Result},
-    exports::Call,
     log,
     memory::{Kind, Range},
     process::{self, Process},

@@ -2,10 +2,9 @@
 
 use crate::{
     api::launch::Configuration,
-    arguments::{In, Out, SharedSize},
+    arguments::{Call, In, Out, SharedSize},
     devices::attribute as device_attribute,
     error::{Error, Result},
-    exports::Call,
     functions::{Held, attribute},
     log,
     modules::JitLog,

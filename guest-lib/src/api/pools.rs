@@ -2,9 +2,8 @@
 
 use super::virtual_memory::{ON_DEVICE, PINNED, location_of};
 use crate::{
-    arguments::{In, Out},
+    arguments::{Call, In, Out},
     error::{Error, Result},
-    exports::Call,
     memory::Kind,
     pools::{self, Pool},
     process::{self, Process},

@@ -1,10 +1,9 @@
 //! Start-up, versions, look-ups, error texts.
 
 use crate::{
-    arguments::{Callback, In, Out},
+    arguments::{Call, Callback, In, Out},
     error::{Error, Result},
-    exports::{self, Call},
-    process,
+    exports, lifetime, process,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_cuda_abi::{
@@ -127,7 +126,7 @@ pub(crate) fn cuLogsRegisterCallback(
     _: Out<c_void>,
     handle: Out<u64>,
 ) -> Result {
-    process::usable()?;
+    lifetime::usable()?;
     if callback.is_none() {
         return Err(Error::INVALID_VALUE);
     }

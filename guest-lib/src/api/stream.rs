@@ -1,9 +1,8 @@
 //! Streams.
 
 use crate::{
-    arguments::Out,
+    arguments::{Call, Out},
     error::{Error, Result},
-    exports::Call,
     process::{self, Process},
     streams::{NON_BLOCKING, PER_THREAD, Stream},
     thread,

@@ -1,10 +1,9 @@
 //! The virtual-memory API, for memory of devices. Host memory behind it is not served, as the attributes say.
 
 use crate::{
-    arguments::{In, Out, descriptor},
+    arguments::{Call, In, Out, descriptor},
     blocks::GRANULARITY,
     error::{Error, Result},
-    exports::Call,
     process::{self, Process},
     shared::Token,
 };

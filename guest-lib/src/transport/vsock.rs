@@ -10,7 +10,7 @@
 #![expect(unsafe_code, reason = "the address of a virtual socket, and access to the control resource")]
 
 use super::{Resource, Token, Transport, TransportError, direct::signals_blocked, held::Held};
-use crate::{arguments::host, error::Error, log, process};
+use crate::{error::Error, host, log, spawn::spawn};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsRawFd, OwnedFd},
@@ -187,11 +187,9 @@ impl Vsock {
         // SAFETY: the session keeps its control resource mapped for the life of the process.
         let words = unsafe { Words::new(base, layout::BYTES) };
         let shared = Arc::clone(&self.shared);
-        process::spawn("sluice-stream", move || shared.receive(&words)).map_err(|error| {
-            TransportError::System {
-                what: "a thread",
-                error: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
-            }
+        spawn("sluice-stream", move || shared.receive(&words)).map_err(|error| TransportError::System {
+            what: "a thread",
+            error: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
         })
     }
 }

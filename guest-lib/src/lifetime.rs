@@ -1,0 +1,76 @@
+//! The part of its life in which this process may use the driver: before it exits, and never in a forked child of the
+//! process that set the driver up.
+
+#![expect(unsafe_code, reason = "a page that the kernel wipes on fork, exit and fork handlers")]
+
+use crate::error::{Error, Result};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+/// A word in a page of its own that reads 1 in the process that wrote it and 0 in a forked child.
+static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// Nothing is torn down at exit, and nothing waited for: the device ends the session when the process is gone. From here on
+/// calls, which now come from other libraries' exit handlers, are told so.
+extern "C" fn exiting() {
+    EXITING.store(true, Ordering::Relaxed);
+}
+
+/// Registers for exit and fork, once, at the first connection: handlers of libraries that were there before, a runtime's
+/// above all, run after ours, as they do with the vendor's driver. `forked` runs in each forked child.
+pub(crate) fn watch_exit_and_fork(forked: extern "C" fn()) -> Result {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if WATCHED.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    // SAFETY: the handler only stores a flag, and the library is never unloaded.
+    let exit = unsafe { libc::atexit(exiting) };
+    // SAFETY: the handler only closes descriptors and stores words, and the library is never unloaded.
+    let fork = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    if exit == 0 && fork == 0 { Ok(()) } else { Err(Error::OUT_OF_MEMORY) }
+}
+
+/// Whether calls may be answered at all.
+pub(crate) fn usable() -> Result {
+    if EXITING.load(Ordering::Relaxed) {
+        return Err(Error::DEINITIALIZED);
+    }
+    let mark = MARK.load(Ordering::Acquire);
+    // SAFETY: once set, the pointer names a word of a page that is never unmapped.
+    if !mark.is_null() && unsafe { &*mark }.load(Ordering::Relaxed) == 0 {
+        return Err(Error::NOT_INITIALIZED);
+    }
+    Ok(())
+}
+
+/// Makes this process tell itself from its forked children. The caller is alone.
+pub(crate) fn mark() -> Result {
+    static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+    let word = match PAGE.load(Ordering::Relaxed) {
+        page if page.is_null() => mark_page()?,
+        page => page,
+    };
+    PAGE.store(word, Ordering::Relaxed);
+    // SAFETY: the page is mapped, writable, aligned, and never unmapped.
+    unsafe { &*word }.store(1, Ordering::Relaxed);
+    MARK.store(word, Ordering::Release);
+    Ok(())
+}
+
+/// Forgets the mark: a forked child may use the driver anew.
+pub(crate) fn unmark() {
+    MARK.store(core::ptr::null_mut(), Ordering::Release);
+}
+
+/// A page of its own, zero in a forked child.
+fn mark_page() -> Result<*mut AtomicU32> {
+    let flags = MapFlags::PRIVATE;
+    // SAFETY: a fresh anonymous page.
+    let page =
+        unsafe { mm::mmap_anonymous(core::ptr::null_mut(), 4096, ProtFlags::READ | ProtFlags::WRITE, flags) }
+            .map_err(|_| Error::OUT_OF_MEMORY)?;
+    // SAFETY: advice about the page just made.
+    unsafe { mm::madvise(page, 4096, Advice::LinuxWipeOnFork) }.map_err(|_| Error::NOT_SUPPORTED)?;
+    Ok(page.cast())
+}
