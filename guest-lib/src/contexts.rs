@@ -106,6 +106,13 @@ impl Contexts {
         Ok(slot.device.load(Ordering::Relaxed).cast_signed())
     }
 
+    /// A number of a context, or of the current one for 0, that no other context of the process has or will have.
+    pub(crate) fn unique_id(&self, raw: u64) -> Result<u64> {
+        let raw = if raw == 0 { thread::current_context() } else { raw };
+        let id = Id::<Kind>::from_raw(raw).filter(|_| self.exists(raw)).ok_or(Error::INVALID_CONTEXT)?;
+        Ok(u64::from(id.generation()) << 32 | (id.index() as u64 + 1))
+    }
+
     /// An active context by handle.
     pub(crate) fn get(&self, raw: u64) -> Result<Context> {
         let slot = self.slot(raw).ok_or(Error::INVALID_CONTEXT)?;

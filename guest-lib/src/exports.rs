@@ -4,7 +4,6 @@
 #![allow(non_snake_case, unreachable_pub, reason = "the names of cuda.h, visible to C alone")]
 
 use crate::{
-    api,
     arguments::{Argument, BlockToShared, Call, Callback},
     error::{Error, Result},
     lifetime, log,
@@ -53,12 +52,40 @@ macro_rules! export {
             enter(stringify!($symbol), $per_thread, |call| {
                 // SAFETY: the caller vouches for its pointers, as the C API asks.
                 $(let $p = unsafe { Argument::receive($p) };)*
-                api::$name(call $(, $p)*)
+                served::$name(call $(, $p)*)
             })
         }
     };
 }
 sluice_protocol::for_each_c_call!(exports);
+
+/// The implementations by their C names. Two are here: they look for the exports of this file.
+mod served {
+    use super::{Result, address, c_char, c_int, c_uint, c_void};
+    pub(super) use crate::api::*;
+    use crate::arguments::{Call, In, Out};
+
+    pub(super) fn cuGetProcAddress(
+        _: Call,
+        symbol: In<c_char>,
+        pfn: Out<*mut c_void>,
+        version: c_int,
+        flags: u64,
+    ) -> Result {
+        look_up(address, symbol, pfn, version, flags, None)
+    }
+
+    pub(super) fn cuGetProcAddress_v2(
+        _: Call,
+        symbol: In<c_char>,
+        pfn: Out<*mut c_void>,
+        version: c_int,
+        flags: u64,
+        found: Out<c_uint>,
+    ) -> Result {
+        look_up(address, symbol, pfn, version, flags, Some(found))
+    }
+}
 
 macro_rules! unserved {
     ($($name:ident)*) => {
@@ -86,7 +113,7 @@ fn not_served(name: &'static str, logged: &AtomicBool) -> c_uint {
 }
 
 /// The address of export `index` of [`sluice_cuda_abi::symbols::EXPORTS`].
-pub(crate) fn address(index: usize) -> Option<*mut c_void> {
+fn address(index: usize) -> Option<*mut c_void> {
     const ADDRESSES: &[*const ()] = &include!(concat!(env!("OUT_DIR"), "/addresses.rs"));
     ADDRESSES.get(index).map(|address| address.cast_mut().cast())
 }

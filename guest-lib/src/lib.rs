@@ -29,7 +29,6 @@ mod session;
 mod shared;
 mod spawn;
 mod streams;
-mod tables;
 mod thread;
 pub mod transport;
 mod waiting;

@@ -18,7 +18,7 @@ use crate::{
     session::Session,
     shared::Imports,
     streams::Streams,
-    tables,
+    thread,
     transport::{self, TransportError},
 };
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -180,6 +180,13 @@ fn open() -> Result<Process> {
         imports: Imports::default(),
         initialised: AtomicBool::new(false),
     };
-    tables::install();
+    thread::end_streams_by(recycle);
     Ok(process)
+}
+
+/// Ends a default stream of a thread that ends.
+fn recycle(stream: u64) {
+    if let Ok(process) = get() {
+        process.streams.recycle(process, stream);
+    }
 }

@@ -1,13 +1,16 @@
 //! The session: calls out through the ring, answers in through the reply slots.
 
+pub(crate) mod link;
+
 use crate::{
     console,
     error::{Error, Result},
-    log, thread,
-    transport::{Transport, TransportError},
+    log,
+    transport::Transport,
     waiting::{Condition, Waiting},
 };
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use link::Link;
 use sluice_protocol::{
     calls::{self, wire},
     doorbell::Doorbell,
@@ -27,38 +30,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What the waker thread shares with the callers.
-pub(crate) struct Shared {
-    pub(crate) words: Words,
-    pub(crate) transport: Box<dyn Transport>,
-    /// Keeps the control resource mapped for the life of the process.
-    _control: Reservation,
-}
-
-impl Shared {
-    /// The device cannot be told of something, or does not tell anything any more. Nobody knows what is still answered then,
-    /// so the session is over, and with it every wait.
-    pub(crate) fn lose(&self, error: &TransportError) -> Error {
-        if layout::lost(&self.words).is_none() {
-            log::error(format_args!("cannot reach the device any more: {error}"));
-            layout::set_lost(&self.words, Error::DEVICE_UNAVAILABLE.0);
-        }
-        self.alive().err().unwrap_or(Error::DEVICE_UNAVAILABLE)
-    }
-
-    /// Whether the session is not over.
-    fn alive(&self) -> Result {
-        match layout::lost(&self.words) {
-            None => Ok(()),
-            Some(0) => Err(Error::DEVICE_UNAVAILABLE),
-            Some(code) => Err(Error(code)),
-        }
-    }
-}
-
 /// The session of this process with its worker.
 pub(crate) struct Session {
-    shared: Arc<Shared>,
+    link: Arc<Link>,
     waiting: Waiting,
     ring: Mutex<Ring>,
     replies: [AtomicU64; limits::REPLY_SLOTS as usize / 64],
@@ -118,15 +92,14 @@ impl Session {
         let resource = transport
             .create(&control, control.base(), layout::BYTES as u64)
             .map_err(|error| failed("cannot share memory with the device", &error))?;
-        let words = control_words(&control);
-        words.store_u64(layout::MAGIC_AT, layout::MAGIC, Ordering::Release);
-        transport
+        let link = Arc::new(Link::new(control, transport));
+        link.words.store_u64(layout::MAGIC_AT, layout::MAGIC, Ordering::Release);
+        link.transport
             .submit(Doorbell::Open { resource: resource.id })
             .map_err(|error| failed("cannot open a session", &error))?;
-        let shared = Arc::new(Shared { words, transport, _control: control });
         let mut session = Session {
-            waiting: Waiting::new(shared.clone()),
-            shared,
+            waiting: Waiting::new(link.clone()),
+            link,
             ring: Mutex::new(Ring {
                 producer: Producer::new(),
                 buffer: vec![0; limits::RECORD_BYTES].into(),
@@ -164,7 +137,7 @@ impl Session {
             }
             // Waiting for the transport here needs no thread; wake-ups are hints, so look again in any case.
             if Parking::GUEST.enter(self.words(), || Condition::Open.holds(self.words())) {
-                let waited = self.shared.transport.wait(Duration::from_millis(200));
+                let waited = self.link.transport.wait(Duration::from_millis(200));
                 Parking::GUEST.leave(self.words());
                 waited.map_err(|error| {
                     log::error(format_args!("the device went away: {error}"));
@@ -183,16 +156,16 @@ impl Session {
     }
 
     pub(crate) fn words(&self) -> &Words {
-        &self.shared.words
+        &self.link.words
     }
 
     pub(crate) fn transport(&self) -> &dyn Transport {
-        &*self.shared.transport
+        &*self.link.transport
     }
 
     /// Whether the worker is there.
     pub(crate) fn alive(&self) -> Result {
-        self.shared.alive()
+        self.link.alive()
     }
 
     /// Whether the worker is there and no earlier work has failed in a way that ends all work. What kernels said of the failure is
@@ -355,7 +328,7 @@ impl Session {
         ticket: u32,
         put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
     ) -> Result<u64> {
-        let thread = thread::number();
+        let thread = caller_number();
         let (mut ring, sequence) = self.take_credit(target)?;
         let Ring { producer, buffer } = &mut *ring;
         let stream = target.map_or(NO_STREAM, |target| target.slot);
@@ -374,16 +347,16 @@ impl Session {
             target.posted.store(sequence, Ordering::Release);
         }
         // Under the lock: where records are sent, they are sent in their order.
-        let posted = self.shared.transport.posted(record);
+        let posted = self.link.transport.posted(record);
         drop(ring);
-        posted.map_err(|error| self.shared.lose(&error))?;
+        posted.map_err(|error| self.link.lose(&error))?;
         self.ring_if_asleep()?;
         Ok(sequence)
     }
 
     fn ring_if_asleep(&self) -> Result {
         if Parking::WORKER.must_wake(self.words()) {
-            self.shared.transport.submit(Doorbell::Ring).map_err(|error| self.shared.lose(&error))?;
+            self.link.transport.submit(Doorbell::Ring).map_err(|error| self.link.lose(&error))?;
         }
         Ok(())
     }
@@ -416,7 +389,7 @@ impl Session {
     }
 
     fn take_reply_slot(&self) -> u32 {
-        let first = thread::number() as usize;
+        let first = caller_number() as usize;
         loop {
             for step in 0..self.replies.len() {
                 let index = (first + step) % self.replies.len();
@@ -470,7 +443,7 @@ impl Session {
             failed(&error)
         })?;
         let doorbell = Doorbell::Attach { resource: resource.id, slot, address: at };
-        self.transport().submit(doorbell).map_err(|error| self.shared.lose(&error))?;
+        self.transport().submit(doorbell).map_err(|error| self.link.lose(&error))?;
         self.waiting.until(Condition::Attachment { slot, was: Attachment::Pending });
         match layout::attachment(self.words(), slot) {
             Attachment::Adopted(adopted) if adopted == bytes => Ok(Reach::InPlace),
@@ -493,16 +466,19 @@ impl Session {
     }
 }
 
+/// A small number that names the calling thread.
+fn caller_number() -> u32 {
+    thread_local! {
+        static NUMBER: u32 = {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        };
+    }
+    NUMBER.with(|number| *number)
+}
+
 /// Where late errors of a context are.
 fn late_index(context: u64) -> u32 {
     let index = Id::<Context>::from_raw(context).and_then(|id| u32::try_from(id.index()).ok());
     index.unwrap_or(limits::CONTEXTS)
-}
-
-#[expect(unsafe_code, reason = "access to the control resource")]
-fn control_words(control: &Reservation) -> Words {
-    #[expect(clippy::cast_possible_truncation, reason = "an address of this process")]
-    let base = control.base() as usize;
-    // SAFETY: the resource is mapped over the whole reservation, which the session keeps for the life of the process.
-    unsafe { Words::new(base, layout::BYTES) }
 }

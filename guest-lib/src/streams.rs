@@ -279,9 +279,9 @@ impl Streams {
         self.slots[slot as usize].staged.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// A thread ends: its default streams are destroyed in order.
-    pub(crate) fn recycle(&self, process: &Process, streams: impl Iterator<Item = u64>) {
-        for stream in streams.filter_map(|id| self.by_id(id).ok()) {
+    /// A thread ends, and a default stream of its own with it.
+    pub(crate) fn recycle(&self, process: &Process, stream: u64) {
+        if let Ok(stream) = self.by_id(stream) {
             // The session is over if this fails, and the stream with it.
             let _ = self.destroy(process, stream);
         }

@@ -1,4 +1,4 @@
-//! What the driver keeps per thread of the program: its context stack, its default streams, its number.
+//! What the driver keeps per thread of the program: its context stack and its default streams.
 //!
 //! A thread's own destructors may call the driver until the very end, and those of C++ run in the reverse order of what
 //! they belong to. So what is kept here has no destructor of that kind; it is emptied by one of a `pthread` key, which runs
@@ -6,19 +6,13 @@
 
 #![expect(unsafe_code, reason = "a destructor of a pthread key")]
 
-use crate::process;
-use core::{
-    ffi::c_void,
-    mem::ManuallyDrop,
-    sync::atomic::{AtomicU32, Ordering},
-};
+use core::{ffi::c_void, mem::ManuallyDrop};
 use std::{
     cell::{Cell, RefCell},
     sync::OnceLock,
 };
 
 struct Thread {
-    number: u32,
     /// Raw context ids, current last; 0 stands for "none" pushed or set.
     contexts: RefCell<Vec<u64>>,
     /// This thread's default streams: raw context id, raw stream id.
@@ -27,15 +21,19 @@ struct Thread {
 }
 
 thread_local! {
-    static THREAD: ManuallyDrop<Thread> = {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        ManuallyDrop::new(Thread {
-            number: NEXT.fetch_add(1, Ordering::Relaxed),
-            contexts: RefCell::default(),
-            streams: RefCell::default(),
-            capture_mode: Cell::new(0),
-        })
-    };
+    static THREAD: ManuallyDrop<Thread> = ManuallyDrop::new(Thread {
+        contexts: RefCell::default(),
+        streams: RefCell::default(),
+        capture_mode: Cell::new(0),
+    });
+}
+
+/// Destroys a default stream of a thread that ends, by its raw id.
+static END_STREAM: OnceLock<fn(u64)> = OnceLock::new();
+
+/// Has default streams end by this function; the first call counts, since a process has one driver.
+pub(crate) fn end_streams_by(end: fn(u64)) {
+    let _first = END_STREAM.set(end).is_ok();
 }
 
 /// Runs when the thread ends: its default streams end with it.
@@ -44,8 +42,8 @@ extern "C" fn end(_: *mut c_void) {
     drop(contexts);
     // Nothing unwinds into the program; what a bug left behind lives as long as its context.
     let _ = std::panic::catch_unwind(|| {
-        if let Ok(process) = process::get() {
-            process.streams.recycle(process, streams.into_iter().map(|(_, stream)| stream));
+        if let Some(end) = END_STREAM.get() {
+            streams.into_iter().for_each(|(_, stream)| end(stream));
         }
     });
 }
@@ -63,11 +61,6 @@ fn end_with_thread() {
         // SAFETY: the key was created above and is never deleted.
         let _ = unsafe { libc::pthread_setspecific(*key, core::ptr::without_provenance(1)) };
     }
-}
-
-/// A small number that names the calling thread.
-pub(crate) fn number() -> u32 {
-    THREAD.with(|thread| thread.number)
 }
 
 fn contexts<R>(body: impl FnOnce(&mut Vec<u64>) -> R) -> R {

@@ -6,7 +6,7 @@
 //! the shim, started when the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition
 //! holds, so a wake-up from the host costs one thread, not one per sleeper.
 
-use crate::{session::Shared, spawn::spawn, transport::TransportError};
+use crate::{session::link::Link, spawn::spawn, transport::TransportError};
 use core::{
     num::NonZeroU64,
     sync::atomic::{AtomicU32, Ordering, fence},
@@ -88,7 +88,7 @@ struct Sleeper {
 
 /// The sleepers of the process and the thread that wakes them.
 pub(crate) struct Waiting {
-    shared: Arc<Shared>,
+    link: Arc<Link>,
     state: Arc<State>,
     /// How long to poll, per kind of condition: nothing to speak of where recent waits outlasted it.
     budgets: [AtomicU32; KINDS],
@@ -131,10 +131,10 @@ const NAPPERS: u32 = 2;
 const SLACK: NonZeroU64 = NonZeroU64::new(1000).unwrap();
 
 impl Waiting {
-    pub(crate) fn new(shared: Arc<Shared>) -> Waiting {
+    pub(crate) fn new(link: Arc<Link>) -> Waiting {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Waiting {
-            shared,
+            link,
             state: Arc::new(State { sleepers: Mutex::default(), some: Condvar::new() }),
             budgets: [const { AtomicU32::new(LONGEST) }; KINDS],
             // With one processor the other side cannot run while this one polls.
@@ -146,7 +146,7 @@ impl Waiting {
 
     /// Waits until the condition holds or the session is over; the caller finds out which.
     pub(crate) fn until(&self, condition: Condition) {
-        let words = &self.shared.words;
+        let words = &self.link.words;
         let Some(budget) = self.budgets.get(condition.place()) else { return };
         let polls = budget.load(Ordering::Relaxed).min(self.longest);
         for _ in 0..polls {
@@ -186,7 +186,7 @@ impl Waiting {
             let nap = (elapsed / PART).clamp(SHORTEST_NAP, LONGEST_NAP);
             let nap = rustix::time::Timespec::try_from(nap).ok();
             let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, nap.as_ref());
-            over = condition.holds(&self.shared.words);
+            over = condition.holds(&self.link.words);
             elapsed = started.elapsed();
         }
         if changed {
@@ -204,15 +204,15 @@ impl Waiting {
             let mut sleepers = self.state.lock();
             sleepers.list.push(sleeper.clone());
             if !sleepers.waker {
-                let (shared, state) = (self.shared.clone(), self.state.clone());
-                sleepers.waker = spawn("sluice-waker", move || wake_sleepers(&shared, &state)).is_ok();
+                let (link, state) = (self.link.clone(), self.state.clone());
+                sleepers.waker = spawn("sluice-waker", move || wake_sleepers(&link, &state)).is_ok();
             }
             self.state.some.notify_one();
         }
         // The waker announces sleep before it looks at the list; we enter the list before we look at the condition.
         // With a fence on both sides, either it sees us or we see what was published meanwhile.
         fence(Ordering::SeqCst);
-        while sleeper.awake.load(Ordering::Acquire) == 0 && !condition.holds(&self.shared.words) {
+        while sleeper.awake.load(Ordering::Acquire) == 0 && !condition.holds(&self.link.words) {
             // Without a waker thread (none could be started) sleep in small portions.
             let portion = rustix::time::Timespec { tv_sec: 0, tv_nsec: 200_000 };
             let timeout = if self.state.lock().waker { None } else { Some(&portion) };
@@ -258,8 +258,8 @@ enum Scan {
 }
 
 /// The waker thread.
-fn wake_sleepers(shared: &Shared, state: &State) {
-    let words = &shared.words;
+fn wake_sleepers(link: &Link, state: &State) {
+    let words = &link.words;
     loop {
         if state.scan(words) == Scan::Nobody {
             let sleepers = state.lock();
@@ -271,9 +271,9 @@ fn wake_sleepers(shared: &Shared, state: &State) {
         if Parking::GUEST.enter(words, || state.scan(words) != Scan::Asleep) {
             // Woken by the worker, by the time-out, or for nothing: look again. The pause is for errors that may pass, and
             // keeps this loop from spinning.
-            match shared.transport.wait(Duration::from_millis(limits::WAITER_MILLISECONDS)) {
+            match link.transport.wait(Duration::from_millis(limits::WAITER_MILLISECONDS)) {
                 Ok(()) => {}
-                Err(error @ TransportError::Lost) => drop(shared.lose(&error)),
+                Err(error @ TransportError::Lost) => drop(link.lose(&error)),
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
             Parking::GUEST.leave(words);

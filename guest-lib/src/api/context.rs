@@ -4,7 +4,7 @@ use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
     process::{self, Process},
-    tables, thread,
+    thread,
 };
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_protocol::calls::wire;
@@ -204,7 +204,7 @@ pub(crate) fn cuCtxSetFlags(_: Call, flags: c_uint) -> Result {
 }
 
 pub(crate) fn cuCtxGetId(_: Call, context: u64, id: Out<u64>) -> Result {
-    id.set(tables::context_id(context)?)
+    id.set(process::get()?.contexts.unique_id(context)?)
 }
 
 pub(crate) fn cuCtxGetApiVersion(_: Call, context: u64, version: Out<c_uint>) -> Result {

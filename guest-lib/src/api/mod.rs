@@ -17,6 +17,7 @@ mod module;
 mod pools;
 mod startup;
 mod stream;
+mod tables;
 mod virtual_memory;
 
 pub(crate) use context::*;

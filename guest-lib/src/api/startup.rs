@@ -3,7 +3,7 @@
 use crate::{
     arguments::{Call, Callback, In, Out},
     error::{Error, Result},
-    exports, lifetime, process,
+    lifetime, process,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_cuda_abi::{
@@ -33,29 +33,10 @@ mod symbol_status {
     pub(super) const VERSION_TOO_LOW: u32 = 2;
 }
 
-pub(crate) fn cuGetProcAddress(
-    call: Call,
-    symbol: In<c_char>,
-    pfn: Out<*mut c_void>,
-    version: c_int,
-    flags: u64,
-) -> Result {
-    look_up(call, symbol, pfn, version, flags, None)
-}
-
-pub(crate) fn cuGetProcAddress_v2(
-    call: Call,
-    symbol: In<c_char>,
-    pfn: Out<*mut c_void>,
-    version: c_int,
-    flags: u64,
-    found: Out<c_uint>,
-) -> Result {
-    look_up(call, symbol, pfn, version, flags, Some(found))
-}
-
-fn look_up(
-    _: Call,
+/// `cuGetProcAddress` and its second version, which has a place for `found`. The exports know their addresses, by index in
+/// [`symbols::EXPORTS`], so they hand the look-up in.
+pub(crate) fn look_up(
+    address: impl FnOnce(usize) -> Option<*mut c_void>,
     symbol: In<c_char>,
     pfn: Out<*mut c_void>,
     version: c_int,
@@ -71,7 +52,7 @@ fn look_up(
     }
     let found = found.and_then(Out::given);
     let outcome = match symbols::lookup(name.to_bytes(), version, flags) {
-        Lookup::Found(index) => match exports::address(index) {
+        Lookup::Found(index) => match address(index) {
             Some(address) => {
                 place.put(address);
                 symbol_status::FOUND
@@ -100,6 +81,7 @@ pub(crate) fn cuGetExportTable(_: Call, table: Out<*const c_void>, id: In<c_void
     let id = id.read::<16>()?;
     // The tables answer for the devices, so those must be known first.
     process::connect()?;
+    super::tables::install();
     place.put(tables::get(id).ok_or(Error::INVALID_VALUE)?);
     Ok(())
 }

@@ -2,10 +2,7 @@
 
 use crate::{error::Error, lifetime, log, process, thread};
 use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
-use sluice_protocol::{
-    calls::wire,
-    handle::{Context, Id},
-};
+use sluice_protocol::calls::wire;
 use std::{collections::HashSet, sync::Mutex};
 
 struct Shim;
@@ -32,7 +29,8 @@ impl Hooks for Shim {
     }
 
     fn context_id(&self, context: usize) -> Result<u64, u32> {
-        context_id(context as u64).map_err(|Error(code)| code)
+        let id = process::get().and_then(|process| process.contexts.unique_id(context as u64));
+        id.map_err(|Error(code)| code)
     }
 
     fn devices(&self) -> &[DeviceIdentity] {
@@ -123,14 +121,4 @@ fn monitored<R>(what: impl FnOnce(&'static process::Process) -> crate::error::Re
 
 fn handle(raw: u64) -> usize {
     usize::try_from(raw).unwrap_or(0)
-}
-
-/// `cuCtxGetId`: unique in the process, never reused.
-pub(crate) fn context_id(raw: u64) -> crate::error::Result<u64> {
-    let process = process::get()?;
-    let raw = if raw == 0 { thread::current_context() } else { raw };
-    let id = Id::<Context>::from_raw(raw)
-        .filter(|_| process.contexts.exists(raw))
-        .ok_or(Error::INVALID_CONTEXT)?;
-    Ok(u64::from(id.generation()) << 32 | (id.index() as u64 + 1))
 }
