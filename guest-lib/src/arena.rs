@@ -12,11 +12,10 @@
 use crate::{
     error::{Error, Result},
     log,
-    process::Process,
-    session::Reach,
-    streams::Stream,
+    session::{Reach, Session},
+    streams::Streams,
 };
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use offset_allocator::{Allocation, Allocator};
 use sluice_protocol::limits;
 use sluice_shared_memory::{Mapping, Reservation};
@@ -40,6 +39,8 @@ pub(crate) struct Arena {
     used: Mutex<u64>,
     /// Set once the worker gathered what was to be more memory: it would gather any more, too.
     gathers: AtomicBool,
+    /// Bytes of staging memory that work still reads, by stream slot.
+    staged: Box<[AtomicU64]>,
     state: Mutex<State>,
 }
 
@@ -114,6 +115,7 @@ impl Arena {
             reservation: OnceLock::new(),
             used: Mutex::default(),
             gathers: AtomicBool::new(false),
+            staged: (0..limits::STREAMS).map(|_| AtomicU64::new(0)).collect(),
             state: Mutex::default(),
         })
     }
@@ -143,15 +145,15 @@ impl Arena {
     }
 
     /// Allocates `bytes` of shared host memory for copies.
-    pub(crate) fn allocate(&self, process: &Process, bytes: u64) -> Result<Room> {
-        self.allocate_for(process, bytes, Reach::Gathered)
+    pub(crate) fn allocate(&self, session: &Session, bytes: u64) -> Result<Room> {
+        self.allocate_for(session, bytes, Reach::Gathered)
     }
 
     /// Allocates shared host memory that the device reaches at least so.
-    fn allocate_for(&self, process: &Process, bytes: u64, reach: Reach) -> Result<Room> {
+    fn allocate_for(&self, session: &Session, bytes: u64, reach: Reach) -> Result<Room> {
         {
             let mut state = self.lock();
-            state.reclaim(process);
+            state.reclaim(session, &self.staged);
             if let Some(room) = state.allocate(bytes, reach) {
                 return Ok(room);
             }
@@ -174,7 +176,7 @@ impl Arena {
         let (mut attached, mut result, mut reached) = (0, Ok(()), Reach::InPlace);
         while attached < growth && result.is_ok() {
             let part = (growth - attached).min(limits::RESOURCE_BYTES);
-            match process.session.attach(reservation, base + attached, part) {
+            match session.attach(reservation, base + attached, part) {
                 Ok(Reach::InPlace) => attached += part,
                 Ok(Reach::Gathered) => {
                     attached += part;
@@ -216,38 +218,33 @@ impl Arena {
 
     /// Allocates staging memory for a copy on a stream, within what one stream may hold: a stream that is held up makes its
     /// own callers wait and nobody else's.
-    pub(crate) fn stage(&self, process: &Process, stream: Stream<'_>, bytes: u64) -> Result<Room> {
-        while stream.staged().load(Ordering::Relaxed).saturating_add(bytes) > STAGED_PER_STREAM {
+    pub(crate) fn stage(&self, session: &Session, slot: u32, bytes: u64) -> Result<Room> {
+        while self.staged[slot as usize].load(Ordering::Relaxed).saturating_add(bytes) > STAGED_PER_STREAM {
             let oldest = {
                 let mut state = self.lock();
-                state.reclaim(process);
-                state
-                    .staged
-                    .iter()
-                    .filter(|staged| staged.slot == stream.slot)
-                    .map(|staged| staged.sequence)
-                    .min()
+                state.reclaim(session, &self.staged);
+                state.staged.iter().filter(|staged| staged.slot == slot).map(|staged| staged.sequence).min()
             };
             match oldest {
-                Some(sequence) => process.session.wait_complete(stream.slot, sequence)?,
+                Some(sequence) => session.wait_complete(slot, sequence)?,
                 None => break,
             }
         }
-        self.allocate(process, bytes)
+        self.allocate(session, bytes)
     }
 
     /// Frees staging memory once the stream's work up to `sequence` is complete.
-    pub(crate) fn free_after(&self, stream: Stream<'_>, sequence: u64, room: Room) {
-        stream.staged().fetch_add(room.bytes, Ordering::Relaxed);
-        self.lock().staged.push(Staged { slot: stream.slot, sequence, room });
+    pub(crate) fn free_after(&self, slot: u32, sequence: u64, room: Room) {
+        self.staged[slot as usize].fetch_add(room.bytes, Ordering::Relaxed);
+        self.lock().staged.push(Staged { slot, sequence, room });
     }
 
     /// Allocates pinned memory for the program.
-    pub(crate) fn pin(&self, process: &Process, context: u64, bytes: u64, flags: u32) -> Result<u64> {
+    pub(crate) fn pin(&self, session: &Session, context: u64, bytes: u64, flags: u32) -> Result<u64> {
         if bytes == 0 {
             return Err(Error::INVALID_VALUE);
         }
-        let (address, place) = if process.session.gathers() {
+        let (address, place) = if session.gathers() {
             let whole = bytes.checked_next_multiple_of(4096).ok_or(Error::OUT_OF_MEMORY)?;
             let pinned: u64 = self.lock().pinned.values().map(|pinned| pinned.bytes).sum();
             // As much as there is where it is shared, for nothing here is locked that would run out.
@@ -257,7 +254,7 @@ impl Arena {
             let memory = Mapping::private(0, whole).map_err(|_| Error::OUT_OF_MEMORY)?;
             (memory.base(), Place::Private(memory))
         } else {
-            let room = self.allocate_for(process, bytes, Reach::InPlace)?;
+            let room = self.allocate_for(session, bytes, Reach::InPlace)?;
             (room.address, Place::Arena(room))
         };
         let identity = crate::memory::identity();
@@ -266,10 +263,10 @@ impl Arena {
     }
 
     /// Frees pinned memory once nothing uses it any more.
-    pub(crate) fn unpin(&self, process: &Process, address: u64) -> Result {
+    pub(crate) fn unpin(&self, session: &Session, streams: &Streams, address: u64) -> Result {
         // Off the list first, so that it is freed once, whoever else tries meanwhile.
         let pinned = self.lock().pinned.remove(&address).ok_or(Error::INVALID_VALUE)?;
-        process.wait_all()?;
+        streams.wait_all(session)?;
         self.lock().free_place(pinned.place);
         Ok(())
     }
@@ -345,16 +342,16 @@ impl State {
     }
 
     /// Frees the staging memory whose readers are done.
-    fn reclaim(&mut self, process: &Process) {
+    fn reclaim(&mut self, session: &Session, held: &[AtomicU64]) {
         let mut index = 0;
         while index < self.staged.len() {
             let staged = &self.staged[index];
-            if !process.session.is_complete(staged.slot, staged.sequence) {
+            if !session.is_complete(staged.slot, staged.sequence) {
                 index += 1;
                 continue;
             }
             let staged = self.staged.swap_remove(index);
-            process.streams.unstage(staged.slot, staged.room.bytes);
+            held[staged.slot as usize].fetch_sub(staged.room.bytes, Ordering::Relaxed);
             self.free(staged.room);
         }
     }

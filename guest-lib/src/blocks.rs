@@ -4,9 +4,11 @@
 //! where, who has access. Nobody waits for the device while the lock is held.
 
 use crate::{
+    devices::Devices,
     error::{Error, Result},
     memory::DeviceMap,
-    process::Process,
+    session::Session,
+    streams::Streams,
 };
 use sluice_protocol::{calls::wire, limits};
 use std::{
@@ -41,6 +43,16 @@ struct Mapping {
     access: BTreeMap<i32, u32>,
     /// It is being unmapped.
     ending: bool,
+}
+
+/// The access that a device is to have.
+#[derive(Clone, Copy)]
+pub(crate) struct Access {
+    pub(crate) device: i32,
+    /// The device's number on the host's side.
+    pub(crate) ordinal: u32,
+    /// 0 for none, 1 for reading, 3 for writing, too.
+    pub(crate) flags: u32,
 }
 
 /// The blocks, reservations and mappings of the process.
@@ -89,12 +101,19 @@ impl Blocks {
         handle
     }
 
-    pub(crate) fn create(&self, process: &Process, device: i32, bytes: u64, shareable: u32) -> Result<u64> {
-        let ordinal = process.devices.get(device)?.ordinal;
+    pub(crate) fn create(
+        &self,
+        session: &Session,
+        devices: &Devices,
+        device: i32,
+        bytes: u64,
+        shareable: u32,
+    ) -> Result<u64> {
+        let ordinal = devices.get(device)?.ordinal;
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return Err(Error::INVALID_VALUE);
         }
-        let created = process.session.sync(
+        let created = session.sync(
             0,
             wire::block_create::CALL,
             |writer| wire::block_create::put(writer, ordinal, bytes),
@@ -108,21 +127,21 @@ impl Blocks {
         self.lock().blocks.get(&handle).filter(|block| block.held > 0).copied().ok_or(Error::INVALID_VALUE)
     }
 
-    pub(crate) fn release(&self, process: &Process, handle: u64) -> Result {
+    pub(crate) fn release(&self, session: &Session, handle: u64) -> Result {
         let mut state = self.lock();
         let block = state.blocks.get_mut(&handle).filter(|block| block.held > 0);
         let block = block.ok_or(Error::INVALID_VALUE)?;
         block.held -= 1;
-        Self::settle(process, &mut state, handle)
+        Self::settle(session, &mut state, handle)
     }
 
     /// Lets the host forget a block that nobody holds and nothing maps.
-    fn settle(process: &Process, state: &mut State, handle: u64) -> Result {
+    fn settle(session: &Session, state: &mut State, handle: u64) -> Result {
         match state.blocks.get(&handle) {
             Some(Block { held: 0, mappings: 0, number, .. }) => {
                 let number = *number;
                 state.blocks.remove(&handle);
-                let posted = process.session.post(0, wire::block_release::CALL, None, |writer| {
+                let posted = session.post(0, wire::block_release::CALL, None, |writer| {
                     wire::block_release::put(writer, number)
                 });
                 posted.map(drop)
@@ -153,32 +172,39 @@ impl Blocks {
         state.blocks.get(&mapping.handle).map(|block| u64::from(block.shareable))
     }
 
-    pub(crate) fn reserve(&self, process: &Process, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
+    pub(crate) fn reserve(
+        &self,
+        session: &Session,
+        device_map: &DeviceMap,
+        bytes: u64,
+        alignment: u64,
+        hint: u64,
+    ) -> Result<u64> {
         if bytes == 0
             || !bytes.is_multiple_of(GRANULARITY)
             || !(alignment == 0 || alignment.is_power_of_two())
         {
             return Err(Error::INVALID_VALUE);
         }
-        let reserved = process.session.sync(
+        let reserved = session.sync(
             0,
             wire::range_reserve::CALL,
             |writer| wire::range_reserve::put(writer, bytes, alignment, hint),
             wire::range_reserve::Reply::get,
         )?;
         let start = reserved.address;
-        process.device_map.must_be_inside(start, bytes)?;
+        device_map.must_be_inside(start, bytes)?;
         self.lock().reserved.insert(start, bytes);
         Ok(start)
     }
 
-    pub(crate) fn unreserve(&self, process: &Process, start: u64, bytes: u64) -> Result {
+    pub(crate) fn unreserve(&self, session: &Session, start: u64, bytes: u64) -> Result {
         let mut state = self.lock();
         let busy = start.checked_add(bytes).is_none_or(|end| state.mapped.range(start..end).next().is_some());
         if state.reserved.get(&start) != Some(&bytes) || busy {
             return Err(Error::INVALID_VALUE);
         }
-        process.session.sync(
+        session.sync(
             0,
             wire::range_free::CALL,
             |writer| wire::range_free::put(writer, start, bytes),
@@ -193,7 +219,7 @@ impl Blocks {
         state.reserved.range(..=start).next_back().is_some_and(|(base, bytes)| end <= base + bytes)
     }
 
-    pub(crate) fn map(&self, process: &Process, start: u64, bytes: u64, handle: u64) -> Result {
+    pub(crate) fn map(&self, session: &Session, start: u64, bytes: u64, handle: u64) -> Result {
         let end = start.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
         let mut state = self.lock();
         let block = *state.blocks.get(&handle).filter(|block| block.held > 0).ok_or(Error::INVALID_VALUE)?;
@@ -203,7 +229,7 @@ impl Blocks {
         if !whole || bytes > block.bytes || taken || !Self::is_reserved(&state, start, end) {
             return Err(Error::INVALID_VALUE);
         }
-        process.session.sync(
+        session.sync(
             0,
             wire::block_map::CALL,
             |writer| wire::block_map::put(writer, block.number, start, bytes),
@@ -217,7 +243,14 @@ impl Blocks {
     }
 
     /// Unmaps whole mappings once nothing uses them any more.
-    pub(crate) fn unmap(&self, process: &Process, start: u64, bytes: u64) -> Result {
+    pub(crate) fn unmap(
+        &self,
+        session: &Session,
+        streams: &Streams,
+        device_map: &DeviceMap,
+        start: u64,
+        bytes: u64,
+    ) -> Result {
         let whole = {
             let mut state = self.lock();
             let whole = state.whole(start, bytes)?;
@@ -225,13 +258,13 @@ impl Blocks {
                 if let Some(mapping) = state.mapped.get_mut(at) {
                     mapping.ending = true;
                 }
-                process.device_map.reach(*at, *bytes, false);
+                device_map.reach(*at, *bytes, false);
             }
             whole
         };
-        process.wait_all()?;
+        streams.wait_all(session)?;
         let mut state = self.lock();
-        process.session.sync(
+        session.sync(
             0,
             wire::range_unmap::CALL,
             |writer| wire::range_unmap::put(writer, start, bytes),
@@ -242,7 +275,7 @@ impl Blocks {
             if let Some(block) = state.blocks.get_mut(&mapping.handle) {
                 block.mappings -= 1;
             }
-            Self::settle(process, &mut state, mapping.handle)?;
+            Self::settle(session, &mut state, mapping.handle)?;
         }
         Ok(())
     }
@@ -250,14 +283,15 @@ impl Blocks {
     /// Sets a device's access to whole mappings.
     pub(crate) fn set_access(
         &self,
-        process: &Process,
+        session: &Session,
+        streams: &Streams,
+        device_map: &DeviceMap,
         start: u64,
         bytes: u64,
-        device: i32,
-        access: u32,
+        access: Access,
     ) -> Result {
-        let ordinal = process.devices.get(device)?.ordinal;
-        if !matches!(access, 0 | 1 | 3) {
+        let Access { device, ordinal, flags } = access;
+        if !matches!(flags, 0 | 1 | 3) {
             return Err(Error::INVALID_VALUE);
         }
         let narrows = {
@@ -265,24 +299,24 @@ impl Blocks {
             let whole = state.whole(start, bytes)?;
             let had =
                 |at: &u64| state.mapped.get(at).and_then(|mapping| mapping.access.get(&device)).copied();
-            whole.iter().any(|(at, _)| had(at).unwrap_or(0) & !access != 0)
+            whole.iter().any(|(at, _)| had(at).unwrap_or(0) & !flags != 0)
         };
         if narrows {
-            process.wait_all()?;
+            streams.wait_all(session)?;
         }
         let mut state = self.lock();
         let whole = state.whole(start, bytes)?;
-        process.session.sync(
+        session.sync(
             0,
             wire::range_access::CALL,
-            |writer| wire::range_access::put(writer, start, bytes, ordinal, access),
+            |writer| wire::range_access::put(writer, start, bytes, ordinal, flags),
             wire::range_access::Reply::get,
         )?;
         for (at, bytes) in whole {
             if let Some(mapping) = state.mapped.get_mut(&at) {
-                mapping.access.insert(device, access);
+                mapping.access.insert(device, flags);
                 let reached = mapping.access.values().any(|access| *access != 0);
-                process.device_map.reach(at, bytes, reached);
+                device_map.reach(at, bytes, reached);
             }
         }
         Ok(())
@@ -296,9 +330,9 @@ impl Blocks {
     }
 
     /// Lets other processes of the system open a block; answers the share.
-    pub(crate) fn share(&self, process: &Process, handle: u64) -> Result<(Block, u128)> {
+    pub(crate) fn share(&self, session: &Session, handle: u64) -> Result<(Block, u128)> {
         let block = self.get(handle)?;
-        let shared = process.session.sync(
+        let shared = session.sync(
             0,
             wire::block_share::CALL,
             |writer| wire::block_share::put(writer, block.number),
@@ -308,22 +342,21 @@ impl Blocks {
     }
 
     /// Opens a block of another process of the system.
-    pub(crate) fn open(&self, process: &Process, device: i32, share: u128, shareable: u32) -> Result<u64> {
-        let ordinal = process.devices.get(device)?.ordinal;
-        let opened = process.session.sync(
+    pub(crate) fn open(
+        &self,
+        session: &Session,
+        devices: &Devices,
+        device: i32,
+        share: u128,
+        shareable: u32,
+    ) -> Result<u64> {
+        let ordinal = devices.get(device)?.ordinal;
+        let opened = session.sync(
             0,
             wire::block_open::CALL,
             |writer| wire::block_open::put(writer, ordinal, share),
             wire::block_open::Reply::get,
         )?;
         Ok(self.add(opened.block, opened.bytes, device, shareable))
-    }
-}
-
-impl DeviceMap {
-    /// Refuses a range of the host's that does not lie in the window.
-    fn must_be_inside(&self, start: u64, bytes: u64) -> Result {
-        let last = start.checked_add(bytes).and_then(|end| end.checked_sub(1)).ok_or(Error::UNKNOWN)?;
-        if self.reserves(start) && self.reserves(last) { Ok(()) } else { Err(Error::UNKNOWN) }
     }
 }

@@ -1,8 +1,10 @@
 //! Contexts: which exist, which is current where, and the primary ones.
 
 use crate::{
+    devices::Devices,
     error::{Error, Result},
-    process::Process,
+    session::Session,
+    streams::Streams,
     thread,
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -35,6 +37,8 @@ const BUSY: Duration = Duration::from_millis(1);
 /// active.
 pub(crate) struct Contexts {
     slots: Vec<Slot>,
+    /// Slots of primary contexts, one for each device.
+    primaries: usize,
     state: Mutex<State>,
     /// Tells who waits to activate a context that is just ending.
     ended: Condvar,
@@ -58,6 +62,16 @@ pub(crate) struct Context {
     pub(crate) flags: u32,
 }
 
+/// A context that is to be activated.
+struct New {
+    raw: u64,
+    device: i32,
+    /// The number of its device on the host's side.
+    ordinal: u32,
+    flags: u32,
+    is_primary: bool,
+}
+
 impl Contexts {
     pub(crate) fn new(devices: usize) -> Contexts {
         let slots = (0..limits::CONTEXTS)
@@ -76,7 +90,7 @@ impl Contexts {
             retained: vec![0; devices],
             ending: vec![false; limits::CONTEXTS as usize],
         };
-        Contexts { slots, state: Mutex::new(state), ended: Condvar::new() }
+        Contexts { slots, primaries: devices, state: Mutex::new(state), ended: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -89,10 +103,13 @@ impl Contexts {
     }
 
     /// The handle of a device's primary context, active or not.
-    pub(crate) fn primary(&self, process: &Process, device: i32) -> Result<u64> {
-        process.devices.get(device)?;
-        let index = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
-        Ok(self.slots[index].raw.load(Ordering::Acquire))
+    pub(crate) fn primary(&self, device: i32) -> Result<u64> {
+        Ok(self.slots[self.primary_index(device)?].raw.load(Ordering::Acquire))
+    }
+
+    fn primary_index(&self, device: i32) -> Result<usize> {
+        let index = usize::try_from(device).ok().filter(|index| *index < self.primaries);
+        index.ok_or(Error::INVALID_DEVICE)
     }
 
     /// Whether a handle names a context, active or not.
@@ -128,8 +145,8 @@ impl Contexts {
     }
 
     /// The calling thread's current context, healthy.
-    pub(crate) fn current(&self, process: &Process) -> Result<Context> {
-        process.session.healthy()?;
+    pub(crate) fn current(&self, session: &Session) -> Result<Context> {
+        session.healthy()?;
         match thread::current_context() {
             0 => Err(Error::INVALID_CONTEXT),
             // It was a context when it became current.
@@ -137,22 +154,22 @@ impl Contexts {
         }
     }
 
-    fn activate(&self, process: &Process, raw: u64, device: i32, flags: u32, primary: bool) -> Result {
+    fn activate(&self, session: &Session, streams: &Streams, new: &New) -> Result {
+        let New { raw, device, ordinal, flags, is_primary } = *new;
         let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_CONTEXT)?;
         let slot = &self.slots[id.index()];
-        let ordinal = process.devices.get(device)?.ordinal;
-        let legacy = process.streams.take(process, raw, 0, 0)?;
-        let created = process.session.sync(
+        let legacy = streams.take(session, raw, 0, 0)?;
+        let created = session.sync(
             0,
             wire::context_create::CALL,
-            |writer| wire::context_create::put(writer, Mint(id), ordinal, flags, primary, legacy.slot),
+            |writer| wire::context_create::put(writer, Mint(id), ordinal, flags, is_primary, legacy.slot),
             wire::context_create::Reply::get,
         );
         if let Err(error) = created {
-            process.streams.put_back(legacy);
+            streams.put_back(legacy);
             return Err(error);
         }
-        process.session.forget_late_errors(raw);
+        session.forget_late_errors(raw);
         slot.device.store(device.cast_unsigned(), Ordering::Relaxed);
         slot.flags.store(flags, Ordering::Relaxed);
         slot.legacy.store(legacy.slot, Ordering::Release);
@@ -160,9 +177,9 @@ impl Contexts {
     }
 
     /// Ends a context: runs what programs and runtimes have tied to it, then takes it out of use, waits for its work, and
-    /// destroys it. `false` when the destructors, or another thread, did so meanwhile. Nothing is locked while a destructor
-    /// runs, which may come back to any function of the driver, nor while the work is waited for.
-    fn deactivate(&self, process: &Process, raw: u64) -> Result<bool> {
+    /// destroys it, which is for `end`. `false` when the destructors, or another thread, did so meanwhile. Nothing is locked
+    /// while a destructor runs, which may come back to any function of the driver, nor while the work is waited for.
+    fn deactivate(&self, raw: u64, end: impl FnOnce(Id<Kind>) -> Result) -> Result<bool> {
         let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_CONTEXT)?;
         self.get(raw)?;
         sluice_cuda_abi::tables::context_destroyed(usize::try_from(raw).map_err(|_| Error::INVALID_CONTEXT)?);
@@ -173,22 +190,17 @@ impl Contexts {
             }
             state.ending[id.index()] = true;
         }
-        let ended = self.end(process, id);
+        let ended = end(id);
         self.lock().ending[id.index()] = false;
         self.ended.notify_all();
         ended.map(|()| true)
     }
 
-    fn end(&self, process: &Process, id: Id<Kind>) -> Result {
-        let raw = id.raw();
-        let streams = process.streams.retire_context(raw);
-        for (stream, sequence) in process.streams.posted(raw, false) {
-            process.session.wait_complete(stream, sequence)?;
-        }
-        process.device_map.forget_context(raw);
+    /// Destroys a context on the host, once its work is complete.
+    pub(crate) fn destroy_on_host(session: &Session, id: Id<Kind>) -> Result {
         // Nothing of this context is under way. The worker may not see that while its queue has work of others, which is no
         // error of this call.
-        while let Err(error) = process.session.sync(
+        while let Err(error) = session.sync(
             0,
             wire::context_destroy::CALL,
             |writer| wire::context_destroy::put(writer, id),
@@ -199,22 +211,22 @@ impl Contexts {
             }
             std::thread::sleep(BUSY);
         }
-        process.streams.give_all(streams);
-        process.events.forget_context(raw);
-        process.modules.forget_context(process, raw);
-        process.functions.forget_launches(id.index());
-        process.arena.forget_context(raw);
-        process.managed.forget_context(raw);
         Ok(())
     }
 
     /// Creates an ordinary context and makes it current.
-    pub(crate) fn create(&self, process: &Process, device: i32, flags: u32) -> Result<u64> {
-        process.devices.get(device)?;
+    pub(crate) fn create(
+        &self,
+        session: &Session,
+        streams: &Streams,
+        devices: &Devices,
+        device: i32,
+        flags: u32,
+    ) -> Result<u64> {
+        let ordinal = devices.get(device)?.ordinal;
         let raw = {
             let mut state = self.lock();
-            let first = process.devices.count();
-            let index = (first..self.slots.len())
+            let index = (self.primaries..self.slots.len())
                 .find(|index| self.slots[*index].raw.load(Ordering::Relaxed) == 0)
                 .ok_or(Error::OUT_OF_MEMORY)?;
             state.generations[index] = state.generations[index].wrapping_add(1);
@@ -224,7 +236,8 @@ impl Contexts {
             self.slots[index].raw.store(raw, Ordering::Release);
             raw
         };
-        if let Err(error) = self.activate(process, raw, device, flags, false) {
+        let new = New { raw, device, ordinal, flags, is_primary: false };
+        if let Err(error) = self.activate(session, streams, &new) {
             self.release(raw);
             return Err(error);
         }
@@ -239,12 +252,12 @@ impl Contexts {
     }
 
     /// Destroys an ordinary context; if it is current here, it is current no more.
-    pub(crate) fn destroy(&self, process: &Process, raw: u64) -> Result {
+    pub(crate) fn destroy(&self, raw: u64, end: impl FnOnce(Id<Kind>) -> Result) -> Result {
         let id = Id::<Kind>::from_raw(raw).filter(|_| self.exists(raw)).ok_or(Error::INVALID_CONTEXT)?;
-        if id.index() < process.devices.count() {
+        if id.index() < self.primaries {
             return Err(Error::INVALID_CONTEXT);
         }
-        if self.deactivate(process, raw)? {
+        if self.deactivate(raw, end)? {
             self.release(raw);
         }
         if thread::current_context() == raw {
@@ -254,43 +267,48 @@ impl Contexts {
     }
 
     /// Retains a device's primary context, activating it if it is not.
-    pub(crate) fn retain_primary(&self, process: &Process, device: i32) -> Result<u64> {
-        let raw = self.primary(process, device)?;
-        let index = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
+    pub(crate) fn retain_primary(
+        &self,
+        session: &Session,
+        streams: &Streams,
+        devices: &Devices,
+        device: i32,
+    ) -> Result<u64> {
+        let (raw, index) = (self.primary(device)?, self.primary_index(device)?);
         let mut state = self.lock();
         while state.ending[index] {
             state = self.ended.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
         }
         if self.get(raw).is_err() {
             let flags = self.slots[index].flags.load(Ordering::Relaxed);
-            self.activate(process, raw, device, flags, true)?;
+            let ordinal = devices.get(device)?.ordinal;
+            self.activate(session, streams, &New { raw, device, ordinal, flags, is_primary: true })?;
         }
         state.retained[index] = state.retained[index].saturating_add(1);
         Ok(raw)
     }
 
     /// Releases a device's primary context; the last release resets it.
-    pub(crate) fn release_primary(&self, process: &Process, device: i32) -> Result {
-        let raw = self.primary(process, device)?;
-        let index = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
+    pub(crate) fn release_primary(&self, device: i32, end: impl FnOnce(Id<Kind>) -> Result) -> Result {
+        let (raw, index) = (self.primary(device)?, self.primary_index(device)?);
         let left = {
             let mut state = self.lock();
             let left = state.retained[index].checked_sub(1).ok_or(Error::INVALID_CONTEXT)?;
             state.retained[index] = left;
             left
         };
-        if left == 0 && self.get(raw).is_ok() { self.deactivate(process, raw).map(drop) } else { Ok(()) }
+        if left == 0 && self.get(raw).is_ok() { self.deactivate(raw, end).map(drop) } else { Ok(()) }
     }
 
     /// Destroys everything in a device's primary context, whoever retains it.
-    pub(crate) fn reset_primary(&self, process: &Process, device: i32) -> Result {
-        let raw = self.primary(process, device)?;
-        if self.get(raw).is_ok() { self.deactivate(process, raw).map(drop) } else { Ok(()) }
+    pub(crate) fn reset_primary(&self, device: i32, end: impl FnOnce(Id<Kind>) -> Result) -> Result {
+        let raw = self.primary(device)?;
+        if self.get(raw).is_ok() { self.deactivate(raw, end).map(drop) } else { Ok(()) }
     }
 
     /// Flags of a device's primary context, and whether it is active.
-    pub(crate) fn primary_state(&self, process: &Process, device: i32) -> Result<(u32, bool)> {
-        let raw = self.primary(process, device)?;
+    pub(crate) fn primary_state(&self, device: i32) -> Result<(u32, bool)> {
+        let raw = self.primary(device)?;
         let slot = self.slot(raw).ok_or(Error::INVALID_DEVICE)?;
         Ok((slot.flags.load(Ordering::Relaxed), slot.legacy.load(Ordering::Acquire) != NONE))
     }

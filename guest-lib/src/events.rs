@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    process::Process,
+    session::Session,
     streams::Stream,
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -66,14 +66,12 @@ impl Event<'_> {
     }
 
     /// Records the event in a stream.
-    pub(crate) fn record(&self, process: &Process, stream: Stream<'_>) -> Result {
+    pub(crate) fn record(&self, session: &Session, stream: Stream<'_>) -> Result {
         let id = self.id;
-        let sequence = process.session.post(
-            stream.context,
-            wire::event_record::CALL,
-            Some(stream.target()),
-            |writer| wire::event_record::put(writer, id, 0),
-        )?;
+        let sequence =
+            session.post(stream.context, wire::event_record::CALL, Some(stream.target()), |writer| {
+                wire::event_record::put(writer, id, 0)
+            })?;
         self.slot.recorded.store(sequence << SLOT_BITS | u64::from(stream.slot), Ordering::Release);
         Ok(())
     }
@@ -93,7 +91,7 @@ impl Events {
     }
 
     /// Creates an event of a context. The id is ours; the answer says whether the driver had room for the event.
-    pub(crate) fn create(&self, process: &Process, context: u64, flags: u32) -> Result<Id<Kind>> {
+    pub(crate) fn create(&self, session: &Session, context: u64, flags: u32) -> Result<Id<Kind>> {
         let index = {
             let mut free = self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             match free.returned.pop() {
@@ -113,7 +111,7 @@ impl Events {
         slot.recorded.store(0, Ordering::Relaxed);
         slot.context.store(context, Ordering::Release);
         let id = Id::new(index, generation);
-        let posted = process.session.post_checked(context, wire::event_create::CALL, None, |writer| {
+        let posted = session.post_checked(context, wire::event_create::CALL, None, |writer| {
             wire::event_create::put(writer, Mint(id), flags)
         });
         match posted {
@@ -150,11 +148,11 @@ impl Events {
     }
 
     /// Destroys an event.
-    pub(crate) fn destroy(&self, process: &Process, event: Event<'_>) -> Result {
+    pub(crate) fn destroy(&self, session: &Session, event: Event<'_>) -> Result {
         if !Self::retire(event.context, event.slot) {
             return Err(Error::INVALID_HANDLE);
         }
-        process.session.post(event.context, wire::event_destroy::CALL, None, |writer| {
+        session.post(event.context, wire::event_destroy::CALL, None, |writer| {
             wire::event_destroy::put(writer, event.id)
         })?;
         self.give(u32::try_from(event.id.index()).map_err(|_| Error::UNKNOWN)?);

@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    process::Process,
+    session::Session,
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use sluice_protocol::{
@@ -138,7 +138,7 @@ impl Functions {
     /// calling thread's.
     pub(crate) fn find(
         &self,
-        process: &Process,
+        session: &Session,
         caller: u64,
         module: Id<Module>,
         of: u64,
@@ -156,7 +156,7 @@ impl Functions {
             }
         };
         let id = Id::new(index, generation);
-        let found = process.session.sync(
+        let found = session.sync(
             caller,
             wire::module_function::CALL,
             |writer| wire::module_function::put(writer, module, Mint(id), Name(name)),

@@ -5,9 +5,8 @@
 use crate::{
     error::{Error, Result},
     log,
-    process::Process,
     session::Session,
-    streams::Stream,
+    streams::{Stream, Streams},
 };
 use sluice_protocol::{
     calls::wire,
@@ -111,14 +110,14 @@ impl DeviceMap {
     }
 
     /// Allocates device memory for a context.
-    pub(crate) fn allocate(&self, process: &Process, context: u64, bytes: u64) -> Result<u64> {
-        self.allocate_from(process, context, 0, Kind::Own, bytes)
+    pub(crate) fn allocate(&self, session: &Session, context: u64, bytes: u64) -> Result<u64> {
+        self.allocate_from(session, context, 0, Kind::Own, bytes)
     }
 
     /// Allocates device memory from a pool, by its number on the host's side; 0 is none.
     pub(crate) fn allocate_from(
         &self,
-        process: &Process,
+        session: &Session,
         context: u64,
         pool: u32,
         kind: Kind,
@@ -127,7 +126,7 @@ impl DeviceMap {
         if bytes == 0 {
             return Err(Error::INVALID_VALUE);
         }
-        let allocated = process.session.sync(
+        let allocated = session.sync(
             context,
             wire::pool_allocate::CALL,
             |writer| wire::pool_allocate::put(writer, pool, Size(bytes)),
@@ -166,29 +165,27 @@ impl DeviceMap {
     }
 
     /// Frees an allocation once nothing uses it any more. Address 0 is nothing to free.
-    pub(crate) fn free(&self, process: &Process, start: u64) -> Result {
+    pub(crate) fn free(&self, session: &Session, streams: &Streams, start: u64) -> Result {
         if start == 0 {
             return Ok(());
         }
         let range = self.take(start, |kind| matches!(kind, Kind::Own | Kind::Pool(_)))?;
-        Self::give(process, range)
+        Self::give(session, streams, range)
     }
 
     /// Lets go of another process's memory once nothing uses it any more.
-    pub(crate) fn close(&self, process: &Process, start: u64) -> Result {
+    pub(crate) fn close(&self, session: &Session, streams: &Streams, start: u64) -> Result {
         let range = self.take(start, |kind| kind == Kind::Imported)?;
-        Self::give(process, range)
+        Self::give(session, streams, range)
     }
 
     /// Frees an allocation when a stream comes to it.
-    pub(crate) fn free_ordered(&self, process: &Process, stream: Stream<'_>, start: u64) -> Result {
+    pub(crate) fn free_ordered(&self, session: &Session, stream: Stream<'_>, start: u64) -> Result {
         let range = self.take(start, |kind| matches!(kind, Kind::Own | Kind::Pool(_)))?;
-        let freed = process.session.post(
-            stream.context,
-            wire::memory_free_ordered::CALL,
-            Some(stream.target()),
-            |writer| wire::memory_free_ordered::put(writer, DeviceAddress(range.start)),
-        );
+        let freed =
+            session.post(stream.context, wire::memory_free_ordered::CALL, Some(stream.target()), |writer| {
+                wire::memory_free_ordered::put(writer, DeviceAddress(range.start))
+            });
         freed.map(drop).inspect_err(|_| {
             // It is not freed after all.
             self.write().insert(range.start, range);
@@ -207,10 +204,9 @@ impl DeviceMap {
         }
     }
 
-    fn give(process: &Process, range: Range) -> Result {
-        process.wait_all()?;
-        process
-            .session
+    fn give(session: &Session, streams: &Streams, range: Range) -> Result {
+        streams.wait_all(session)?;
+        session
             .post(range.context, wire::memory_free::CALL, None, |writer| {
                 wire::memory_free::put(writer, DeviceAddress(range.start))
             })
@@ -232,6 +228,12 @@ impl DeviceMap {
     /// Whether an address could only ever be device memory, allocated or not: nothing of the host lies there.
     pub(crate) fn reserves(&self, address: u64) -> bool {
         address.wrapping_sub(self.window.base()) < self.window.bytes()
+    }
+
+    /// Refuses a range of the host's that does not lie in the window.
+    pub(crate) fn must_be_inside(&self, start: u64, bytes: u64) -> Result {
+        let last = start.checked_add(bytes).and_then(|end| end.checked_sub(1)).ok_or(Error::UNKNOWN)?;
+        if self.reserves(start) && self.reserves(last) { Ok(()) } else { Err(Error::UNKNOWN) }
     }
 
     /// Checks that `bytes` from `address` lie in one live range.

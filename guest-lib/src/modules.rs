@@ -1,15 +1,19 @@
 //! Modules and libraries: which exist, in which context, and what was looked up in them.
 
 use crate::{
+    arena::Arena,
     error::{Error, Result},
+    functions::Functions,
     host, log,
-    process::Process,
+    memory::DeviceMap,
+    session::Session,
+    streams::Streams,
 };
 use sluice_cuda_abi::image::{self, Wrapper};
 use sluice_protocol::{
     calls::wire,
     field::{ArenaAddress, Mint, Name, Size},
-    handle::{Function, Id, Module as Kind},
+    handle::{Context, Function, Id, Module as Kind},
     limits,
 };
 use std::{
@@ -38,6 +42,7 @@ struct Global {
 
 /// The modules and libraries of the session.
 pub(crate) struct Modules {
+    pub(crate) functions: Functions,
     state: Mutex<State>,
 }
 
@@ -56,7 +61,7 @@ pub(crate) struct JitLog {
 
 impl Modules {
     pub(crate) fn new() -> Modules {
-        Modules { state: Mutex::default() }
+        Modules { functions: Functions::new(), state: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -67,7 +72,8 @@ impl Modules {
     /// also when loading fails.
     pub(crate) fn load(
         &self,
-        process: &Process,
+        session: &Session,
+        arena: &Arena,
         context: u64,
         library: bool,
         address: u64,
@@ -98,7 +104,7 @@ impl Modules {
             });
             id
         };
-        let loaded = ship(process, context, library, id, &image, log);
+        let loaded = ship(session, arena, context, library, id, &image, log);
         if loaded.is_err() {
             self.lock().modules[id.index()] = None;
         }
@@ -126,7 +132,7 @@ impl Modules {
     /// A function of a module or a kernel of a library, looked up once.
     pub(crate) fn function(
         &self,
-        process: &Process,
+        session: &Session,
         caller: u64,
         handle: u64,
         name: &[u8],
@@ -135,7 +141,7 @@ impl Modules {
         if let Some(Some(function)) = self.with(id, |module| module.functions.get(name).copied()) {
             return Ok(function);
         }
-        let function = process.functions.find(process, caller, id, context, name)?;
+        let function = self.functions.find(session, caller, id, context, name)?;
         let kept = self.with(id, |module| {
             let kept = *module.functions.entry(name.to_vec()).or_insert(function);
             if kept != function {
@@ -145,7 +151,7 @@ impl Modules {
         });
         if kept.is_none() {
             // The module was unloaded meanwhile, and on the host the function with it.
-            process.functions.forget(function);
+            self.functions.forget(function);
         }
         kept.ok_or(Error::INVALID_HANDLE)
     }
@@ -153,7 +159,8 @@ impl Modules {
     /// Address and size of a variable, looked up once per context.
     pub(crate) fn global(
         &self,
-        process: &Process,
+        session: &Session,
+        device_map: &DeviceMap,
         context: u64,
         handle: u64,
         name: &[u8],
@@ -166,14 +173,14 @@ impl Modules {
         if let Some(Some(Global { address, bytes, .. })) = known {
             return Ok((address, bytes));
         }
-        let found = process.session.sync(
+        let found = session.sync(
             context,
             wire::module_global::CALL,
             |writer| wire::module_global::put(writer, id, Name(name)),
             wire::module_global::Reply::get,
         )?;
         let (address, bytes) = (found.address, found.bytes);
-        process.device_map.add_global(address, bytes, context)?;
+        device_map.add_global(address, bytes, context)?;
         self.with(id, |module| {
             module.globals.entry(name.to_vec()).or_default().push(Global { context, address, bytes });
         });
@@ -181,9 +188,9 @@ impl Modules {
     }
 
     /// Number of functions of a module.
-    pub(crate) fn function_count(&self, process: &Process, context: u64, handle: u64) -> Result<u32> {
+    pub(crate) fn function_count(&self, session: &Session, context: u64, handle: u64) -> Result<u32> {
         let (id, _) = self.resolve(handle)?;
-        let counted = process.session.sync(
+        let counted = session.sync(
             context,
             wire::module_function_count::CALL,
             |writer| wire::module_function_count::put(writer, id),
@@ -195,14 +202,15 @@ impl Modules {
     /// Function number `index` of a module.
     pub(crate) fn function_at(
         &self,
-        process: &Process,
+        session: &Session,
+        arena: &Arena,
         context: u64,
         handle: u64,
         index: u32,
     ) -> Result<Id<Function>> {
         let (id, _) = self.resolve(handle)?;
-        let room = process.arena.allocate(process, limits::NAME_BYTES as u64)?;
-        let named = process.session.sync(
+        let room = arena.allocate(session, limits::NAME_BYTES as u64)?;
+        let named = session.sync(
             context,
             wire::module_function_name::CALL,
             |writer| {
@@ -216,38 +224,46 @@ impl Modules {
             host::read(room.address(), &mut name);
             name
         });
-        process.arena.free(room);
-        self.function(process, context, handle, &name?)
+        arena.free(room);
+        self.function(session, context, handle, &name?)
     }
 
     /// Unloads a module or library once its work is done.
-    pub(crate) fn unload(&self, process: &Process, context: u64, handle: u64) -> Result {
+    pub(crate) fn unload(
+        &self,
+        session: &Session,
+        streams: &Streams,
+        device_map: &DeviceMap,
+        context: u64,
+        handle: u64,
+    ) -> Result {
         let (id, _) = self.resolve(handle)?;
-        process.wait_all()?;
-        process.session.sync(
+        streams.wait_all(session)?;
+        session.sync(
             context,
             wire::module_unload::CALL,
             |writer| wire::module_unload::put(writer, id),
             wire::module_unload::Reply::get,
         )?;
         let module = self.lock().modules.get_mut(id.index()).and_then(Option::take);
-        self.forget(process, module);
+        self.forget(device_map, module);
         Ok(())
     }
 
-    fn forget(&self, process: &Process, module: Option<Module>) {
+    fn forget(&self, device_map: &DeviceMap, module: Option<Module>) {
         let Some(module) = module else { return };
         let functions = module.functions.values().chain(&module.spare);
-        functions.for_each(|function| process.functions.forget(*function));
+        functions.for_each(|function| self.functions.forget(*function));
         module
             .globals
             .values()
             .flatten()
-            .for_each(|global| process.device_map.remove(global.address, global.context));
+            .for_each(|global| device_map.remove(global.address, global.context));
     }
 
     /// Forgets the modules of a context that is gone, and where libraries had their variables in it.
-    pub(crate) fn forget_context(&self, process: &Process, context: u64) {
+    pub(crate) fn forget_context(&self, device_map: &DeviceMap, id: Id<Context>) {
+        let context = id.raw();
         let gone: Vec<Module> = {
             let mut state = self.lock();
             for globals in state.modules.iter_mut().flatten().flat_map(|module| module.globals.values_mut()) {
@@ -256,13 +272,15 @@ impl Modules {
             let of_context = |module: &mut Module| module.context == context;
             state.modules.iter_mut().filter_map(|module| module.take_if(of_context)).collect()
         };
-        gone.into_iter().for_each(|module| self.forget(process, Some(module)));
+        gone.into_iter().for_each(|module| self.forget(device_map, Some(module)));
+        self.functions.forget_launches(id.index());
     }
 }
 
 /// Copies an image into the arena and has it loaded.
 fn ship(
-    process: &Process,
+    session: &Session,
+    arena: &Arena,
     context: u64,
     library: bool,
     id: Id<Kind>,
@@ -270,7 +288,7 @@ fn ship(
     log: Option<&mut JitLog>,
 ) -> Result {
     let log_bytes = if log.is_some() { limits::JIT_LOG_BYTES } else { 0 };
-    let room = process.arena.allocate(process, image.bytes + log_bytes)?;
+    let room = arena.allocate(session, image.bytes + log_bytes)?;
     host::copy(
         room.address(),
         image.address,
@@ -280,7 +298,7 @@ fn ship(
     if log_bytes > 0 {
         host::clear(log_at);
     }
-    let loaded = process.session.sync(
+    let loaded = session.sync(
         context,
         wire::module_load::CALL,
         |writer| {
@@ -304,7 +322,7 @@ fn ship(
         text.truncate(length);
         log.text = text;
     }
-    process.arena.free(room);
+    arena.free(room);
     loaded.map(drop)
 }
 

@@ -4,8 +4,9 @@
 //! ordinal, the others those behind all devices.
 
 use crate::{
+    devices::Devices,
     error::{Error, Result},
-    process::Process,
+    session::Session,
 };
 use sluice_protocol::{calls::wire, limits};
 use std::{
@@ -64,8 +65,8 @@ impl Pools {
     }
 
     /// A device's own pool.
-    pub(crate) fn default_of(&self, process: &Process, device: i32) -> Result<Pool> {
-        let ordinal = process.devices.get(device)?.ordinal;
+    pub(crate) fn default_of(&self, devices: &Devices, device: i32) -> Result<Pool> {
+        let ordinal = devices.get(device)?.ordinal;
         let handle = TAG | u64::from(ordinal);
         let number = ordinal + 1;
         let new =
@@ -74,15 +75,15 @@ impl Pools {
     }
 
     /// The pool that `cuMemAllocAsync` takes on a device.
-    pub(crate) fn current(&self, process: &Process, device: i32) -> Result<Pool> {
-        let default = self.default_of(process, device)?;
+    pub(crate) fn current(&self, devices: &Devices, device: i32) -> Result<Pool> {
+        let default = self.default_of(devices, device)?;
         let state = self.lock();
         let handle = state.current.get(&device).copied().unwrap_or(default.handle);
         Ok(state.pools.get(&handle).copied().unwrap_or(default))
     }
 
-    pub(crate) fn set_current(&self, process: &Process, device: i32, handle: u64) -> Result {
-        process.devices.get(device)?;
+    pub(crate) fn set_current(&self, devices: &Devices, device: i32, handle: u64) -> Result {
+        devices.get(device)?;
         if self.get(handle)?.device != device {
             return Err(Error::INVALID_DEVICE);
         }
@@ -90,9 +91,9 @@ impl Pools {
         Ok(())
     }
 
-    pub(crate) fn create(&self, process: &Process, device: i32, most: u64) -> Result<u64> {
+    pub(crate) fn create(&self, session: &Session, devices: &Devices, device: i32, most: u64) -> Result<u64> {
         const FIRST: u32 = limits::DEVICES + 1;
-        let ordinal = process.devices.get(device)?.ordinal;
+        let ordinal = devices.get(device)?.ordinal;
         let pool = {
             let mut state = self.lock();
             let number = if FIRST + state.given < limits::POOLS {
@@ -116,12 +117,12 @@ impl Pools {
             state.pools.insert(handle, pool);
             pool
         };
-        set_threshold(process, &pool, 0)?;
-        self.usage(process, &pool, 3)?;
+        set_threshold(session, &pool, 0)?;
+        self.usage(session, &pool, 3)?;
         Ok(pool.handle)
     }
 
-    pub(crate) fn destroy(&self, process: &Process, handle: u64) -> Result {
+    pub(crate) fn destroy(&self, session: &Session, handle: u64) -> Result {
         let pool = {
             let mut state = self.lock();
             let pool =
@@ -130,9 +131,7 @@ impl Pools {
             state.current.retain(|_, current| *current != handle);
             pool
         };
-        process
-            .session
-            .post(0, wire::pool_end::CALL, None, |writer| wire::pool_end::put(writer, pool.number))?;
+        session.post(0, wire::pool_end::CALL, None, |writer| wire::pool_end::put(writer, pool.number))?;
         self.lock().ended.push_back(pool.number);
         Ok(())
     }
@@ -143,8 +142,8 @@ impl Pools {
     }
 
     /// What a pool has; see the wire call for `reset`.
-    pub(crate) fn usage(&self, process: &Process, pool: &Pool, reset: u32) -> Result<Usage> {
-        process.session.sync(
+    pub(crate) fn usage(&self, session: &Session, pool: &Pool, reset: u32) -> Result<Usage> {
+        session.sync(
             0,
             wire::pool_usage::CALL,
             |writer| wire::pool_usage::put(writer, pool.number, pool.ordinal, reset),
@@ -154,8 +153,8 @@ impl Pools {
 }
 
 /// Tells the host what a pool may keep.
-pub(crate) fn set_threshold(process: &Process, pool: &Pool, bytes: u64) -> Result {
-    let posted = process.session.post_checked(0, wire::pool_threshold::CALL, None, |writer| {
+pub(crate) fn set_threshold(session: &Session, pool: &Pool, bytes: u64) -> Result {
+    let posted = session.post_checked(0, wire::pool_threshold::CALL, None, |writer| {
         wire::pool_threshold::put(writer, pool.number, pool.ordinal, bytes)
     });
     posted.map(drop)

@@ -4,12 +4,12 @@
 
 use crate::{
     arena::Arena,
+    arguments::Call,
     blocks::Blocks,
-    contexts::Contexts,
+    contexts::{Context, Contexts},
     devices::Devices,
     error::{Error, Result},
     events::Events,
-    functions::Functions,
     lifetime, log,
     managed::Managed,
     memory::DeviceMap,
@@ -17,11 +17,12 @@ use crate::{
     pools::Pools,
     session::Session,
     shared::Imports,
-    streams::Streams,
+    streams::{PER_THREAD, Stream, Streams},
     thread,
     transport::{self, TransportError},
 };
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use sluice_protocol::handle::{self, Id};
 use std::sync::Mutex;
 
 /// Everything the shim knows on behalf of the program.
@@ -36,10 +37,8 @@ pub(crate) struct Process {
     pub(crate) streams: Streams,
     /// Events.
     pub(crate) events: Events,
-    /// Modules and libraries.
+    /// Modules, libraries and their functions.
     pub(crate) modules: Modules,
-    /// Functions and kernels.
-    pub(crate) functions: Functions,
     /// Device addresses in use.
     pub(crate) device_map: DeviceMap,
     /// Host memory shared with the worker.
@@ -57,11 +56,48 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Waits until everything that was posted so far, to any stream, is complete.
-    pub(crate) fn wait_all(&self) -> Result {
-        for (slot, posted) in self.streams.all_posted() {
-            self.session.wait_complete(slot, posted)?;
+    /// The calling thread's current context, healthy.
+    pub(crate) fn current(&self) -> Result<Context> {
+        self.contexts.current(&self.session)
+    }
+
+    /// The stream of a handle as a call got it; 0 and the two special values mean streams of the current context.
+    pub(crate) fn stream(&self, call: Call, handle: u64) -> Result<Stream<'_>> {
+        if handle > PER_THREAD {
+            return self.streams.by_id(handle);
         }
+        let context = self.current()?;
+        if handle == PER_THREAD || (handle == 0 && call.per_thread) {
+            self.streams.of_thread(&self.session, context.raw)
+        } else {
+            self.streams.at(context.legacy)
+        }
+    }
+
+    /// What a synchronisation with a stream has to see complete.
+    pub(crate) fn extent(&self, stream: Stream<'_>) -> Result<Vec<(u32, u64)>> {
+        Ok(self.streams.extent(self.contexts.get(stream.context)?.legacy, stream))
+    }
+
+    /// Waits until it is a stream's turn, for what is done here instead of on the device.
+    pub(crate) fn wait_turn(&self, stream: Stream<'_>) -> Result {
+        self.streams.wait_turn(&self.session, self.contexts.get(stream.context)?.legacy, stream)
+    }
+
+    /// Ends a context that is out of use: waits for its work, destroys it on the host, and forgets all that it has here.
+    pub(crate) fn end_context(&self, id: Id<handle::Context>) -> Result {
+        let raw = id.raw();
+        let streams = self.streams.retire_context(raw);
+        for (stream, sequence) in self.streams.posted(raw, false) {
+            self.session.wait_complete(stream, sequence)?;
+        }
+        self.device_map.forget_context(raw);
+        Contexts::destroy_on_host(&self.session, id)?;
+        self.streams.give_all(streams);
+        self.events.forget_context(raw);
+        self.modules.forget_context(&self.device_map, id);
+        self.arena.forget_context(raw);
+        self.managed.forget_context(raw);
         Ok(())
     }
 }
@@ -171,7 +207,6 @@ fn open() -> Result<Process> {
         streams: Streams::new(),
         events: Events::new(),
         modules: Modules::new(),
-        functions: Functions::new(),
         device_map,
         arena,
         managed: Managed::default(),
@@ -187,6 +222,6 @@ fn open() -> Result<Process> {
 /// Ends a default stream of a thread that ends.
 fn recycle(stream: u64) {
     if let Ok(process) = get() {
-        process.streams.recycle(process, stream);
+        process.streams.recycle(&process.session, stream);
     }
 }

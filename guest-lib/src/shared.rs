@@ -5,9 +5,12 @@
 //! cannot make one.
 
 use crate::{
+    contexts::Context,
+    devices::Devices,
     error::{Error, Result},
-    memory::Kind,
-    process::Process,
+    memory::{DeviceMap, Kind, Range},
+    session::Session,
+    streams::Streams,
 };
 use core::hash::{BuildHasher, Hasher};
 use rustix::{
@@ -46,6 +49,18 @@ fn this_process() -> u64 {
 }
 
 impl Token {
+    /// Names an allocation of a device.
+    pub(crate) fn allocation(session: &Session, device: [u8; 16], range: &Range) -> Result<Token> {
+        let shared = session.sync(
+            range.context,
+            wire::memory_share::CALL,
+            |writer| wire::memory_share::put(writer, DeviceAddress(range.start)),
+            wire::memory_share::Reply::get,
+        )?;
+        let (share, offset) = (shared.share, shared.offset);
+        Ok(Token { magic: MEMORY, device, process: this_process(), share, offset, bytes: range.bytes })
+    }
+
     /// Names a block.
     pub(crate) fn block(device: [u8; 16], share: u128, bytes: u64) -> Token {
         Token { magic: BLOCK, device, process: this_process(), share, offset: 0, bytes }
@@ -101,30 +116,20 @@ impl Imports {
         self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Names the allocation that an address lies in for other processes.
-    pub(crate) fn name(&self, process: &Process, address: u64) -> Result<[u8; 64]> {
-        let range = process.device_map.find(address).filter(|range| range.kind == Kind::Own);
-        let range = range.ok_or(Error::INVALID_VALUE)?;
-        let device = process.devices.get(process.contexts.device(range.context)?)?.uuid;
-        let shared = process.session.sync(
-            range.context,
-            wire::memory_share::CALL,
-            |writer| wire::memory_share::put(writer, DeviceAddress(range.start)),
-            wire::memory_share::Reply::get,
-        )?;
-        let (share, offset) = (shared.share, shared.offset);
-        let token =
-            Token { magic: MEMORY, device, process: this_process(), share, offset, bytes: range.bytes };
-        Ok(token.to_bytes())
-    }
-
     /// Opens another process's allocation in a context: at one address, however often.
-    pub(crate) fn open(&self, process: &Process, context: u64, handle: &[u8; 64]) -> Result<u64> {
+    pub(crate) fn open(
+        &self,
+        session: &Session,
+        devices: &Devices,
+        device_map: &DeviceMap,
+        context: Context,
+        handle: &[u8; 64],
+    ) -> Result<u64> {
         let token = Token::from_bytes(MEMORY, handle)?;
-        let current = process.devices.get(process.contexts.device(context)?)?;
+        let current = devices.get(context.device)?;
         // Memory of another device could only be reached as a peer's.
         if token.device != current.uuid {
-            let known = process.devices.iter().any(|device| device.uuid == token.device);
+            let known = devices.iter().any(|device| device.uuid == token.device);
             return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
         }
         if token.process == this_process() {
@@ -135,19 +140,25 @@ impl Imports {
             *count += 1;
             return Ok(*address);
         }
-        let opened = process.session.sync(
-            context,
+        let opened = session.sync(
+            context.raw,
             wire::memory_open::CALL,
             |writer| wire::memory_open::put(writer, token.share, token.offset, token.bytes),
             wire::memory_open::Reply::get,
         )?;
-        let address = process.device_map.enter(opened.address, token.bytes, context, Kind::Imported)?;
+        let address = device_map.enter(opened.address, token.bytes, context.raw, Kind::Imported)?;
         open.insert(address, (token, 1));
         Ok(address)
     }
 
     /// Closes once; the last time lets go of it.
-    pub(crate) fn close(&self, process: &Process, address: u64) -> Result {
+    pub(crate) fn close(
+        &self,
+        session: &Session,
+        streams: &Streams,
+        device_map: &DeviceMap,
+        address: u64,
+    ) -> Result {
         {
             let mut open = self.lock();
             let (_, count) = open.get_mut(&address).ok_or(Error::INVALID_VALUE)?;
@@ -157,7 +168,7 @@ impl Imports {
             }
             open.remove(&address);
         }
-        process.device_map.close(process, address)
+        device_map.close(session, streams, address)
     }
 }
 

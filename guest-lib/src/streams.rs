@@ -5,10 +5,8 @@
 //! until it is complete: the slot keeps the context's name and rests until then.
 
 use crate::{
-    arguments::Call,
     error::{Error, Result},
-    process::Process,
-    session::Target,
+    session::{Session, Target},
     thread,
 };
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -38,8 +36,6 @@ struct Slot {
     context: AtomicU64,
     flags: AtomicU32,
     priority: AtomicI32,
-    /// Bytes of staging memory that work on the stream still reads.
-    staged: AtomicU64,
 }
 
 /// The streams of the session.
@@ -83,11 +79,6 @@ impl<'a> Stream<'a> {
     pub(crate) fn priority(&self) -> i32 {
         self.entry.priority.load(Ordering::Relaxed)
     }
-
-    /// Bytes of staging memory in use by the stream's work.
-    pub(crate) fn staged(&self) -> &'a AtomicU64 {
-        &self.entry.staged
-    }
 }
 
 impl Streams {
@@ -99,7 +90,6 @@ impl Streams {
             context: AtomicU64::new(0),
             flags: AtomicU32::new(0),
             priority: AtomicI32::new(0),
-            staged: AtomicU64::new(0),
         };
         Streams {
             slots: (0..limits::STREAMS).map(slot).collect(),
@@ -114,14 +104,14 @@ impl Streams {
     /// Takes a slot for a stream of a context: one in which nothing is left of earlier streams.
     pub(crate) fn take(
         &self,
-        process: &Process,
+        session: &Session,
         context: u64,
         flags: u32,
         priority: i32,
     ) -> Result<Stream<'_>> {
         let mut free = self.lock();
         let rested = free.iter().position(|slot| {
-            process.session.is_complete(*slot, self.slots[*slot as usize].posted.load(Ordering::Acquire))
+            session.is_complete(*slot, self.slots[*slot as usize].posted.load(Ordering::Acquire))
         });
         let slot = rested.and_then(|at| free.remove(at)).ok_or(Error::OUT_OF_MEMORY)?;
         let entry = &self.slots[slot as usize];
@@ -154,7 +144,7 @@ impl Streams {
     }
 
     /// The stream in a slot.
-    fn at(&self, slot: u32) -> Result<Stream<'_>> {
+    pub(crate) fn at(&self, slot: u32) -> Result<Stream<'_>> {
         let entry = self.slots.get(slot as usize).ok_or(Error::INVALID_HANDLE)?;
         match entry.live.load(Ordering::Acquire) {
             0 => Err(Error::INVALID_HANDLE),
@@ -165,28 +155,18 @@ impl Streams {
     }
 
     /// The stream of an id.
-    fn by_id(&self, raw: u64) -> Result<Stream<'_>> {
+    pub(crate) fn by_id(&self, raw: u64) -> Result<Stream<'_>> {
         let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_HANDLE)?;
         let stream = self.at(u32::try_from(id.index()).map_err(|_| Error::INVALID_HANDLE)?)?;
         if stream.id() == id { Ok(stream) } else { Err(Error::INVALID_HANDLE) }
     }
 
-    /// The stream of a handle as a call got it; 0 and the two special values mean streams of the current context.
-    pub(crate) fn resolve<'a>(&'a self, process: &'a Process, call: Call, handle: u64) -> Result<Stream<'a>> {
-        let per_thread = handle == PER_THREAD || (handle == 0 && call.per_thread);
-        if handle > PER_THREAD {
-            return self.by_id(handle);
-        }
-        let context = process.contexts.current(process)?;
-        if per_thread { self.of_thread(process, context.raw) } else { self.at(context.legacy) }
-    }
-
     /// The calling thread's default stream in a context, created at first use.
-    fn of_thread<'a>(&'a self, process: &Process, context: u64) -> Result<Stream<'a>> {
+    pub(crate) fn of_thread(&self, session: &Session, context: u64) -> Result<Stream<'_>> {
         if let Some(stream) = thread::default_stream(context).and_then(|id| self.by_id(id).ok()) {
             return Ok(stream);
         }
-        let stream = self.create(process, context, 0, 0)?;
+        let stream = self.create(session, context, 0, 0)?;
         thread::set_default_stream(context, stream.id().raw());
         Ok(stream)
     }
@@ -194,13 +174,13 @@ impl Streams {
     /// Creates a stream in a context. The id is ours; the answer says whether the driver had room for the stream.
     pub(crate) fn create(
         &self,
-        process: &Process,
+        session: &Session,
         context: u64,
         flags: u32,
         priority: i32,
     ) -> Result<Stream<'_>> {
-        let stream = self.take(process, context, flags, priority)?;
-        let posted = process.session.post_checked(context, wire::stream_create::CALL, None, |writer| {
+        let stream = self.take(session, context, flags, priority)?;
+        let posted = session.post_checked(context, wire::stream_create::CALL, None, |writer| {
             wire::stream_create::put(writer, Mint(stream.id()), stream.slot, flags, priority)
         });
         match posted {
@@ -213,11 +193,11 @@ impl Streams {
     }
 
     /// Destroys an explicit stream.
-    pub(crate) fn destroy(&self, process: &Process, stream: Stream<'_>) -> Result {
+    pub(crate) fn destroy(&self, session: &Session, stream: Stream<'_>) -> Result {
         if !self.retire(stream) {
             return Err(Error::INVALID_HANDLE);
         }
-        process.session.post(stream.context, wire::stream_destroy::CALL, None, |writer| {
+        session.post(stream.context, wire::stream_destroy::CALL, None, |writer| {
             wire::stream_destroy::put(writer, stream.id())
         })?;
         self.give(stream.slot);
@@ -234,24 +214,29 @@ impl Streams {
         })
     }
 
-    /// What a synchronisation with a stream has to see complete: its own work and, for the legacy stream, that of the
-    /// streams it synchronises with.
-    pub(crate) fn extent(&self, process: &Process, stream: Stream<'_>) -> Result<Vec<(u32, u64)>> {
-        if process.contexts.get(stream.context)?.legacy == stream.slot {
-            return Ok(self.posted(stream.context, true).collect());
+    /// What a synchronisation with a stream has to see complete: its own work and, for the legacy stream of its context, which
+    /// is in slot `legacy`, that of the streams it synchronises with.
+    pub(crate) fn extent(&self, legacy: u32, stream: Stream<'_>) -> Vec<(u32, u64)> {
+        if legacy == stream.slot {
+            return self.posted(stream.context, true).collect();
         }
-        Ok(vec![(stream.slot, stream.posted())])
+        vec![(stream.slot, stream.posted())]
     }
 
     /// Waits until it is a stream's turn, for what is done here instead of on the device.
-    pub(crate) fn wait_turn(&self, process: &Process, stream: Stream<'_>) -> Result {
-        let mut before = self.extent(process, stream)?;
+    pub(crate) fn wait_turn(&self, session: &Session, legacy: u32, stream: Stream<'_>) -> Result {
+        let mut before = self.extent(legacy, stream);
         if stream.flags() & NON_BLOCKING == 0 {
             // What the legacy stream does comes before what blocking streams do after it.
-            let legacy = self.at(process.contexts.get(stream.context)?.legacy)?;
+            let legacy = self.at(legacy)?;
             before.push((legacy.slot, legacy.posted()));
         }
-        before.into_iter().try_for_each(|(slot, sequence)| process.session.wait_complete(slot, sequence))
+        before.into_iter().try_for_each(|(slot, sequence)| session.wait_complete(slot, sequence))
+    }
+
+    /// Waits until everything that was posted so far, to any stream, is complete.
+    pub(crate) fn wait_all(&self, session: &Session) -> Result {
+        self.all_posted().try_for_each(|(slot, sequence)| session.wait_complete(slot, sequence))
     }
 
     /// Ends every stream of a context that is going away: nothing is posted there any more.
@@ -274,16 +259,11 @@ impl Streams {
         })
     }
 
-    /// Staging memory of a stream slot was freed.
-    pub(crate) fn unstage(&self, slot: u32, bytes: u64) {
-        self.slots[slot as usize].staged.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
     /// A thread ends, and a default stream of its own with it.
-    pub(crate) fn recycle(&self, process: &Process, stream: u64) {
+    pub(crate) fn recycle(&self, session: &Session, stream: u64) {
         if let Ok(stream) = self.by_id(stream) {
             // The session is over if this fails, and the stream with it.
-            let _ = self.destroy(process, stream);
+            let _ = self.destroy(session, stream);
         }
     }
 }

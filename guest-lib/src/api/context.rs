@@ -16,13 +16,13 @@ pub(crate) fn cuDevicePrimaryCtxRetain(_: Call, place: Out<u64>, dev: c_int) -> 
     let process = process::get()?;
     process.session.healthy()?;
     let place = place.required()?;
-    place.put(process.contexts.retain_primary(process, dev)?);
+    place.put(process.contexts.retain_primary(&process.session, &process.streams, &process.devices, dev)?);
     Ok(())
 }
 
 pub(crate) fn cuDevicePrimaryCtxRelease(_: Call, dev: c_int) -> Result {
     let process = process::get()?;
-    process.contexts.release_primary(process, dev)
+    process.contexts.release_primary(dev, |id| process.end_context(id))
 }
 
 pub(crate) fn cuDevicePrimaryCtxRelease_v2(call: Call, dev: c_int) -> Result {
@@ -31,7 +31,7 @@ pub(crate) fn cuDevicePrimaryCtxRelease_v2(call: Call, dev: c_int) -> Result {
 
 pub(crate) fn cuDevicePrimaryCtxReset(_: Call, dev: c_int) -> Result {
     let process = process::get()?;
-    process.contexts.reset_primary(process, dev)
+    process.contexts.reset_primary(dev, |id| process.end_context(id))
 }
 
 pub(crate) fn cuDevicePrimaryCtxReset_v2(call: Call, dev: c_int) -> Result {
@@ -43,7 +43,7 @@ pub(crate) fn cuDevicePrimaryCtxSetFlags(_: Call, dev: c_int, flags: c_uint) -> 
     if flags & !FLAGS != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    process.contexts.set_flags(process.contexts.primary(process, dev)?, flags)
+    process.contexts.set_flags(process.contexts.primary(dev)?, flags)
 }
 
 pub(crate) fn cuDevicePrimaryCtxSetFlags_v2(call: Call, dev: c_int, flags: c_uint) -> Result {
@@ -57,7 +57,7 @@ pub(crate) fn cuDevicePrimaryCtxGetState(
     active: Out<c_int>,
 ) -> Result {
     let process = process::get()?;
-    let (value, is_active) = process.contexts.primary_state(process, dev)?;
+    let (value, is_active) = process.contexts.primary_state(dev)?;
     let (flags, active) = (flags.required()?, active.required()?);
     flags.put(value);
     active.put(c_int::from(is_active));
@@ -71,7 +71,7 @@ fn create(place: Out<u64>, flags: c_uint, dev: c_int) -> Result {
     if flags & !FLAGS != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    place.put(process.contexts.create(process, dev, flags)?);
+    place.put(process.contexts.create(&process.session, &process.streams, &process.devices, dev, flags)?);
     Ok(())
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn cuCtxCreate_v4(
 
 pub(crate) fn cuCtxDestroy_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
-    process.contexts.destroy(process, context)
+    process.contexts.destroy(context, |id| process.end_context(id))
 }
 
 pub(crate) fn cuCtxDestroy(call: Call, context: u64) -> Result {
@@ -126,7 +126,7 @@ pub(crate) fn cuCtxAttach(_: Call, place: Out<u64>, flags: c_uint) -> Result {
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    place.set(process.contexts.current(process)?.raw)
+    place.set(process.current()?.raw)
 }
 
 pub(crate) fn cuCtxDetach(_: Call, context: u64) -> Result {
@@ -192,7 +192,7 @@ pub(crate) fn cuCtxGetDevice_v2(_: Call, device: Out<c_int>, context: u64) -> Re
 
 pub(crate) fn cuCtxGetFlags(_: Call, flags: Out<c_uint>) -> Result {
     let process = process::get()?;
-    flags.set(process.contexts.current(process)?.flags)
+    flags.set(process.current()?.flags)
 }
 
 pub(crate) fn cuCtxSetFlags(_: Call, flags: c_uint) -> Result {
@@ -200,7 +200,7 @@ pub(crate) fn cuCtxSetFlags(_: Call, flags: c_uint) -> Result {
     if flags & !FLAGS != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    process.contexts.set_flags(process.contexts.current(process)?.raw, flags)
+    process.contexts.set_flags(process.current()?.raw, flags)
 }
 
 pub(crate) fn cuCtxGetId(_: Call, context: u64, id: Out<u64>) -> Result {
@@ -221,7 +221,7 @@ pub(crate) fn cuCtxSynchronize(call: Call) -> Result {
 pub(crate) fn cuCtxSynchronize_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
     let context = match context {
-        0 => process.contexts.current(process)?,
+        0 => process.current()?,
         raw => process.contexts.get(raw)?,
     };
     process.session.healthy()?;
@@ -238,7 +238,7 @@ pub(crate) fn cuCtxGetLimit(_: Call, value: Out<usize>, limit: c_uint) -> Result
     let process = process::get()?;
     let place = value.required()?;
     let answer = process.session.sync(
-        process.contexts.current(process)?.raw,
+        process.current()?.raw,
         wire::context_limit::CALL,
         |writer| wire::context_limit::put(writer, limit),
         wire::context_limit::Reply::get,
@@ -252,7 +252,7 @@ pub(crate) fn cuCtxSetLimit(_: Call, limit: c_uint, value: usize) -> Result {
     process
         .session
         .sync(
-            process.contexts.current(process)?.raw,
+            process.current()?.raw,
             wire::context_set_limit::CALL,
             |writer| wire::context_set_limit::put(writer, limit, value as u64),
             wire::context_set_limit::Reply::get,
@@ -262,7 +262,7 @@ pub(crate) fn cuCtxSetLimit(_: Call, limit: c_uint, value: usize) -> Result {
 
 pub(crate) fn cuCtxGetStreamPriorityRange(_: Call, least: Out<c_int>, greatest: Out<c_int>) -> Result {
     let process = process::get()?;
-    let (low, high) = process.devices.get(process.contexts.current(process)?.device)?.priorities;
+    let (low, high) = process.devices.get(process.current()?.device)?.priorities;
     least.set_if_given(low);
     greatest.set_if_given(high);
     Ok(())
@@ -272,35 +272,35 @@ pub(crate) fn cuCtxGetStreamPriorityRange(_: Call, least: Out<c_int>, greatest: 
 
 pub(crate) fn cuCtxGetCacheConfig(_: Call, config: Out<c_uint>) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     config.set(0)
 }
 
 pub(crate) fn cuCtxSetCacheConfig(_: Call, config: c_uint) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     if config <= 3 { Ok(()) } else { Err(Error::INVALID_VALUE) }
 }
 
 pub(crate) fn cuCtxGetSharedMemConfig(_: Call, config: Out<c_uint>) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     config.set(1)
 }
 
 pub(crate) fn cuCtxSetSharedMemConfig(_: Call, config: c_uint) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     if config <= 2 { Ok(()) } else { Err(Error::INVALID_VALUE) }
 }
 
 pub(crate) fn cuCtxResetPersistingL2Cache(_: Call) -> Result {
     let process = process::get()?;
-    process.contexts.current(process).map(|_| ())
+    process.current().map(|_| ())
 }
 
 pub(crate) fn cuCtxGetExecAffinity(_: Call, _: Out<c_void>, _: c_uint) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     Err(Error::NOT_SUPPORTED)
 }

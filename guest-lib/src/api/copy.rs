@@ -88,10 +88,10 @@ fn to_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u
     let mut done = 0;
     while done < bytes {
         let portion = (bytes - done).min(PORTION);
-        let room = process.arena.stage(process, stream, portion)?;
+        let room = process.arena.stage(&process.session, stream.slot, portion)?;
         host::copy(room.address(), from + done, length(portion)?);
         let sequence = post(to + done, room.address(), portion)?;
-        process.arena.free_after(stream, sequence, room);
+        process.arena.free_after(stream.slot, sequence, room);
         done += portion;
     }
     Ok(())
@@ -130,7 +130,7 @@ fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes:
             continue;
         }
         let portion = (bytes - posted).min(PORTION);
-        let started = process.arena.allocate(process, portion).and_then(|room| {
+        let started = process.arena.allocate(&process.session, portion).and_then(|room| {
             let sequence = post(room.address(), from + posted, portion)?;
             Ok((posted, portion, sequence, room))
         });
@@ -162,7 +162,7 @@ fn on_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u
 
 /// A copy within host memory, in the order of the stream.
 fn on_host(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64) -> Result {
-    process.streams.wait_turn(process, stream)?;
+    process.wait_turn(stream)?;
     host::copy(to, from, length(bytes)?);
     Ok(())
 }
@@ -190,7 +190,7 @@ fn run(
 ) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.streams.resolve(process, call, stream)?;
+    let stream = process.stream(call, stream)?;
     if bytes == 0 { Ok(()) } else { copy(process, stream, bytes as u64) }
 }
 
@@ -357,7 +357,7 @@ fn shape_3d(descriptor: In<c_void>) -> Result<Shape> {
 fn run_shape(call: Call, stream: u64, shape: &Shape, mode: Mode) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.streams.resolve(process, call, stream)?;
+    let stream = process.stream(call, stream)?;
     if shape.width == 0 || shape.height == 0 {
         return Ok(());
     }
@@ -409,18 +409,18 @@ fn rectangle(
         (Side::Device, Side::Pageable) => {
             for first in (0..height).step_by(length(rows_at_once)?) {
                 let rows = rows_at_once.min(height - first);
-                let room = process.arena.stage(process, stream, rows * width)?;
+                let room = process.arena.stage(&process.session, stream.slot, rows * width)?;
                 let staged = Strided { start: room.address(), pitch: width, layer: 0 };
                 copy_rows(staged, skip(from, first), width, rows)?;
                 let sequence = post(0, skip(to, first), staged, rows)?;
-                process.arena.free_after(stream, sequence, room);
+                process.arena.free_after(stream.slot, sequence, room);
             }
             Ok(())
         }
         (Side::Pageable, Side::Device) => {
             for first in (0..height).step_by(length(rows_at_once)?) {
                 let rows = rows_at_once.min(height - first);
-                let room = process.arena.allocate(process, rows * width)?;
+                let room = process.arena.allocate(&process.session, rows * width)?;
                 let staged = Strided { start: room.address(), pitch: width, layer: 0 };
                 let sequence = post(1, staged, skip(from, first), rows)?;
                 process.session.wait_complete(stream.slot, sequence)?;
@@ -430,7 +430,7 @@ fn rectangle(
             process.session.report(stream.context)
         }
         _ => {
-            process.streams.wait_turn(process, stream)?;
+            process.wait_turn(stream)?;
             copy_rows(to, from, width, height)
         }
     }
@@ -475,7 +475,7 @@ fn fill(
 ) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.streams.resolve(process, call, stream)?;
+    let stream = process.stream(call, stream)?;
     if width == 0 || height == 0 {
         return Ok(());
     }
@@ -510,7 +510,7 @@ fn fill_host(
     width: u64,
     height: u64,
 ) -> Result {
-    process.streams.wait_turn(process, stream)?;
+    process.wait_turn(stream)?;
     let row: Vec<u8> = value.to_ne_bytes()[..element as usize].repeat(length(width)?);
     let from = row.as_ptr().expose_provenance() as u64;
     for at in 0..height {

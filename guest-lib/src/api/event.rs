@@ -16,20 +16,20 @@ const INTERPROCESS: u32 = 4;
 pub(crate) fn cuEventCreate(_: Call, place: Out<u64>, flags: c_uint) -> Result {
     let process = process::get()?;
     let place = place.required()?;
-    let context = process.contexts.current(process)?;
+    let context = process.current()?;
     if flags > 7 {
         return Err(Error::INVALID_VALUE);
     }
     if flags & INTERPROCESS != 0 {
         return Err(Error::NOT_SUPPORTED);
     }
-    place.put(process.events.create(process, context.raw, flags)?.raw());
+    place.put(process.events.create(&process.session, context.raw, flags)?.raw());
     Ok(())
 }
 
 pub(crate) fn cuEventDestroy_v2(_: Call, event: u64) -> Result {
     let process = process::get()?;
-    process.events.destroy(process, process.events.resolve(event)?)
+    process.events.destroy(&process.session, process.events.resolve(event)?)
 }
 
 pub(crate) fn cuEventDestroy(call: Call, event: u64) -> Result {
@@ -43,7 +43,7 @@ pub(crate) fn cuEventRecord(call: Call, event: u64, stream: u64) -> Result {
 pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags: c_uint) -> Result {
     let process = process::get()?;
     let event = process.events.resolve(event)?;
-    let stream = process.streams.resolve(process, call, stream)?;
+    let stream = process.stream(call, stream)?;
     // External events (1) exist only in graphs.
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
@@ -51,7 +51,7 @@ pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags:
     if event.context != stream.context {
         return Err(Error::INVALID_HANDLE);
     }
-    event.record(process, stream)
+    event.record(&process.session, stream)
 }
 
 fn is_complete(process: &Process, event: u64) -> Result<bool> {

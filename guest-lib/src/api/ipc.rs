@@ -3,7 +3,9 @@
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
+    memory::Kind,
     process,
+    shared::Token,
 };
 use core::ffi::{c_uint, c_void};
 use sluice_protocol::calls::IpcHandle;
@@ -14,8 +16,11 @@ const LAZY_PEER_ACCESS: u32 = 1;
 pub(crate) fn cuIpcGetMemHandle(_: Call, handle: Out<c_void>, address: u64) -> Result {
     let process = process::get()?;
     handle.cast::<u8>().required()?;
-    process.contexts.current(process)?;
-    handle.set_bytes(&process.imports.name(process, address)?)
+    process.current()?;
+    let range = process.device_map.find(address).filter(|range| range.kind == Kind::Own);
+    let range = range.ok_or(Error::INVALID_VALUE)?;
+    let device = process.devices.get(process.contexts.device(range.context)?)?.uuid;
+    handle.set_bytes(&Token::allocation(&process.session, device, &range)?.to_bytes())
 }
 
 pub(crate) fn cuIpcOpenMemHandle_v2(_: Call, place: Out<u64>, handle: IpcHandle, flags: c_uint) -> Result {
@@ -24,8 +29,14 @@ pub(crate) fn cuIpcOpenMemHandle_v2(_: Call, place: Out<u64>, handle: IpcHandle,
     if flags != LAZY_PEER_ACCESS {
         return Err(Error::INVALID_VALUE);
     }
-    let context = process.contexts.current(process)?;
-    place.put(process.imports.open(process, context.raw, &handle.0)?);
+    let context = process.current()?;
+    place.put(process.imports.open(
+        &process.session,
+        &process.devices,
+        &process.device_map,
+        context,
+        &handle.0,
+    )?);
     Ok(())
 }
 
@@ -35,6 +46,6 @@ pub(crate) fn cuIpcOpenMemHandle(call: Call, place: Out<u64>, handle: IpcHandle,
 
 pub(crate) fn cuIpcCloseMemHandle(_: Call, address: u64) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
-    process.imports.close(process, address)
+    process.current()?;
+    process.imports.close(&process.session, &process.streams, &process.device_map, address)
 }

@@ -178,8 +178,8 @@ const FEW: usize = 512;
 
 fn launch(call: Call, launch: &Launch<'_>) -> Result {
     let process = process::get()?;
-    let stream = process.streams.resolve(process, call, launch.stream)?;
-    let function = process.functions.resolve(launch.function)?;
+    let stream = process.stream(call, launch.stream)?;
+    let function = process.modules.functions.resolve(launch.function)?;
     let context = process.contexts.get(stream.context)?;
     if !function.is_kernel() && function.context != context.raw {
         return Err(Error::INVALID_HANDLE);
@@ -218,7 +218,7 @@ fn post<const BYTES: usize>(
     } else {
         // What depends on more than is cached here, the driver itself has to say once.
         process.session.post_checked(stream.context, wire::launch::CALL, target, put)?;
-        if let Ok(function) = process.functions.resolve(launch.function) {
+        if let Ok(function) = process.modules.functions.resolve(launch.function) {
             function.set_launched(stream.context);
         }
     }

@@ -16,11 +16,11 @@ pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c
     if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST) {
         return Err(Error::INVALID_VALUE);
     }
-    let context = process.contexts.current(process)?;
+    let context = process.current()?;
     if process.session.gathers() {
         return Err(Error::NOT_SUPPORTED);
     }
-    let start = process.arena.pin(process, context.raw, bytes as u64, 0)?;
+    let start = process.arena.pin(&process.session, context.raw, bytes as u64, 0)?;
     // The arena's memory may have been the program's before; managed memory begins with zeroes.
     host::zero(start, bytes);
     process.managed.add(start, bytes as u64, context.raw);
@@ -41,7 +41,7 @@ fn checked(process: &Process, place: Location) -> Result<Location> {
 
 fn advise(start: u64, bytes: u64, advice: u32, place: Location) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     process.managed.check(start, bytes)?;
     let saying = Saying::of(advice, || checked(process, place), Error::INVALID_VALUE)?;
     process.managed.advise(start, bytes, saying)
@@ -58,7 +58,7 @@ pub(crate) fn cuMemAdvise_v2(_: Call, start: u64, bytes: usize, advice: c_uint, 
 fn resolve(call: Call, stream: u64) -> Result<(&'static Process, Stream<'static>)> {
     let process = process::get()?;
     process.session.healthy()?;
-    Ok((process, process.streams.resolve(process, call, stream)?))
+    Ok((process, process.stream(call, stream)?))
 }
 
 /// Nothing moves, so there is nothing to wait for on the stream either.

@@ -13,8 +13,8 @@ use sluice_protocol::calls::wire;
 pub(crate) fn cuMemAlloc_v2(_: Call, address: Out<u64>, bytes: usize) -> Result {
     let process = process::get()?;
     let place = address.required()?;
-    let context = process.contexts.current(process)?;
-    place.put(process.device_map.allocate(process, context.raw, bytes as u64)?);
+    let context = process.current()?;
+    place.put(process.device_map.allocate(&process.session, context.raw, bytes as u64)?);
     Ok(())
 }
 
@@ -31,30 +31,30 @@ pub(crate) fn cuMemAllocPitch_v2(
 ) -> Result {
     let process = process::get()?;
     let (place, pitch) = (address.required()?, pitch.required()?);
-    let context = process.contexts.current(process)?;
+    let context = process.current()?;
     if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
         return Err(Error::INVALID_VALUE);
     }
     let row = (width as u64).checked_next_multiple_of(PITCH).ok_or(Error::OUT_OF_MEMORY)?;
     let bytes = row.checked_mul(height as u64).ok_or(Error::OUT_OF_MEMORY)?;
-    place.put(process.device_map.allocate(process, context.raw, bytes)?);
+    place.put(process.device_map.allocate(&process.session, context.raw, bytes)?);
     pitch.put(usize::try_from(row).map_err(|_| Error::OUT_OF_MEMORY)?);
     Ok(())
 }
 
 pub(crate) fn cuMemFree_v2(_: Call, address: u64) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     if process.managed.forget(address) {
-        return process.arena.unpin(process, address);
+        return process.arena.unpin(&process.session, &process.streams, address);
     }
-    process.device_map.free(process, address)
+    process.device_map.free(&process.session, &process.streams, address)
 }
 
 pub(crate) fn cuMemGetInfo_v2(_: Call, free: Out<usize>, total: Out<usize>) -> Result {
     let process = process::get()?;
     let answer = process.session.sync(
-        process.contexts.current(process)?.raw,
+        process.current()?.raw,
         wire::memory_info::CALL,
         wire::memory_info::put,
         wire::memory_info::Reply::get,
@@ -66,7 +66,7 @@ pub(crate) fn cuMemGetInfo_v2(_: Call, free: Out<usize>, total: Out<usize>) -> R
 
 pub(crate) fn cuMemGetAddressRange_v2(_: Call, start: Out<u64>, bytes: Out<usize>, address: u64) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     let (from, length) = match process.device_map.find(address) {
         Some(range) => (range.start, range.bytes),
         None => {
@@ -86,13 +86,13 @@ const DEVICE_MAP: u32 = 2;
 pub(crate) fn cuMemHostAlloc(_: Call, place: Out<*mut c_void>, bytes: usize, flags: c_uint) -> Result {
     let process = process::get()?;
     let place = place.required()?;
-    let context = process.contexts.current(process)?;
+    let context = process.current()?;
     if flags & !HOST_FLAGS != 0 {
         return Err(Error::INVALID_VALUE);
     }
     // Where they do not, the wish is no error before an address on the device is asked for.
     let flags = if process.session.gathers() { flags } else { flags | DEVICE_MAP };
-    let address = process.arena.pin(process, context.raw, bytes as u64, flags)?;
+    let address = process.arena.pin(&process.session, context.raw, bytes as u64, flags)?;
     place.put(core::ptr::with_exposed_provenance_mut(usize::try_from(address).map_err(|_| Error::UNKNOWN)?));
     Ok(())
 }
@@ -103,11 +103,11 @@ pub(crate) fn cuMemAllocHost_v2(call: Call, place: Out<*mut c_void>, bytes: usiz
 
 pub(crate) fn cuMemFreeHost(_: Call, memory: Out<c_void>) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     if process.managed.at(memory.address()).is_some() {
         return Err(Error::INVALID_VALUE);
     }
-    process.arena.unpin(process, memory.address())
+    process.arena.unpin(&process.session, &process.streams, memory.address())
 }
 
 pub(crate) fn cuMemHostGetDevicePointer_v2(
@@ -117,7 +117,7 @@ pub(crate) fn cuMemHostGetDevicePointer_v2(
     flags: c_uint,
 ) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }

@@ -76,8 +76,8 @@ fn with_log<R>(
 fn load_module(place: Out<u64>, image: u64, log: Option<&mut JitLog>) -> Result {
     let process = process::get()?;
     let place = place.required()?;
-    let context = process.contexts.current(process)?;
-    place.put(process.modules.load(process, context.raw, false, image, log)?.raw());
+    let context = process.current()?;
+    place.put(process.modules.load(&process.session, &process.arena, context.raw, false, image, log)?.raw());
     Ok(())
 }
 
@@ -127,7 +127,13 @@ fn unload(handle: u64, library: bool) -> Result {
     if process.modules.resolve(handle)?.1 != library {
         return Err(Error::INVALID_HANDLE);
     }
-    process.modules.unload(process, crate::thread::current_context(), handle)
+    process.modules.unload(
+        &process.session,
+        &process.streams,
+        &process.device_map,
+        crate::thread::current_context(),
+        handle,
+    )
 }
 
 pub(crate) fn cuModuleUnload(_: Call, module: u64) -> Result {
@@ -139,7 +145,7 @@ fn context_for(process: &Process, handle: u64) -> Result<u64> {
     process.session.healthy()?;
     match process.modules.resolve(handle)? {
         (_, true) => Ok(crate::thread::current_context()),
-        (_, false) => Ok(process.contexts.current(process)?.raw),
+        (_, false) => Ok(process.current()?.raw),
     }
 }
 
@@ -148,14 +154,14 @@ pub(crate) fn cuModuleGetFunction(_: Call, function: Out<u64>, module: u64, name
     let place = function.required()?;
     let context = context_for(process, module)?;
     let name = name.text(limits::NAME_BYTES)?;
-    place.put(process.modules.function(process, context, module, name.to_bytes())?.raw());
+    place.put(process.modules.function(&process.session, context, module, name.to_bytes())?.raw());
     Ok(())
 }
 
 pub(crate) fn cuModuleGetFunctionCount(_: Call, count: Out<c_uint>, module: u64) -> Result {
     let process = process::get()?;
     let place = count.required()?;
-    place.put(process.modules.function_count(process, context_for(process, module)?, module)?);
+    place.put(process.modules.function_count(&process.session, context_for(process, module)?, module)?);
     Ok(())
 }
 
@@ -163,10 +169,12 @@ pub(crate) fn cuModuleEnumerateFunctions(_: Call, functions: Out<u64>, room: c_u
     let process = process::get()?;
     functions.required()?;
     let context = context_for(process, module)?;
-    let count = process.modules.function_count(process, context, module)?.min(room);
+    let count = process.modules.function_count(&process.session, context, module)?.min(room);
     for index in 0..count {
-        functions
-            .set_at(index as usize, process.modules.function_at(process, context, module, index)?.raw())?;
+        functions.set_at(
+            index as usize,
+            process.modules.function_at(&process.session, &process.arena, context, module, index)?.raw(),
+        )?;
     }
     Ok(())
 }
@@ -180,8 +188,13 @@ pub(crate) fn cuModuleGetGlobal_v2(
 ) -> Result {
     let process = process::get()?;
     let name = name.text(limits::NAME_BYTES)?;
-    let (start, length) =
-        process.modules.global(process, context_for(process, module)?, module, name.to_bytes())?;
+    let (start, length) = process.modules.global(
+        &process.session,
+        &process.device_map,
+        context_for(process, module)?,
+        module,
+        name.to_bytes(),
+    )?;
     address.set_if_given(start);
     bytes.set_if_given(usize::try_from(length).map_err(|_| Error::UNKNOWN)?);
     Ok(())
@@ -210,7 +223,7 @@ pub(crate) fn cuLibraryLoadData(
     let context = crate::thread::current_context();
     // Library options only promise that the caller's image stays, and the worker has a copy of its own.
     let id = with_log(count, options, values, |log| {
-        process.modules.load(process, context, true, code.address(), log)
+        process.modules.load(&process.session, &process.arena, context, true, code.address(), log)
     })?;
     place.put(id.raw());
     Ok(())
@@ -271,7 +284,7 @@ pub(crate) fn cuLibraryEnumerateKernels(call: Call, kernels: Out<u64>, room: c_u
 /// A library's module in the current context answers the same look-ups, so it has the same id.
 pub(crate) fn cuLibraryGetModule(_: Call, module: Out<u64>, handle: u64) -> Result {
     let process = library(handle)?;
-    process.contexts.current(process)?;
+    process.current()?;
     module.set(handle)
 }
 
@@ -284,20 +297,20 @@ pub(crate) fn cuLibraryGetGlobal(
 ) -> Result {
     let process = library(handle)?;
     // Variables live in a context's copy of the library.
-    process.contexts.current(process)?;
+    process.current()?;
     cuModuleGetGlobal_v2(call, address, bytes, handle, name)
 }
 
 fn function(handle: u64) -> Result<(&'static Process, Held<'static>)> {
     let process = process::get()?;
     process.session.healthy()?;
-    Ok((process, process.functions.resolve(handle)?))
+    Ok((process, process.modules.functions.resolve(handle)?))
 }
 
 /// A kernel is launched in any context, so as a function it has the same id.
 pub(crate) fn cuKernelGetFunction(_: Call, place: Out<u64>, kernel: u64) -> Result {
     let (process, _) = function(kernel)?;
-    process.contexts.current(process)?;
+    process.current()?;
     place.set(kernel)
 }
 
@@ -325,7 +338,7 @@ fn set_attribute(id: c_uint, value: c_int, handle: u64) -> Result {
         |writer| wire::function_set_attribute::put(writer, function, id, value),
         wire::function_set_attribute::Reply::get,
     )?;
-    process.functions.update(function, answer.attributes)
+    process.modules.functions.update(function, answer.attributes)
 }
 
 pub(crate) fn cuKernelGetAttribute(
@@ -350,7 +363,7 @@ pub(crate) fn cuFuncGetAttribute(_: Call, value: Out<c_int>, id: c_uint, handle:
 
 pub(crate) fn cuFuncSetAttribute(_: Call, handle: u64, id: c_uint, value: c_int) -> Result {
     let process = process::get()?;
-    process.contexts.current(process)?;
+    process.current()?;
     set_attribute(id, value, handle)
 }
 
@@ -435,7 +448,7 @@ fn function_id(handle: u64) -> Result<(&'static Process, Id<Function>)> {
 fn active_blocks(handle: u64, block: c_int, shared: usize, flags: u32) -> Result<c_int> {
     let (process, function) = function_id(handle)?;
     let answer = process.session.sync(
-        process.contexts.current(process)?.raw,
+        process.current()?.raw,
         wire::occupancy_blocks::CALL,
         |writer| wire::occupancy_blocks::put(writer, function, block, shared as u64, flags),
         wire::occupancy_blocks::Reply::get,
@@ -489,7 +502,7 @@ pub(crate) fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     let (process, held) = function(handle)?;
     let (function, largest) = (held.id, held.attribute(attribute::MAX_THREADS_PER_BLOCK));
     drop(held);
-    let context = process.contexts.current(process)?;
+    let context = process.current()?;
     let (grid, block) = (grid.required()?, block.required()?);
     let Some(shared_of) = shared_of else {
         let answer = process.session.sync(
@@ -534,7 +547,7 @@ pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
 ) -> Result {
     let (process, function) = function_id(handle)?;
     let answer = process.session.sync(
-        process.contexts.current(process)?.raw,
+        process.current()?.raw,
         wire::occupancy_shared::CALL,
         |writer| wire::occupancy_shared::put(writer, function, blocks, block),
         wire::occupancy_shared::Reply::get,
@@ -544,7 +557,7 @@ pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
 
 fn clusters(value: Out<c_int>, potential: bool, handle: u64, config: In<c_void>) -> Result {
     let (process, function) = function_id(handle)?;
-    let context = process.contexts.current(process)?;
+    let context = process.current()?;
     let config = Configuration::read(config)?;
     let answer = process.session.sync(
         context.raw,

@@ -35,19 +35,27 @@ fn allocate(process: &Process, place: Out<u64>, bytes: usize, pool: Pool, stream
         return Err(Error::INVALID_VALUE);
     }
     let bytes = bytes as u64;
-    if pool.most > 0 && process.pools.usage(process, &pool, 0)?.used.saturating_add(bytes) > pool.most {
+    if pool.most > 0
+        && process.pools.usage(&process.session, &pool, 0)?.used.saturating_add(bytes) > pool.most
+    {
         return Err(Error::OUT_OF_MEMORY);
     }
     let kind = Kind::Pool(pool.handle);
-    place.put(process.device_map.allocate_from(process, stream.context, pool.number, kind, bytes)?);
+    place.put(process.device_map.allocate_from(
+        &process.session,
+        stream.context,
+        pool.number,
+        kind,
+        bytes,
+    )?);
     Ok(())
 }
 
 pub(crate) fn cuMemAllocAsync(call: Call, place: Out<u64>, bytes: usize, stream: u64) -> Result {
     let process = process::get()?;
     place.required()?;
-    let stream = process.streams.resolve(process, call, stream)?;
-    let pool = process.pools.current(process, process.contexts.device(stream.context)?)?;
+    let stream = process.stream(call, stream)?;
+    let pool = process.pools.current(&process.devices, process.contexts.device(stream.context)?)?;
     allocate(process, place, bytes, pool, stream)
 }
 
@@ -60,17 +68,17 @@ pub(crate) fn cuMemAllocFromPoolAsync(
 ) -> Result {
     let process = process::get()?;
     place.required()?;
-    let stream = process.streams.resolve(process, call, stream)?;
+    let stream = process.stream(call, stream)?;
     allocate(process, place, bytes, process.pools.get(pool)?, stream)
 }
 
 pub(crate) fn cuMemFreeAsync(call: Call, address: u64, stream: u64) -> Result {
     let process = process::get()?;
-    let stream = process.streams.resolve(process, call, stream)?;
+    let stream = process.stream(call, stream)?;
     if address == 0 {
         return Ok(());
     }
-    process.device_map.free_ordered(process, stream, address)
+    process.device_map.free_ordered(&process.session, stream, address)
 }
 
 pub(crate) fn cuMemPoolCreate(_: Call, place: Out<u64>, properties: In<c_void>) -> Result {
@@ -87,13 +95,13 @@ pub(crate) fn cuMemPoolCreate(_: Call, place: Out<u64>, properties: In<c_void>) 
     if half(4) != 0 || bytes[32..35] != [0; 3] {
         return Err(Error::NOT_SUPPORTED);
     }
-    place.put(process.pools.create(process, device, most)?);
+    place.put(process.pools.create(&process.session, &process.devices, device, most)?);
     Ok(())
 }
 
 pub(crate) fn cuMemPoolDestroy(_: Call, pool: u64) -> Result {
     let process = process::get()?;
-    process.pools.destroy(process, pool)
+    process.pools.destroy(&process.session, pool)
 }
 
 pub(crate) fn cuMemPoolTrimTo(_: Call, pool: u64, keep: usize) -> Result {
@@ -121,11 +129,11 @@ pub(crate) fn cuMemPoolSetAttribute(_: Call, pool: u64, attribute: c_uint, value
         attribute::RELEASE_THRESHOLD => {
             let threshold = long()?;
             process.pools.change(pool.handle, |pool| pool.threshold = threshold)?;
-            pools::set_threshold(process, &pool, threshold)
+            pools::set_threshold(&process.session, &pool, threshold)
         }
         // The marks of the highest values can only be put back.
-        attribute::RESERVED_HIGH if long()? == 0 => process.pools.usage(process, &pool, 1).map(drop),
-        attribute::USED_HIGH if long()? == 0 => process.pools.usage(process, &pool, 2).map(drop),
+        attribute::RESERVED_HIGH if long()? == 0 => process.pools.usage(&process.session, &pool, 1).map(drop),
+        attribute::USED_HIGH if long()? == 0 => process.pools.usage(&process.session, &pool, 2).map(drop),
         _ => Err(Error::INVALID_VALUE),
     }
 }
@@ -135,7 +143,7 @@ pub(crate) fn cuMemPoolGetAttribute(_: Call, pool: u64, attribute: c_uint, value
     let pool = process.pools.get(pool)?;
     let word = |word: u32| value.set_bytes(&word.to_ne_bytes());
     let long = |long: u64| value.set_bytes(&long.to_ne_bytes());
-    let usage = || process.pools.usage(process, &pool, 0);
+    let usage = || process.pools.usage(&process.session, &pool, 0);
     match attribute {
         attribute::REUSE_FIRST..=attribute::REUSE_LAST => {
             word(pool.reuse[(attribute - attribute::REUSE_FIRST) as usize])
@@ -177,15 +185,15 @@ pub(crate) fn cuMemPoolGetAccess(_: Call, flags: Out<c_uint>, pool: u64, locatio
 
 pub(crate) fn cuDeviceGetDefaultMemPool(_: Call, place: Out<u64>, device: c_int) -> Result {
     let process = process::get()?;
-    place.set(process.pools.default_of(process, device)?.handle)
+    place.set(process.pools.default_of(&process.devices, device)?.handle)
 }
 
 pub(crate) fn cuDeviceGetMemPool(_: Call, place: Out<u64>, device: c_int) -> Result {
     let process = process::get()?;
-    place.set(process.pools.current(process, device)?.handle)
+    place.set(process.pools.current(&process.devices, device)?.handle)
 }
 
 pub(crate) fn cuDeviceSetMemPool(_: Call, device: c_int, pool: u64) -> Result {
     let process = process::get()?;
-    process.pools.set_current(process, device, pool)
+    process.pools.set_current(&process.devices, device, pool)
 }

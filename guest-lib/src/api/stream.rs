@@ -20,11 +20,11 @@ pub(crate) fn cuStreamCreateWithPriority(_: Call, place: Out<u64>, flags: c_uint
     if flags & !NON_BLOCKING != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    let context = process.contexts.current(process)?;
+    let context = process.current()?;
     // Priorities outside the range are taken as its nearest end.
     let (least, greatest) = process.devices.get(context.device)?.priorities;
     let priority = priority.clamp(greatest.min(least), greatest.max(least));
-    place.put(process.streams.create(process, context.raw, flags, priority)?.id().raw());
+    place.put(process.streams.create(&process.session, context.raw, flags, priority)?.id().raw());
     Ok(())
 }
 
@@ -33,8 +33,8 @@ pub(crate) fn cuStreamDestroy_v2(call: Call, stream: u64) -> Result {
     if stream <= PER_THREAD {
         return Err(Error::INVALID_HANDLE);
     }
-    let stream = process.streams.resolve(process, call, stream)?;
-    process.streams.destroy(process, stream)
+    let stream = process.stream(call, stream)?;
+    process.streams.destroy(&process.session, stream)
 }
 
 pub(crate) fn cuStreamDestroy(call: Call, stream: u64) -> Result {
@@ -44,8 +44,8 @@ pub(crate) fn cuStreamDestroy(call: Call, stream: u64) -> Result {
 pub(crate) fn cuStreamSynchronize(call: Call, stream: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.streams.resolve(process, call, stream)?;
-    for (slot, sequence) in process.streams.extent(process, stream)? {
+    let stream = process.stream(call, stream)?;
+    for (slot, sequence) in process.extent(stream)? {
         process.session.wait_complete(slot, sequence)?;
     }
     process.session.healthy()?;
@@ -55,15 +55,15 @@ pub(crate) fn cuStreamSynchronize(call: Call, stream: u64) -> Result {
 pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.streams.resolve(process, call, stream)?;
-    let extent = process.streams.extent(process, stream)?;
+    let stream = process.stream(call, stream)?;
+    let extent = process.extent(stream)?;
     let complete = extent.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence));
     if complete { process.session.report(stream.context) } else { Err(Error::NOT_READY) }
 }
 
 pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_uint) -> Result {
     let process = process::get()?;
-    let stream = process.streams.resolve(process, call, stream)?;
+    let stream = process.stream(call, stream)?;
     let event = process.events.resolve(event)?;
     // External events (1) exist only in graphs.
     if flags != 0 {
@@ -88,7 +88,7 @@ fn look<R>(
     what: impl FnOnce(&'static Process, Stream<'_>) -> Result<R>,
 ) -> Result<R> {
     let process = process::get()?;
-    what(process, process.streams.resolve(process, call, stream)?)
+    what(process, process.stream(call, stream)?)
 }
 
 pub(crate) fn cuStreamGetFlags(call: Call, stream: u64, flags: Out<c_uint>) -> Result {

@@ -20,7 +20,7 @@ impl Hooks for Shim {
     }
 
     fn primary_context(&self, device: i32) -> Result<usize, u32> {
-        let primary = process::get().and_then(|process| process.contexts.primary(process, device));
+        let primary = process::get().and_then(|process| process.contexts.primary(device));
         primary.map(handle).map_err(|Error(code)| code)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     arguments::{Call, In, Out, descriptor},
-    blocks::GRANULARITY,
+    blocks::{Access, GRANULARITY},
     error::{Error, Result},
     process::{self, Process},
     shared::Token,
@@ -89,13 +89,13 @@ pub(crate) fn cuMemCreate(_: Call, place: Out<u64>, bytes: usize, prop: In<c_voi
         return Err(Error::INVALID_VALUE);
     }
     let (device, shareable) = properties(process, prop)?;
-    place.put(process.blocks.create(process, device, bytes as u64, shareable)?);
+    place.put(process.blocks.create(&process.session, &process.devices, device, bytes as u64, shareable)?);
     Ok(())
 }
 
 pub(crate) fn cuMemRelease(_: Call, handle: u64) -> Result {
     let process = process::get()?;
-    process.blocks.release(process, handle)
+    process.blocks.release(&process.session, handle)
 }
 
 pub(crate) fn cuMemRetainAllocationHandle(_: Call, place: Out<u64>, address: Out<c_void>) -> Result {
@@ -129,13 +129,19 @@ pub(crate) fn cuMemAddressReserve(
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    place.put(process.blocks.reserve(process, bytes as u64, alignment as u64, hint)?);
+    place.put(process.blocks.reserve(
+        &process.session,
+        &process.device_map,
+        bytes as u64,
+        alignment as u64,
+        hint,
+    )?);
     Ok(())
 }
 
 pub(crate) fn cuMemAddressFree(_: Call, address: u64, bytes: usize) -> Result {
     let process = process::get()?;
-    process.blocks.unreserve(process, address, bytes as u64)
+    process.blocks.unreserve(&process.session, address, bytes as u64)
 }
 
 pub(crate) fn cuMemMap(
@@ -150,12 +156,12 @@ pub(crate) fn cuMemMap(
     if flags != 0 || offset != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    process.blocks.map(process, address, bytes as u64, handle)
+    process.blocks.map(&process.session, address, bytes as u64, handle)
 }
 
 pub(crate) fn cuMemUnmap(_: Call, address: u64, bytes: usize) -> Result {
     let process = process::get()?;
-    process.blocks.unmap(process, address, bytes as u64)
+    process.blocks.unmap(&process.session, &process.streams, &process.device_map, address, bytes as u64)
 }
 
 pub(crate) fn cuMemSetAccess(
@@ -170,7 +176,9 @@ pub(crate) fn cuMemSetAccess(
         return Err(Error::INVALID_VALUE);
     }
     each_access(process, access, count, |device, flags| {
-        process.blocks.set_access(process, address, bytes as u64, device, flags)
+        let access = Access { device, ordinal: process.devices.get(device)?.ordinal, flags };
+        let Process { session, streams, device_map, blocks, .. } = process;
+        blocks.set_access(session, streams, device_map, address, bytes as u64, access)
     })
 }
 
@@ -198,7 +206,7 @@ pub(crate) fn cuMemExportToShareableHandle(
     if process.blocks.get(handle)?.shareable & POSIX_FD == 0 {
         return Err(Error::INVALID_VALUE);
     }
-    let (block, share) = process.blocks.share(process, handle)?;
+    let (block, share) = process.blocks.share(&process.session, handle)?;
     let token = Token::block(process.devices.get(block.device)?.uuid, share, block.bytes);
     place.set_bytes(&descriptor::hand_out(token.into_file()?).to_ne_bytes())
 }
@@ -218,6 +226,6 @@ pub(crate) fn cuMemImportFromShareableHandle(
     let token = Token::from_block(&descriptor::read::<64>(handle.address() & 0xffff_ffff)?)?;
     let mut devices = (0..).zip(process.devices.iter());
     let device = devices.find(|(_, device)| device.uuid == token.device).ok_or(Error::INVALID_VALUE)?.0;
-    place.put(process.blocks.open(process, device, token.share, POSIX_FD)?);
+    place.put(process.blocks.open(&process.session, &process.devices, device, token.share, POSIX_FD)?);
     Ok(())
 }
