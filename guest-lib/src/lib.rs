@@ -1,34 +1,21 @@
 //! The guest's `libcuda.so.1`: a drop-in for the vendor's, which sends the calls of one process to its worker.
 //!
-//! A call enters in [`exports`], is answered in [`api`] from what the process already knows or by a wire call of
-//! [`session`], and reaches the host over a [`transport`]. The library is a guest in a foreign process: it starts no
+//! A call enters in [`exports`], is answered in [`api`] from the [`state`] that the process already knows or by a wire call
+//! of [`session`], and reaches the host over a [`transport`]. Each of these knows only those named after it; [`process`]
+//! composes them for [`api`]. The library is a guest in a foreign process: it starts no
 //! thread until one has to sleep, blocks all signals there, allocates nothing on the launch path, holds its descriptors
 //! out of the way, survives `fork` (the child is told it has no driver) and exit in any order, and never takes the
 //! process down: a bug of its own is an error code.
 
 mod api;
-mod arena;
 mod arguments;
-mod blocks;
-mod console;
-mod contexts;
-mod devices;
 mod error;
-mod events;
 mod exports;
-mod functions;
-mod host;
+mod host_memory;
 mod lifetime;
 mod log;
-mod managed;
-mod memory;
-mod modules;
-mod pools;
 mod process;
 mod session;
-mod shared;
 mod spawn;
-mod streams;
-mod thread;
+mod state;
 pub mod transport;
-mod waiting;

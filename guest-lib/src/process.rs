@@ -3,22 +3,22 @@
 #![expect(unsafe_code, reason = "a pointer that is set once, to what lives as long as the process")]
 
 use crate::{
-    arena::Arena,
     arguments::Call,
-    blocks::Blocks,
-    contexts::{Context, Contexts},
-    devices::Devices,
     error::{Error, Result},
-    events::Events,
     lifetime, log,
-    managed::Managed,
-    memory::DeviceMap,
-    modules::Modules,
-    pools::Pools,
     session::Session,
-    shared::Imports,
-    streams::{PER_THREAD, Stream, Streams},
-    thread,
+    state::{
+        contexts::{Context, Contexts},
+        devices::Devices,
+        events::Events,
+        memory::{
+            arena::Arena, blocks::Blocks, device_map::DeviceMap, imports::Imports, managed::Managed,
+            pools::Pools,
+        },
+        modules::Modules,
+        streams::{PER_THREAD, Stream, Streams},
+        thread,
+    },
     transport::{self, TransportError},
 };
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};

@@ -4,7 +4,7 @@ use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
     process::{self, Process},
-    thread,
+    state::thread,
 };
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_protocol::calls::wire;

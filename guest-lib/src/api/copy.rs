@@ -6,11 +6,10 @@
 
 use crate::{
     arguments::{Call, In, Out},
-    devices::attribute,
     error::{Error, Result},
-    host,
+    host_memory,
     process::{self, Process},
-    streams::Stream,
+    state::{devices::attribute, streams::Stream},
 };
 use core::ffi::{c_uint, c_void};
 use sluice_protocol::{
@@ -89,7 +88,7 @@ fn to_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u
     while done < bytes {
         let portion = (bytes - done).min(PORTION);
         let room = process.arena.stage(&process.session, stream.slot, portion)?;
-        host::copy(room.address(), from + done, length(portion)?);
+        host_memory::copy(room.address(), from + done, length(portion)?);
         let sequence = post(to + done, room.address(), portion)?;
         process.arena.free_after(stream.slot, sequence, room);
         done += portion;
@@ -113,10 +112,10 @@ fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes:
     // Into pageable memory a copy blocks by contract.
     let mut under_way = VecDeque::with_capacity(PORTIONS);
     let (mut posted, mut result) = (0, Ok(()));
-    let arrive = |(at, portion, sequence, room): (u64, u64, u64, crate::arena::Room)| {
+    let arrive = |(at, portion, sequence, room): (u64, u64, u64, crate::state::memory::arena::Room)| {
         let arrived = process.session.wait_complete(stream.slot, sequence);
         if arrived.is_ok() {
-            host::copy(to + at, room.address(), length(portion)?);
+            host_memory::copy(to + at, room.address(), length(portion)?);
             process.arena.free(room);
         }
         // After a failure the worker may still write there: the session is over, and the room with it.
@@ -163,7 +162,7 @@ fn on_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u
 /// A copy within host memory, in the order of the stream.
 fn on_host(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64) -> Result {
     process.wait_turn(stream)?;
-    host::copy(to, from, length(bytes)?);
+    host_memory::copy(to, from, length(bytes)?);
     Ok(())
 }
 
@@ -438,7 +437,7 @@ fn rectangle(
 
 fn copy_rows(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
     for row in 0..rows {
-        host::copy(to.start + row * to.pitch, from.start + row * from.pitch, length(width)?);
+        host_memory::copy(to.start + row * to.pitch, from.start + row * from.pitch, length(width)?);
     }
     Ok(())
 }
@@ -514,7 +513,7 @@ fn fill_host(
     let row: Vec<u8> = value.to_ne_bytes()[..element as usize].repeat(length(width)?);
     let from = row.as_ptr().expose_provenance() as u64;
     for at in 0..height {
-        host::copy(to.start + at * to.pitch, from, row.len());
+        host_memory::copy(to.start + at * to.pitch, from, row.len());
     }
     Ok(())
 }

@@ -2,9 +2,9 @@
 
 use crate::{
     arguments::{Call, In, Out},
-    devices::{Device, attribute},
     error::{Error, Result},
     process,
+    state::devices::{Device, attribute},
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 

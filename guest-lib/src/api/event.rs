@@ -81,8 +81,9 @@ pub(crate) fn cuEventElapsedTime(_: Call, milliseconds: Out<f32>, start: u64, en
     let process = process::get()?;
     let place = milliseconds.required()?;
     let (from, to) = (process.events.resolve(start)?, process.events.resolve(end)?);
-    let timed =
-        |event: &crate::events::Event<'_>| event.flags() & DISABLE_TIMING == 0 && event.recorded().is_some();
+    let timed = |event: &crate::state::events::Event<'_>| {
+        event.flags() & DISABLE_TIMING == 0 && event.recorded().is_some()
+    };
     if !timed(&from) || !timed(&to) {
         return Err(Error::INVALID_HANDLE);
     }

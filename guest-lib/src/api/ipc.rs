@@ -3,9 +3,8 @@
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
-    memory::Kind,
     process,
-    shared::Token,
+    state::memory::{device_map::Kind, imports::Token},
 };
 use core::ffi::{c_uint, c_void};
 use sluice_protocol::calls::IpcHandle;

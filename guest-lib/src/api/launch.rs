@@ -2,13 +2,15 @@
 
 use crate::{
     arguments::{Call, In, Out},
-    contexts::Context,
-    devices::attribute as device_attribute,
     error::{Error, Result},
-    functions::{Function, Held, attribute},
-    host,
+    host_memory,
     process::{self, Process},
-    streams::Stream,
+    state::{
+        contexts::Context,
+        devices::attribute as device_attribute,
+        functions::{Function, Held, attribute},
+        streams::Stream,
+    },
 };
 use core::ffi::{c_uint, c_void};
 use sluice_protocol::{calls::wire, field::Bytes, limits};
@@ -68,7 +70,7 @@ impl Configuration {
         };
         for index in 0..count {
             let mut attribute = [0; 72];
-            host::read(list + index as u64 * 72, &mut attribute);
+            host_memory::read(list + index as u64 * 72, &mut attribute);
             let id = u32::from_ne_bytes([attribute[0], attribute[1], attribute[2], attribute[3]]);
             match id {
                 id::IGNORE => {}
@@ -264,12 +266,12 @@ fn pack(function: &Function, launch: &Launch<'_>, into: &mut [u8]) -> Result {
             return Err(Error::INVALID_VALUE);
         }
         for (index, (offset, size)) in function.parameters.iter().enumerate() {
-            let from = host::word(launch.parameters, index)?;
+            let from = host_memory::word(launch.parameters, index)?;
             if from == 0 {
                 return Err(Error::INVALID_VALUE);
             }
             let (start, bytes) = (usize::from(*offset), usize::from(*size));
-            host::read(from, into.get_mut(start..start + bytes).ok_or(Error::INVALID_VALUE)?);
+            host_memory::read(from, into.get_mut(start..start + bytes).ok_or(Error::INVALID_VALUE)?);
         }
         return Ok(());
     }
@@ -279,12 +281,12 @@ fn pack(function: &Function, launch: &Launch<'_>, into: &mut [u8]) -> Result {
     let (mut buffer, mut size) = (0, 0);
     // { CU_LAUNCH_PARAM_BUFFER_POINTER 1, CU_LAUNCH_PARAM_BUFFER_SIZE 2 } in any order, then END 0.
     for pair in 0..2 {
-        match host::word(launch.extra, pair * 2)? {
+        match host_memory::word(launch.extra, pair * 2)? {
             0 => break,
-            1 => buffer = host::word(launch.extra, pair * 2 + 1)?,
+            1 => buffer = host_memory::word(launch.extra, pair * 2 + 1)?,
             2 => {
                 let mut word = [0; 8];
-                host::read(host::word(launch.extra, pair * 2 + 1)?, &mut word);
+                host_memory::read(host_memory::word(launch.extra, pair * 2 + 1)?, &mut word);
                 size = u64::from_ne_bytes(word);
             }
             _ => return Err(Error::INVALID_VALUE),
@@ -294,6 +296,6 @@ fn pack(function: &Function, launch: &Launch<'_>, into: &mut [u8]) -> Result {
     if (into.len() as u64) > size || (buffer == 0 && size > 0) {
         return Err(Error::INVALID_VALUE);
     }
-    host::read(buffer, into);
+    host_memory::read(buffer, into);
     Ok(())
 }

@@ -3,9 +3,9 @@
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
-    host,
+    host_memory,
     process::{self, Process},
-    streams::Stream,
+    state::streams::Stream,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_cuda_abi::managed::{self, ATTACH_GLOBAL, ATTACH_HOST, ATTACH_SINGLE, Location, Saying};
@@ -22,7 +22,7 @@ pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c
     }
     let start = process.arena.pin(&process.session, context.raw, bytes as u64, 0)?;
     // The arena's memory may have been the program's before; managed memory begins with zeroes.
-    host::zero(start, bytes);
+    host_memory::zero(start, bytes);
     process.managed.add(start, bytes as u64, context.raw);
     place.put(start);
     Ok(())

@@ -4,8 +4,8 @@ use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
     log,
-    memory::{Kind, Range},
     process::{self, Process},
+    state::memory::device_map::{Kind, Range},
 };
 use core::ffi::{c_uint, c_void};
 use sluice_protocol::calls::wire;

@@ -3,12 +3,14 @@
 use crate::{
     api::launch::Configuration,
     arguments::{Call, In, Out, SharedSize},
-    devices::attribute as device_attribute,
     error::{Error, Result},
-    functions::{Held, attribute},
     log,
-    modules::JitLog,
     process::{self, Process},
+    state::{
+        devices::attribute as device_attribute,
+        functions::{Held, attribute},
+        modules::JitLog,
+    },
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_protocol::{
@@ -131,7 +133,7 @@ fn unload(handle: u64, library: bool) -> Result {
         &process.session,
         &process.streams,
         &process.device_map,
-        crate::thread::current_context(),
+        crate::state::thread::current_context(),
         handle,
     )
 }
@@ -144,7 +146,7 @@ pub(crate) fn cuModuleUnload(_: Call, module: u64) -> Result {
 fn context_for(process: &Process, handle: u64) -> Result<u64> {
     process.session.healthy()?;
     match process.modules.resolve(handle)? {
-        (_, true) => Ok(crate::thread::current_context()),
+        (_, true) => Ok(crate::state::thread::current_context()),
         (_, false) => Ok(process.current()?.raw),
     }
 }
@@ -220,7 +222,7 @@ pub(crate) fn cuLibraryLoadData(
     let process = process::get()?;
     process.session.healthy()?;
     let place = library.required()?;
-    let context = crate::thread::current_context();
+    let context = crate::state::thread::current_context();
     // Library options only promise that the caller's image stays, and the worker has a copy of its own.
     let id = with_log(count, options, values, |log| {
         process.modules.load(&process.session, &process.arena, context, true, code.address(), log)
@@ -333,7 +335,7 @@ fn get_attribute(value: Out<c_int>, id: c_uint, handle: u64) -> Result {
 fn set_attribute(id: c_uint, value: c_int, handle: u64) -> Result {
     let (process, function) = function_id(handle)?;
     let answer = process.session.sync(
-        crate::thread::current_context(),
+        crate::state::thread::current_context(),
         wire::function_set_attribute::CALL,
         |writer| wire::function_set_attribute::put(writer, function, id, value),
         wire::function_set_attribute::Reply::get,

@@ -4,10 +4,14 @@ use super::virtual_memory::{ON_DEVICE, PINNED, location_of};
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
-    memory::Kind,
-    pools::{self, Pool},
     process::{self, Process},
-    streams::Stream,
+    state::{
+        memory::{
+            device_map::Kind,
+            pools::{self, Pool},
+        },
+        streams::Stream,
+    },
 };
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_protocol::calls::wire;

@@ -4,8 +4,10 @@ use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
     process::{self, Process},
-    streams::{NON_BLOCKING, PER_THREAD, Stream},
-    thread,
+    state::{
+        streams::{NON_BLOCKING, PER_THREAD, Stream},
+        thread,
+    },
 };
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_protocol::calls::wire;

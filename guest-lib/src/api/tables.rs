@@ -1,6 +1,6 @@
 //! What the export tables ask of the shim.
 
-use crate::{error::Error, lifetime, log, process, thread};
+use crate::{error::Error, lifetime, log, process, state::thread};
 use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
 use sluice_protocol::calls::wire;
 use std::{collections::HashSet, sync::Mutex};

@@ -2,10 +2,12 @@
 
 use crate::{
     arguments::{Call, In, Out, descriptor},
-    blocks::{Access, GRANULARITY},
     error::{Error, Result},
     process::{self, Process},
-    shared::Token,
+    state::memory::{
+        blocks::{Access, GRANULARITY},
+        imports::Token,
+    },
 };
 use core::ffi::{c_uint, c_void};
 

@@ -10,7 +10,7 @@
 #![expect(unsafe_code, reason = "the address of a virtual socket, and access to the control resource")]
 
 use super::{Resource, Token, Transport, TransportError, direct::signals_blocked, held::Held};
-use crate::{error::Error, host, log, spawn::spawn};
+use crate::{error::Error, host_memory, log, spawn::spawn};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsRawFd, OwnedFd},
@@ -309,7 +309,7 @@ impl Connection {
             let room =
                 length.checked_sub(at.checked_sub(*base)?).filter(|room| *room > 0 && *id != CONTROL)?;
             let (now, later) = left.split_at(left.len().min(usize::try_from(room).ok()?));
-            host::copy(at, now.as_ptr().expose_provenance() as u64, now.len());
+            host_memory::copy(at, now.as_ptr().expose_provenance() as u64, now.len());
             at += now.len() as u64;
             left = later;
         }
@@ -347,7 +347,7 @@ impl Output {
     fn bulk(&mut self, address: u64, bytes: u32) {
         self.put(&FromGuest::Bulk { address, bytes }.encode());
         let into = &mut self.buffer[self.length..][..bytes as usize];
-        host::read(address, into);
+        host_memory::read(address, into);
         self.length += bytes as usize;
     }
 }

@@ -4,9 +4,9 @@
 //! ordinal, the others those behind all devices.
 
 use crate::{
-    devices::Devices,
     error::{Error, Result},
     session::Session,
+    state::devices::Devices,
 };
 use sluice_protocol::{calls::wire, limits};
 use std::{

@@ -6,7 +6,7 @@ use crate::{
     error::{Error, Result},
     log,
     session::Session,
-    streams::{Stream, Streams},
+    state::streams::{Stream, Streams},
 };
 use sluice_protocol::{
     calls::wire,

@@ -4,11 +4,9 @@
 //! where, who has access. Nobody waits for the device while the lock is held.
 
 use crate::{
-    devices::Devices,
     error::{Error, Result},
-    memory::DeviceMap,
     session::Session,
-    streams::Streams,
+    state::{devices::Devices, memory::device_map::DeviceMap, streams::Streams},
 };
 use sluice_protocol::{calls::wire, limits};
 use std::{

@@ -5,12 +5,14 @@
 //! cannot make one.
 
 use crate::{
-    contexts::Context,
-    devices::Devices,
     error::{Error, Result},
-    memory::{DeviceMap, Kind, Range},
     session::Session,
-    streams::Streams,
+    state::{
+        contexts::Context,
+        devices::Devices,
+        memory::device_map::{DeviceMap, Kind, Range},
+        streams::Streams,
+    },
 };
 use core::hash::{BuildHasher, Hasher};
 use rustix::{

@@ -7,7 +7,7 @@
 use crate::{
     error::{Error, Result},
     session::{Session, Target},
-    thread,
+    state::thread,
 };
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use sluice_protocol::{

@@ -1,11 +1,9 @@
 //! Contexts: which exist, which is current where, and the primary ones.
 
 use crate::{
-    devices::Devices,
     error::{Error, Result},
     session::Session,
-    streams::Streams,
-    thread,
+    state::{devices::Devices, streams::Streams, thread},
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sluice_protocol::{

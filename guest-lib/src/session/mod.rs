@@ -1,16 +1,18 @@
 //! The session: calls out through the ring, answers in through the reply slots.
+//!
+//! The tables and the functions of the C API call it. Owns the ring, the reply slots, the resources shared with the worker, and
+//! the thread that wakes sleeping callers. It knows no object of the program: contexts, streams and errors are numbers to it.
 
-pub(crate) mod link;
+mod console;
+mod link;
+mod waiting;
 
 use crate::{
-    console,
     error::{Error, Result},
     log,
     transport::Transport,
-    waiting::{Condition, Waiting},
 };
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use link::Link;
 use sluice_protocol::{
     calls::{self, wire},
     doorbell::Doorbell,
@@ -28,6 +30,10 @@ use sluice_shared_memory::{Reservation, mapping::Words};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
+};
+use {
+    link::Link,
+    waiting::{Condition, Waiting},
 };
 
 /// The session of this process with its worker.

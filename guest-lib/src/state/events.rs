@@ -3,7 +3,7 @@
 use crate::{
     error::{Error, Result},
     session::Session,
-    streams::Stream,
+    state::streams::Stream,
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sluice_protocol::{

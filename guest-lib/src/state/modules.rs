@@ -1,13 +1,14 @@
 //! Modules and libraries: which exist, in which context, and what was looked up in them.
 
 use crate::{
-    arena::Arena,
     error::{Error, Result},
-    functions::Functions,
-    host, log,
-    memory::DeviceMap,
+    host_memory, log,
     session::Session,
-    streams::Streams,
+    state::{
+        functions::Functions,
+        memory::{arena::Arena, device_map::DeviceMap},
+        streams::Streams,
+    },
 };
 use sluice_cuda_abi::image::{self, Wrapper};
 use sluice_protocol::{
@@ -221,7 +222,7 @@ impl Modules {
         );
         let name = named.map(|named| {
             let mut name = vec![0; usize::try_from(named.length).unwrap_or(0).min(limits::NAME_BYTES)];
-            host::read(room.address(), &mut name);
+            host_memory::read(room.address(), &mut name);
             name
         });
         arena.free(room);
@@ -289,14 +290,14 @@ fn ship(
 ) -> Result {
     let log_bytes = if log.is_some() { limits::JIT_LOG_BYTES } else { 0 };
     let room = arena.allocate(session, image.bytes + log_bytes)?;
-    host::copy(
+    host_memory::copy(
         room.address(),
         image.address,
         usize::try_from(image.bytes).map_err(|_| Error::OUT_OF_MEMORY)?,
     );
     let log_at = room.address() + image.bytes;
     if log_bytes > 0 {
-        host::clear(log_at);
+        host_memory::clear(log_at);
     }
     let loaded = session.sync(
         context,
@@ -317,7 +318,7 @@ fn ship(
     if let Some(log) = log {
         // A failed call has no result to say the length; the text ends with a NUL either way.
         let mut text = vec![0; usize::try_from(log_bytes).unwrap_or(0)];
-        host::read(log_at, &mut text);
+        host_memory::read(log_at, &mut text);
         let length = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
         text.truncate(length);
         log.text = text;
@@ -340,13 +341,16 @@ impl Image {
         }
         let mut wrapper = [0; Wrapper::SIZE];
         let mut magic = [0; 4];
-        host::read(address, &mut magic);
+        host_memory::read(address, &mut magic);
         // Only what begins like a wrapper is long enough to be read as one: a text may end after a few bytes.
         let address = if u32::from_le_bytes(magic) == 0x4662_43b1 {
-            host::read(address, &mut wrapper);
+            host_memory::read(address, &mut wrapper);
             match Wrapper::parse(&wrapper) {
                 Ok(Some(wrapper)) => {
-                    if wrapper.version == 2 && wrapper.fatbins != 0 && host::word(wrapper.fatbins, 0)? != 0 {
+                    if wrapper.version == 2
+                        && wrapper.fatbins != 0
+                        && host_memory::word(wrapper.fatbins, 0)? != 0
+                    {
                         log::warn(format_args!(
                             "images linked at run time (relocatable device code) are not supported yet"
                         ));
@@ -363,13 +367,13 @@ impl Image {
         // A text says nowhere how long it is, and the page behind its end may not be mapped: look for the end page by page.
         // The other kinds state their size, and what they state is the program's word.
         let mut magic = [0; 4];
-        host::read(address, &mut magic);
+        host_memory::read(address, &mut magic);
         let sized = magic == *b"\x7fELF" || u32::from_le_bytes(magic) == 0xba55_ed50;
         let mut read = |offset: u64, into: &mut [u8]| {
             let at = address.wrapping_add(offset);
             let in_page = at % 4096 + into.len() as u64 <= 4096;
             if sized || in_page {
-                host::read(at, into);
+                host_memory::read(at, into);
             }
             sized || in_page
         };

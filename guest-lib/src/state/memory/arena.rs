@@ -13,7 +13,7 @@ use crate::{
     error::{Error, Result},
     log,
     session::{Reach, Session},
-    streams::Streams,
+    state::streams::Streams,
 };
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use offset_allocator::{Allocation, Allocator};
@@ -257,7 +257,7 @@ impl Arena {
             let room = self.allocate_for(session, bytes, Reach::InPlace)?;
             (room.address, Place::Arena(room))
         };
-        let identity = crate::memory::identity();
+        let identity = crate::state::memory::device_map::identity();
         self.lock().pinned.insert(address, Pinned { place, bytes, identity, flags, context });
         Ok(address)
     }

@@ -1,0 +1,14 @@
+//! The state of the process: devices, contexts, streams, events, modules and memory, as the program sees them.
+//!
+//! The functions of the C API call it, through the process that composes it. Owns the handles that a program holds, and what
+//! makes an answer possible without the host. A table takes the session and the tables it stands on, and never knows the
+//! process, a C pointer, or who called.
+
+pub(crate) mod contexts;
+pub(crate) mod devices;
+pub(crate) mod events;
+pub(crate) mod functions;
+pub(crate) mod memory;
+pub(crate) mod modules;
+pub(crate) mod streams;
+pub(crate) mod thread;
