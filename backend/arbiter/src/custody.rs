@@ -100,6 +100,9 @@ struct Worker {
     leases: BTreeMap<u64, ChunkId>,
     /// Bytes of its leases.
     lent: u64,
+    /// Bytes of the chunks among these, each counted once; and the most that was since the last look at what is booked to it.
+    held: u64,
+    peak: u64,
     /// Bytes that it calls idle.
     idle: u64,
     pinned: u64,
@@ -141,6 +144,11 @@ enum Booked {
 }
 
 impl Worker {
+    /// Whether it has a lease on a chunk.
+    fn has_leased(&self, chunk: ChunkId) -> bool {
+        self.leases.values().any(|leased| *leased == chunk)
+    }
+
     fn idle(&self) -> u64 {
         self.idle.min(self.lent)
     }
@@ -241,6 +249,8 @@ pub struct Custody {
     stale: u64,
     /// When memory that only grows is looked for next.
     look_at: Millis,
+    /// Whether the inventory's figures of workers include what is lent to them.
+    imports_booked: bool,
 }
 
 impl Custody {
@@ -272,6 +282,7 @@ impl Custody {
             effects: VecDeque::new(),
             stale: 0,
             look_at: 0,
+            imports_booked: false,
         }
     }
 
@@ -433,7 +444,8 @@ impl Custody {
             ToArbiter::Worker { .. }
             | ToArbiter::Inventory {}
             | ToArbiter::Shares { .. }
-            | ToArbiter::Probe {} => {
+            | ToArbiter::Probe {}
+            | ToArbiter::Prober { .. } => {
                 tracing::error!("a message came to where it is not for");
             }
         }
@@ -586,6 +598,8 @@ impl Custody {
             life: Life::Alive,
             leases: BTreeMap::new(),
             lent: 0,
+            held: 0,
+            peak: 0,
             idle: 0,
             pinned: 0,
             imported: BTreeSet::new(),
@@ -735,6 +749,7 @@ impl Custody {
         let pinned = core::mem::take(&mut worker.pinned);
         let idle = worker.idle();
         worker.lent = 0;
+        worker.held = 0;
         worker.idle = 0;
         worker.waiting = 0;
         let done = self.ledger.set_idle(key, idle, 0);
@@ -883,13 +898,15 @@ impl Custody {
         }
         let mut leases: HashMap<ChunkId, u32> = HashMap::new();
         for worker in self.workers.values() {
-            let mut bytes = 0;
+            let (mut bytes, mut held) = (0, 0);
+            let mut chunks: HashSet<ChunkId> = HashSet::new();
             for id in worker.leases.values() {
                 let chunk = self.chunks.get(*id).ok_or(Broken("a lease on no chunk"))?;
                 bytes += chunk.class.bytes();
+                held += if chunks.insert(*id) { chunk.class.bytes() } else { 0 };
                 *leases.entry(*id).or_default() += 1;
             }
-            if bytes != worker.lent {
+            if (bytes, held) != (worker.lent, worker.held) {
                 return Err(Broken("a worker's sum is not that of its leases"));
             }
         }

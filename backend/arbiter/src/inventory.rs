@@ -65,6 +65,7 @@ pub struct Inventory {
     asked: HashMap<u64, (Question, Millis)>,
     /// Dead workers, and when they were asked about last.
     confirming: HashMap<WorkerId, Millis>,
+    /// When the last look at the whole device began; `None` where the next is due.
     round: Option<Millis>,
     listed: Vec<Listed>,
 }
@@ -88,6 +89,17 @@ impl Inventory {
     #[must_use]
     pub const fn socket(&self) -> &Channel<FromInventory, ToInventory> {
         &self.socket
+    }
+
+    /// Whether a look at the whole device is under way.
+    #[must_use]
+    pub fn is_looking(&self) -> bool {
+        self.asked.values().any(|(question, _)| !matches!(question, Question::Gone(_)))
+    }
+
+    /// Has the next look begin as soon as the last has ended.
+    pub const fn hurry(&mut self) {
+        self.round = None;
     }
 
     fn ask(&mut self, question: Question, message: impl FnOnce(u64) -> ToInventory, now: Millis) {
@@ -116,8 +128,7 @@ impl Inventory {
             next = next.min(now.saturating_add(CONFIRM));
         }
         self.confirming = confirming;
-        let listing = self.asked.values().any(|(question, _)| !matches!(question, Question::Gone(_)));
-        if self.round.is_none_or(|last| now.saturating_sub(last) >= ROUND) && !listing {
+        if self.round.is_none_or(|last| now.saturating_sub(last) >= ROUND) && !self.is_looking() {
             self.round = Some(now);
             self.listed.clear();
             self.ask(Question::Memory, |serial| ToInventory::Memory { serial, unit, instance }, now);

@@ -10,6 +10,7 @@
 //! - [`audit`]: whether sums and states hold together, and agree with the inventory.
 //! - [`mod@unit`], [`scrub`]: the driver; and the thread in which everything of it happens that takes time.
 //! - [`receipts`]: what says of each scrub that it was done, in files of bounded length.
+//! - `booking`: to whom the driver books lent memory, as a probe shows. Pure.
 //! - [`tally`]: what workers say they have done, added up. Pure.
 //! - `time`: who may submit work, in a thread of its own.
 //! - [`page`], `workers`, [`inventory`]: the other parties.
@@ -17,6 +18,7 @@
 //! - [`server`]: the loop.
 
 pub mod audit;
+mod booking;
 pub mod chunks;
 mod closer;
 pub mod custody;

@@ -6,6 +6,7 @@
 
 use crate::{
     audit::Audit,
+    booking::{self, Next, Sight, Sizes, Trial},
     closer::Closer,
     custody::{Custody, Effect, Estimates, Millis, Settings, Task},
     ids::{ChunkId, VmKey, WorkerId},
@@ -35,8 +36,9 @@ use rustix::{
 use sluice_driver::Driver;
 use sluice_messages::{
     channel::{self, Channel, ReceiveError, Received, SetupError},
-    control::{self, ArbiterEvent, ArbiterSetup, Figures, FromArbiter, Priority, Shares, ToArbiter},
+    control::{self, ArbiterEvent, ArbiterSetup, Figures, FromArbiter, NO_USER, Priority, Shares, ToArbiter},
     custody::{Answer, Request, UNIT},
+    inventory::WHOLE,
 };
 use sluice_sandbox::{Role, SandboxError};
 use std::{
@@ -85,8 +87,8 @@ const ROUND: Duration = Duration::from_millis(1);
 /// Requests of a worker, and messages to it, per turn of its own.
 const REQUESTS: usize = 16;
 const SAID: usize = 64;
-/// Looks in a row after which it is said that figures are not used: one may compare readings from before and after memory was made.
-const UNUSED: u32 = 3;
+/// Looks in a row without any bytes after which figures are found out about anew.
+const ABSENT: u32 = 3;
 /// Effects that follow from requests before they are carried out; those of one request may be more.
 const EFFECTS: usize = 64;
 /// Descriptors that a worker takes: socket, process and bell; and those that the arbiter and its driver have themselves.
@@ -209,13 +211,14 @@ struct Server {
     scrubs: Scrubs,
     /// Unknown processes that were seen once (`false`) or reported.
     strangers: HashMap<u32, bool>,
-    /// Bytes used of the device, when the inventory last said.
-    device_used: Option<u64>,
-    /// Whether the driver's bytes per process are used, and looks in a row in which they were not.
+    /// Whether the driver's bytes per process are used, and looks in a row in which there were none.
     figures: Figures,
-    unused: u32,
-    /// Bytes of chunks, and of these lent, at the last look at all processes.
-    totals_then: (u64, u64),
+    absent: u32,
+    /// The probe by which that is found out, and how many there were.
+    trial: Option<Trial>,
+    trials: u64,
+    /// Bytes of chunks at the last look at all processes.
+    chunks_then: u64,
     /// The unit's memory is taken, so lending may begin; and it was said.
     taken: bool,
     ready: bool,
@@ -293,10 +296,12 @@ impl Server {
             context_bytes,
             scrubs: Scrubs::default(),
             strangers: HashMap::new(),
-            device_used: None,
-            figures: Figures::Unknown,
-            unused: 0,
-            totals_then: (0, 0),
+            // Of a part of a device no driver says which process has how much.
+            figures: if setup.instance == WHOLE { Figures::Unknown } else { Figures::Unused },
+            absent: 0,
+            trial: None,
+            trials: 0,
+            chunks_then: 0,
             taken: false,
             ready: false,
         })
@@ -361,6 +366,12 @@ impl Server {
         }
         due.push(self.audit.due(self.changed));
         due.push(self.custody.watch_growth(now));
+        if let Some(until) = self.trial.as_ref().map(Trial::until) {
+            due.push(until);
+            if until <= now {
+                self.end_trial("the probe takes too long");
+            }
+        }
         if let Some(inventory) = &mut self.inventory {
             due.push(inventory.poll(self.custody.unconfirmed(), now));
         }
@@ -464,6 +475,11 @@ impl Server {
                 }
             }
             ToArbiter::Probe {} => self.probe(),
+            ToArbiter::Prober { process } => {
+                if let Ok([socket, pidfd]) = <[OwnedFd; 2]>::try_from(descriptors) {
+                    self.try_booking(process, socket, pidfd);
+                }
+            }
             ToArbiter::Inventory {} => {
                 let Some(socket) = descriptors.into_iter().next() else { return };
                 let watched = unblock(socket.as_fd()).and_then(|()| {
@@ -691,6 +707,13 @@ impl Server {
                     }
                 },
             };
+            if let (Request::Take { serial, .. }, Some(trial)) = (request, &mut self.trial)
+                && trial.worker() == id
+            {
+                trial.takes(serial, self.inventory.as_ref().is_some_and(Inventory::is_looking));
+                self.inventory.as_mut().into_iter().for_each(Inventory::hurry);
+                continue;
+            }
             if self.custody.exceeds(id, &request) && !self.sees_ends(id, since, now) {
                 if let Some(link) = self.links.get_mut(&id) {
                     link.held = Some((request, since));
@@ -776,6 +799,9 @@ impl Server {
         self.tally.leave(id);
         self.time.leave(id);
         self.custody.worker_died(id, now);
+        if self.trial.as_ref().is_some_and(|trial| trial.worker() == id) {
+            self.end_trial("the probe has ended");
+        }
     }
 
     /// Ends workers of whose work nothing ends, and those that submit without a permit.
@@ -1019,7 +1045,6 @@ impl Server {
     }
 
     fn reconcile(&mut self, total: u64, used: u64) {
-        self.device_used = Some(used);
         let Some(known) = self.custody.known() else { return };
         if let Some(drift) = self.audit.reconcile(known, used, total, !self.custody.is_idle()) {
             tracing::warn!(known, used, drift, "the device has other figures than the ledger");
@@ -1056,7 +1081,7 @@ impl Server {
         self.strangers.retain(|process, _| listed.contains(process) && !workers.contains_key(process));
         self.compare_time(list, &workers);
         let now = self.now();
-        let judges = self.names_owners(list, own);
+        let judges = self.figures == Figures::Used;
         for Listed { process, bytes, .. } in list.iter().filter(|listed| listed.process != own) {
             if let Some(id) = workers.get(process) {
                 self.custody.set_booked(*id, bytes.filter(|_| judges), now);
@@ -1080,38 +1105,91 @@ impl Server {
         if judges {
             self.custody.judge();
         }
+        self.see_booking(list, own);
     }
 
-    /// Whether the driver's bytes per process are those of the process that made the memory. Then this process, which makes all
-    /// chunks, is listed with them, and all processes together have no more than the device has in use: so there is nothing left
-    /// of a chunk that could be booked to its importers. Each look proves it anew, for which reason the driver is not tried at
-    /// start-up. A worker that takes and gives memory between two readings can spoil a look, but brings no figure about.
-    fn names_owners(&mut self, list: &[Listed], own: u32) -> bool {
-        let margin = self.custody.margin();
-        // Chunks that were made or lent since the last look may be younger than the list.
-        let (capacity, lent) = self.custody.ledger().totals();
-        let (capacity_then, lent_then) = core::mem::replace(&mut self.totals_then, (capacity, lent));
-        let (chunks, lent) = (capacity.min(capacity_then), lent.min(lent_then));
-        let made = list.iter().find(|listed| listed.process == own).and_then(|listed| listed.bytes);
-        let owns = made.is_some_and(|made| made.saturating_add(margin) >= chunks);
-        let listed = list.iter().filter_map(|listed| listed.bytes).fold(0, u64::saturating_add);
-        let most = self.device_used.map(|used| used.saturating_add(margin));
-        let names = owns && most.is_none_or(|most| listed <= most);
-        self.unused = if names { 0 } else { self.unused.saturating_add(1) };
-        // Makers and importers can be told apart only by more than a margin, and beside what the device has in use.
-        if names && most.is_some() && lent > margin {
-            self.figures = Figures::Used;
-        } else if self.unused == UNUSED && self.figures != Figures::Unused {
-            self.figures = Figures::Unused;
-            tracing::info!(
-                listed,
-                used = self.device_used,
-                made,
-                chunks,
-                "the driver's bytes per process are absent, or not those of the memory's makers; growth is charged as granted"
-            );
+    // Whom the driver books memory to.
+
+    /// Lends memory to a probe, of an account of its own: it is on the bill of no VM, and what was lent to it serves another when the
+    /// driver does not know it any more, as with every worker.
+    fn try_booking(&mut self, process: u32, socket: OwnedFd, pidfd: OwnedFd) {
+        let one_is_left = self.custody.current(booking::NO_VM).is_some();
+        if self.figures != Figures::Unknown || self.inventory.is_none() || one_is_left {
+            // It ends when its socket closes.
+            tracing::info!(process, one_is_left, "a probe is not served");
+            return self.closer.close(vec![socket]);
         }
-        names
+        self.trials += 1;
+        let sizes = Sizes { context: self.context_bytes, margin: self.custody.margin() };
+        let vm = VmKey { vm: booking::NO_VM, epoch: self.trials };
+        let (limit, no) = (sizes.quota(), 0);
+        let account = ToArbiter::Vm {
+            vm: vm.vm,
+            epoch: vm.epoch,
+            limit,
+            guaranteed: no,
+            headroom: no,
+            pinned: no,
+            ancestors: no,
+        };
+        self.command(account, Vec::new());
+        let worker = WorkerId(self.next_worker);
+        self.trial = Some(Trial::new((worker, process), vm, sizes, self.now()));
+        match self.adopt(vm, (process, NO_USER), socket, pidfd) {
+            Ok(()) if self.links.contains_key(&worker) => {}
+            Ok(()) => self.end_trial("there is no room for it"),
+            Err(error) => self.end_trial(&error.to_string()),
+        }
+    }
+
+    /// Compares the figures of a look with what a probe has by now.
+    fn see_booking(&mut self, list: &[Listed], own: u32) {
+        // Chunks that were made since the last look may be younger than the list.
+        let (capacity, _) = self.custody.ledger().totals();
+        let chunks = core::mem::replace(&mut self.chunks_then, capacity).min(capacity);
+        if self.figures == Figures::Used {
+            let absent = !list.is_empty() && list.iter().all(|listed| listed.bytes.is_none());
+            self.absent = if absent { self.absent.saturating_add(1) } else { 0 };
+            if self.absent >= ABSENT {
+                tracing::warn!("the driver says no bytes per process any more");
+                self.set_figures(Figures::Unknown);
+            }
+        }
+        let Some(trial) = &mut self.trial else { return };
+        let bytes = |process| list.iter().find(|listed| listed.process == process).map(|listed| listed.bytes);
+        let sight = Sight { made: bytes(own).flatten(), chunks, probe: bytes(trial.process()) };
+        let id = trial.worker();
+        match trial.sees(sight) {
+            Next::Wait => {}
+            Next::Lend(serial, bytes) => {
+                self.custody.request(id, Request::Take { serial, bytes }, self.now());
+            }
+            Next::Found(booking) => {
+                tracing::info!(?booking, ?sight, "it is found out to whom the driver books memory");
+                self.custody.set_imports_booked(booking.counts_imports());
+                self.set_figures(booking.figures());
+                self.dismiss();
+            }
+        }
+    }
+
+    fn set_figures(&mut self, figures: Figures) {
+        self.figures = figures;
+        self.absent = 0;
+    }
+
+    /// A probe has shown nothing: it stays unknown whether figures can be used.
+    fn end_trial(&mut self, why: &str) {
+        tracing::warn!(why, "it is not found out to whom the driver books memory");
+        self.dismiss();
+    }
+
+    /// Ends a probe.
+    fn dismiss(&mut self) {
+        let Some(trial) = self.trial.take() else { return };
+        self.custody.worker_left(trial.worker());
+        let VmKey { vm, epoch } = trial.vm();
+        self.command(ToArbiter::Forget { vm, epoch }, Vec::new());
     }
 }
 

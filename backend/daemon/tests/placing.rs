@@ -234,8 +234,8 @@ fn a_strict_vm_has_a_gpu_that_vms_of_the_file_are_not_on() {
     daemon.end();
 }
 
-/// VMs of several organisations share a GPU until its arbiter says that the driver does not say how much memory each process has. That
-/// holds for the daemon that follows, too.
+/// VMs of several organisations share a GPU once its arbiter says that the driver says how much memory each process has, as long as it
+/// does, and with the daemon that follows not before it says so again.
 // Promise: P47
 #[test]
 fn gpu_of_which_the_arbiter_has_no_figures_is_shared_within_one_organisation() {
@@ -252,10 +252,12 @@ fn gpu_of_which_the_arbiter_has_no_figures_is_shared_within_one_organisation() {
     };
     let figures = || place.unit(0)["figures_per_process"].clone();
     let events = || place.api("GET", "/v1/host", None).body["events"].to_string();
-    for (id, organisation) in [("a", "acme"), ("b", "other")] {
-        assert_eq!(put(&place, id, &of(organisation)).status, 201);
-    }
-    assert_eq!(figures(), true);
+    assert_eq!(put(&place, "a", &of("acme")).status, 201);
+    assert_eq!(figures(), false, "until the arbiter has found out");
+    assert_eq!(put(&place, "b", &of("other")).status, 409);
+    assert_eq!(place.tell("unit-0", "figures 1"), "said");
+    assert_eq!(until(figures, |figures| *figures == true), true);
+    assert_eq!(put(&place, "b", &of("other")).status, 201);
 
     for _ in 0..3 {
         assert_eq!(place.tell("unit-0", "figures 0"), "said");

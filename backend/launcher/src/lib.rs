@@ -166,6 +166,7 @@ enum Role {
     Device(u32),
     Worker(u32),
     Arbiter(u32),
+    Probe(u32),
     Inventory,
 }
 
@@ -175,6 +176,7 @@ impl std::fmt::Display for Role {
             Role::Device(vm) => write!(formatter, "the device of VM {vm}"),
             Role::Worker(vm) => write!(formatter, "a worker of VM {vm}"),
             Role::Arbiter(unit) => write!(formatter, "the arbiter of unit {unit}"),
+            Role::Probe(unit) => write!(formatter, "a probe of unit {unit}"),
             Role::Inventory => formatter.write_str("the inventory"),
         }
     }
@@ -187,6 +189,7 @@ impl Role {
             Role::Device(vm) => format!("device vm={vm} pid={process}"),
             Role::Worker(vm) => format!("worker vm={vm} pid={process}"),
             Role::Arbiter(unit) => format!("arbiter unit={unit} pid={process}"),
+            Role::Probe(unit) => format!("probe unit={unit} pid={process}"),
             Role::Inventory => format!("inventory pid={process}"),
         }
     }
@@ -195,7 +198,7 @@ impl Role {
     fn vm(self) -> Option<u32> {
         match self {
             Role::Device(vm) | Role::Worker(vm) => Some(vm),
-            Role::Arbiter(_) | Role::Inventory => None,
+            Role::Arbiter(_) | Role::Probe(_) | Role::Inventory => None,
         }
     }
 }
@@ -383,6 +386,9 @@ impl Launcher {
             Ok(ToLauncher::StartArbiter { unit, visible }) => {
                 self.start(Role::Arbiter(unit), Vm::default(), visible)
             }
+            Ok(ToLauncher::StartProbe { unit, visible }) => {
+                self.start(Role::Probe(unit), Vm::default(), visible)
+            }
             Ok(ToLauncher::StartInventory {}) => self.start(Role::Inventory, Vm::default(), Visible::Host),
             Ok(ToLauncher::Settle {}) => {
                 self.answer(FromLauncher::Settled {});
@@ -460,7 +466,7 @@ impl Launcher {
         let bound = match role {
             Role::Worker(_) => limits::SESSIONS,
             Role::Inventory => INVENTORIES,
-            Role::Device(_) | Role::Arbiter(_) => 1,
+            Role::Device(_) | Role::Arbiter(_) | Role::Probe(_) => 1,
         };
         if running >= bound {
             return Err(Errno::AGAIN.into());
@@ -472,16 +478,20 @@ impl Launcher {
         let (mut uid, mut cgroup) = (None, None);
         let started = match role {
             Role::Device(_) => self.start_device(spec, theirs, childs_log),
-            Role::Worker(vm) => {
+            Role::Probe(unit) if unit >= self.units => Err(Errno::INVAL.into()),
+            // A probe is a worker of no VM.
+            Role::Worker(_) | Role::Probe(_) => {
                 let mut door = None;
                 if let Some(cgroups) = &mut self.cgroups {
-                    let (group, procs) = cgroups.make_for_worker(vm, key)?;
+                    let (group, procs) = cgroups.make_for_worker(role.vm().unwrap_or(0), key)?;
                     (cgroup, door) = (Some(group), Some(procs));
                 }
                 if let Some(free) = &mut self.free_uids {
                     uid = free.pop_first();
                 }
+                let probe = ["--probe".into()];
                 let given = Given {
+                    arguments: if matches!(role, Role::Probe(_)) { &probe } else { &[] },
                     // What kernels print: the user of a program of this host sees it, but what a VM's kernels print is
                     // neither for the host's log nor bounded.
                     silent: !spec.direct,

@@ -198,6 +198,8 @@ messages! {
             /** The process. */ process: u32,
             /** When it was started, in ticks since the machine was. */ started: u64
         } fds 0,
+        /// Start a probe of a placement unit: a worker that serves no session, and that its arbiter lends memory to.
+        9 StartProbe { /** The unit. */ unit: u32, /** Which device its driver shows it. */ visible: Visible } fds 0,
     }
     /// From `sluiced` to an arbiter, after its [`ArbiterSetup`].
     enum ToArbiter {
@@ -243,6 +245,9 @@ messages! {
         } fds 0,
         /// Try whether the device works. Not answered when it does; else an event says [`ArbiterEvent::ProbeFailed`].
         10 Probe {} fds 0,
+        /// A probe, by which the arbiter is to find out its [`Figures`]. Descriptors: the arbiter's end of its custody socket, its
+        /// pidfd. Whatever comes of it, the arbiter ends it.
+        11 Prober { /** Its process id, as the inventory lists it. */ process: u32 } fds 2,
     }
     /// From an arbiter to `sluiced`.
     enum FromArbiter {
@@ -406,7 +411,7 @@ messages! {
             /** That of the request. */ serial: u64,
             /** The process. */ process: u32,
             /** Whether the driver lists it. */ present: bool,
-            /** Bytes the driver books to it, imported chunks not counted where the driver can tell; 0 where it says none. */ bytes: u64,
+            /** Bytes the driver books to it; 0 where it says none. */ bytes: u64,
             /** Percent of the time lately for which kernels of it ran; `u32::MAX` where the driver does not say, or was asked for that process only. */ busy: u32
         } fds 0,
         /// The driver's management library does not answer this.
@@ -570,12 +575,12 @@ impl Priority {
 /// Whether an arbiter uses the driver's bytes per process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Figures {
-    /// It does not know yet whether it can.
+    /// No probe has shown it yet.
     #[default]
     Unknown,
-    /// They are those of the processes that made the memory, as is shown while memory is lent.
+    /// A probe has shown to whom lent memory is booked.
     Used,
-    /// There are none, or they are those of other processes.
+    /// There are none, or a probe has shown that nothing follows from them.
     Unused,
 }
 

@@ -125,6 +125,8 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         ToLauncher::KeepWorker { process: 7, started: 0x1_0000_0002 } => [6, 7, 0x1_0000_0002], fds 0;
         ToLauncher::Sweep {} => [7], fds 0;
         ToLauncher::EndWorker { process: 7, started: 0x1_0000_0002 } => [8, 7, 0x1_0000_0002], fds 0;
+        ToLauncher::StartProbe { unit: 3, visible: Visible::Gpu(UUID) }
+            => [9, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
     }
     golden! { FromLauncher:
         FromLauncher::Started { process: 4711 } => [1, 4711], fds 2;
@@ -167,6 +169,8 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         ToArbiter::Inventory {} => [8], fds 1;
         ToArbiter::Shares { vm: 1, epoch: 2, weight: 100, priority: Priority::High as u32, cap: 500, guarantee: 250, hang: 9 }
             => [9, 1, 2, 100, 2, 500, 250, 9], fds 0;
+        ToArbiter::Probe {} => [10], fds 0;
+        ToArbiter::Prober { process: 9 } => [11, 9], fds 2;
     }
     golden! { FromArbiter:
         FromArbiter::Ready { bytes: 6, context: 5, margin: 4 } => [1, 6, 5, 4], fds 0;

@@ -119,14 +119,8 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
     let _entered = span.enter();
     // Threads inherit it. Whoever looks for completion sleeps for microseconds, which the default would double.
     rustix::thread::set_current_timer_slack(core::num::NonZeroU64::new(1000))?;
-    // From here on no process can be started and no other looked into; nothing of a guest's was read yet.
-    sluice_sandbox::enter(Role::Worker)?;
     // The driver is slow to start, and nobody waits for this thread until the guest's page comes.
-    let driver = start_driver(&setup);
-    if driver.is_ok() && !holds_device_nodes() {
-        // A driver in software has all it needs. One for hardware opens its devices again for every context.
-        sluice_sandbox::enter(Role::WorkerSettled)?;
-    }
+    let driver = start_confined(&setup)?;
     let lenders = lenders(control, setup.devices)?;
     let (doorbell, wake) = begin(control)?;
     let most = usize::try_from(setup.mapped_runs).unwrap_or(usize::MAX);
@@ -163,6 +157,18 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
     session.set_ready();
     Attachments { control: Arc::clone(control), session, helper, notices, attached, most, incoming: None }
         .serve()
+}
+
+/// Starts the driver in the sandbox of workers.
+pub(crate) fn start_confined(setup: &WorkerSetup) -> Result<Result<Arc<Driver>, DriverError>, SandboxError> {
+    // From here on no process can be started and no other looked into; nothing of a guest's was read yet.
+    sluice_sandbox::enter(Role::Worker)?;
+    let driver = start_driver(setup);
+    if driver.is_ok() && !holds_device_nodes() {
+        // A driver in software has all it needs. One for hardware opens its devices again for every context.
+        sluice_sandbox::enter(Role::WorkerSettled)?;
+    }
+    Ok(driver)
 }
 
 fn start_driver(setup: &WorkerSetup) -> Result<Arc<Driver>, DriverError> {

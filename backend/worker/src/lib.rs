@@ -20,9 +20,12 @@ pub mod harness;
 mod helper;
 mod memory;
 mod modules;
+mod probe;
 mod session;
 mod submit;
 
 pub use arenas::AttachError;
 pub use control::{RunError, run};
+pub use memory::custody::CustodyError;
+pub use probe::{ProbeError, probe};
 pub use sluice_driver::DriverError;

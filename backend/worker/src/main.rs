@@ -14,6 +14,9 @@ struct Arguments {
     /// The inherited SEQPACKET socket on which setup and guest pages come.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(RawFd).range(0..))]
     control_fd: RawFd,
+    /// Serve nobody: show an arbiter to whom the driver books lent memory.
+    #[arg(long)]
+    probe: bool,
 }
 
 fn main() -> ExitCode {
@@ -30,6 +33,15 @@ fn main() -> ExitCode {
     }
     // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.
     let control = unsafe { OwnedFd::from_raw_fd(arguments.control_fd) };
+    if arguments.probe {
+        return match sluice_worker::probe(control) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                tracing::error!(%error, "the probe shows nothing");
+                ExitCode::FAILURE
+            }
+        };
+    }
     match sluice_worker::run(control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! `SLUICE_SOFTGPU_CONFIG` names a TOML file with `state`, `devices`, `nodes` and, under `[device]`, `model`, `scale`,
-//! `threads`, `fill`, `memory`, `mig`, `mig_uuids`, `ecc` and `context_bytes`; each also as a variable `SLUICE_SOFTGPU_…`. `SLUICE_SOFTGPU_LOG=1` explains
+//! `threads`, `fill`, `memory`, `mig`, `mig_uuids`, `ecc`, `context_bytes` and `booking`; each also as a variable `SLUICE_SOFTGPU_…`. `SLUICE_SOFTGPU_LOG=1` explains
 //! errors on standard error: the place of a fault, why an image was refused, which call is not served.
 //!
 //! A device is one for all processes: memory travels between them as descriptors of the virtual-memory API or by IPC

@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 
 use crate::PAGE_BYTES;
+use crate::config::Booking;
 use crate::device::Device;
 use crate::header::{HOLDER_WORDS, OWNERS, RECORDS, Record};
 use crate::owners::{Files, Owner};
@@ -141,6 +142,8 @@ pub struct Held {
     pub driver: u64,
     /// Of the chunks, those that another process made.
     pub imported: u64,
+    /// Of the others, those that another process holds as well.
+    pub lent: u64,
 }
 
 impl Held {
@@ -150,10 +153,16 @@ impl Held {
         self.chunks + self.heap + self.driver
     }
 
-    /// What the process took from the device itself.
+    /// What a driver that books chunks so counts as the process's.
     #[must_use]
-    pub fn taken(&self) -> u64 {
-        self.total() - self.imported
+    pub fn booked(&self, booking: Booking) -> u64 {
+        let others = match booking {
+            Booking::Owner => self.imported,
+            Booking::Importer => self.lent,
+            Booking::Both => 0,
+            Booking::Nowhere => self.chunks,
+        };
+        self.total() - others
     }
 }
 
@@ -606,8 +615,14 @@ impl Device {
                 Use::Chunk => {
                     held.chunks += bytes;
                     let made_by = words.maker.load(Relaxed);
+                    let mut others = words.holders.iter().enumerate().flat_map(|(at, word)| {
+                        let word = word.load(Relaxed);
+                        (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| at * 64 + bit)
+                    });
                     if owners.iter().all(|owner| maker(*owner) != made_by) {
                         held.imported += bytes;
+                    } else if others.any(|holder| !owners.contains(&holder)) {
+                        held.lent += bytes;
                     }
                 }
                 Use::Heap => held.heap += bytes,

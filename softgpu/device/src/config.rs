@@ -18,6 +18,20 @@ pub enum MemoryPolicy {
     Strict,
 }
 
+/// To whom NVML books a chunk that one process made and another has imported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Booking {
+    /// To the process that made it.
+    #[default]
+    Owner,
+    /// To those that imported it, and to its maker while nobody has.
+    Importer,
+    /// To all of them.
+    Both,
+    /// Chunks are booked to no process.
+    Nowhere,
+}
+
 /// Everything that can be configured, resolved.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -47,6 +61,8 @@ pub struct Config {
     pub nodes: Vec<u32>,
     /// Device memory that each context takes for itself, exactly; `None` for what a real driver takes, scaled.
     pub context_bytes: Option<u64>,
+    /// To whom chunks are booked.
+    pub booking: Booking,
 }
 
 /// The configuration cannot be used.
@@ -105,6 +121,7 @@ struct FileDevice {
     mig: Option<bool>,
     mig_uuids: Option<String>,
     ecc: Option<bool>,
+    booking: Option<String>,
 }
 
 /// The scale of a device that is created without one: an H200 of 2.2 GiB.
@@ -172,6 +189,13 @@ impl Config {
             Some("same") => true,
             Some(other) => return Err(invalid("mig_uuids", other, "new or same")),
         };
+        let booking = match text("SLUICE_SOFTGPU_BOOKING").or(file.device.booking).as_deref() {
+            None | Some("owner") => Booking::Owner,
+            Some("importer") => Booking::Importer,
+            Some("both") => Booking::Both,
+            Some("nowhere") => Booking::Nowhere,
+            Some(other) => return Err(invalid("booking", other, "owner, importer, both or nowhere")),
+        };
         let nodes = match text("SLUICE_SOFTGPU_NODES") {
             None => file.nodes.unwrap_or_default(),
             Some(list) => list
@@ -204,6 +228,7 @@ impl Config {
             ecc,
             nodes,
             context_bytes,
+            booking,
         })
     }
 }
@@ -287,5 +312,6 @@ mod tests {
         assert!(with(&[("SLUICE_SOFTGPU_MODEL", "A10-24"), ("SLUICE_SOFTGPU_MIG", "1")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_MIG_UUIDS", "old")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_NODES", "0,x")]).is_err());
+        assert!(with(&[("SLUICE_SOFTGPU_BOOKING", "me")]).is_err());
     }
 }

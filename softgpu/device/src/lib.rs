@@ -25,7 +25,7 @@ mod running;
 mod sys;
 
 pub use allocations::{Allocation, AllocationError, Held, Run, Use};
-pub use config::{Config, ConfigError, MemoryPolicy};
+pub use config::{Booking, Config, ConfigError, MemoryPolicy};
 pub use device::{Device, Identity, OpenError};
 pub use export::ImportError;
 pub use geometry::{ComputeProfile, Geometry, Profile};

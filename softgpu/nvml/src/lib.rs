@@ -29,7 +29,7 @@ use sluice_cuda_abi::nvml::{
     Driver, Facts, Gpu, Health, InstanceId, Library, Memory, Mig, Opened, Pci, Process, Result, Status, Watch,
 };
 use sluice_cuda_abi::symbols::CUDA_VERSION;
-use softgpu_device::{CAPABILITY, Client, Config, Device, Owner};
+use softgpu_device::{Booking, CAPABILITY, Client, Config, Device, Owner};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -82,6 +82,7 @@ struct SoftGpu {
     facts: Facts,
     owner: Arc<Owner>,
     directory: PathBuf,
+    booking: Booking,
 }
 
 impl SoftGpu {
@@ -100,7 +101,7 @@ impl SoftGpu {
             ecc: Some(config.ecc),
             node: usize::try_from(index).ok().and_then(|index| config.nodes.get(index).copied()),
         };
-        SoftGpu { facts, owner, directory }
+        SoftGpu { facts, owner, directory, booking: config.booking }
     }
 
     fn device(&self) -> &Device {
@@ -132,7 +133,7 @@ impl Gpu for SoftGpu {
         let mut processes: Vec<_> = computing
             .map(|process| Process {
                 pid: process.pid,
-                bytes: if hidden { NOT_AVAILABLE } else { process.held.taken() },
+                bytes: if hidden { NOT_AVAILABLE } else { process.held.booked(self.booking) },
                 busy_nanoseconds: Some(process.busy_nanoseconds),
                 instance: process.confinement.map(|there| InstanceId {
                     epoch: there.epoch,

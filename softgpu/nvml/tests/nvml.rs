@@ -15,7 +15,7 @@ use sluice_cuda_abi::nvml::{
     ProcessDetail, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample, Status, Utilization,
 };
 // Has cargo build the library.
-use softgpu_device::{Client, Config, Device, PAGE_BYTES, Use};
+use softgpu_device::{Booking, Client, Config, Device, PAGE_BYTES, Use};
 use softgpu_nvml as _;
 
 /// The loaded library.
@@ -298,26 +298,35 @@ fn accounts() {
 
 // Promise: Q10
 #[test]
-fn what_is_imported_is_booked_to_its_maker() {
+fn what_is_imported_is_booked_to_its_maker_or_as_is_configured() {
+    const CHUNK: u64 = 2 * PAGE_BYTES;
     let state = state();
     let (maker, importer) =
         (open(state.path()).attach(Client::Cuda).unwrap(), open(state.path()).attach(Client::Cuda).unwrap());
-    let chunk = maker.allocate(2 * PAGE_BYTES, Use::Chunk).unwrap();
-    let imported = importer.import(chunk.export().unwrap()).unwrap();
+    let chunk = maker.allocate(CHUNK, Use::Chunk).unwrap();
     let device = open(state.path());
-    let booked = || {
-        let mut taken: Vec<_> = device.processes().iter().map(|process| process.held.taken()).collect();
-        taken.sort_unstable();
-        taken
+    let booked = |booking| {
+        let held = device.processes().into_iter().map(|process| process.held.booked(booking));
+        let mut held: Vec<_> = held.collect();
+        held.sort_unstable();
+        held
     };
-    assert_eq!(booked(), [0, 2 * PAGE_BYTES]);
+    for booking in [Booking::Owner, Booking::Importer, Booking::Both] {
+        assert_eq!(booked(booking), [0, CHUNK], "{booking:?} while it is lent to nobody");
+    }
+    let imported = importer.import(chunk.export().unwrap()).unwrap();
+    assert_eq!(booked(Booking::Owner), [0, CHUNK]);
+    assert_eq!(booked(Booking::Importer), [0, CHUNK]);
+    assert_eq!(booked(Booking::Both), [CHUNK, CHUNK]);
+    assert_eq!(booked(Booking::Nowhere), [0, 0]);
     drop(chunk);
-    assert_eq!(booked(), [0, 0], "the maker holds it no more, and the importer took nothing");
+    assert_eq!(booked(Booking::Owner), [0, 0], "the maker holds it no more, and the importer took nothing");
+    assert_eq!(booked(Booking::Importer), [0, CHUNK]);
     drop(imported);
     drop(maker);
     // The next owner of the slot is not the maker of what the last one made.
     let next = open(state.path()).attach(Client::Cuda).unwrap();
-    assert_eq!(booked(), [0, 0]);
+    assert_eq!(booked(Booking::Owner), [0, 0]);
     drop(next);
 }
 

@@ -611,11 +611,23 @@ impl Custody {
         self.growth.drained = much;
     }
 
-    /// The bytes that the inventory books to a worker's driver, `None` when it cannot say.
+    /// Whether the inventory's figures of workers include the chunks that are lent to them.
+    pub const fn set_imports_booked(&mut self, booked: bool) {
+        self.imports_booked = booked;
+    }
+
+    /// The bytes that the inventory books to a worker, `None` when it cannot say.
     pub fn set_booked(&mut self, id: WorkerId, bytes: Option<u64>, now: Millis) {
         let Estimates { context, margin } = self.settings.estimates;
         self.growth.now = now;
         let Some(worker) = self.workers.get_mut(&id) else { return };
+        // The figure may be from before what was given back since the last look. A dead worker gives nothing back any more.
+        let lent = worker.peak;
+        if worker.life == Life::Alive {
+            worker.peak = worker.held;
+        }
+        let lent = if self.imports_booked { lent } else { 0 };
+        let bytes = bytes.map(|bytes| bytes.saturating_sub(lent));
         worker.booked = bytes.map_or(Booked::AtLeast(context), Booked::Bytes);
         // A figure from before the end of its last growth says nothing of that.
         let settled = self.growth.is_settled(worker);

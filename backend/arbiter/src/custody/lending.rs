@@ -127,7 +127,11 @@ impl Custody {
     fn lease(&mut self, id: WorkerId, serial: u64, chunk: ChunkId, bytes: u64, more: bool) {
         let lease = self.next_lease;
         self.next_lease += 1;
+        let shared = self.is_shared(chunk);
         self.change_worker(id, |worker| {
+            if !(shared && worker.has_leased(chunk)) {
+                worker.held = worker.held.saturating_add(bytes);
+            }
             worker.leases.insert(lease, chunk);
             worker.imported.insert(chunk);
             worker.lent = worker.lent.saturating_add(bytes);
@@ -142,6 +146,7 @@ impl Custody {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         let (vm, before) = (worker.vm, worker.idle());
         change(worker);
+        worker.peak = worker.peak.max(worker.held);
         let after = worker.idle();
         let done = self.ledger.set_idle(vm, before, after);
         self.must(vm, done);
@@ -256,12 +261,21 @@ impl Custody {
             return self.abuse(id, "gives back a lease that is not its own");
         };
         let bytes = self.chunks.get(chunk).map_or(0, |chunk| chunk.class.bytes());
+        let shared = self.is_shared(chunk);
         self.change_worker(id, |worker| {
             worker.leases.remove(&lease);
+            if !(shared && worker.has_leased(chunk)) {
+                worker.held = worker.held.saturating_sub(bytes);
+            }
             worker.lent = worker.lent.saturating_sub(bytes);
             worker.rise.fell();
         });
         self.end_lease(vm, chunk);
+    }
+
+    /// Whether there is more than one lease on a chunk.
+    fn is_shared(&self, chunk: ChunkId) -> bool {
+        self.chunks.get(chunk).is_some_and(|chunk| chunk.leases > 1)
     }
 
     /// A lease that could not be sent is over before it began.

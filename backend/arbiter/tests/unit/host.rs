@@ -54,6 +54,18 @@ pub(crate) fn null_driver() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libsluice_null_driver.so")
 }
 
+/// To whom the played driver books chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Books {
+    #[default]
+    Owner,
+    Importer,
+    Both,
+    Nowhere,
+    /// It gives no bytes per process.
+    Absent,
+}
+
 /// What the played inventory says.
 #[derive(Debug, Default)]
 pub(crate) struct Listed {
@@ -65,6 +77,9 @@ pub(crate) struct Listed {
     pub(crate) begun: Vec<u32>,
     /// The arbiter's process, with all chunks: listed where `processes` does not say otherwise.
     pub(crate) arbiter: Option<(u32, u64)>,
+    /// Bytes that processes have imported, and to whom they are booked.
+    pub(crate) imported: HashMap<u32, u64>,
+    pub(crate) books: Books,
     /// Bytes of a context.
     pub(crate) context: u64,
     /// Percent of the time for which kernels of a process run, where that is known.
@@ -80,11 +95,32 @@ impl Listed {
         let known = self.begun.iter().filter(|process| self.stuck.contains(process) || lives(**process));
         let mut processes = match &self.processes {
             Some(processes) => processes.clone(),
-            None => known.map(|process| (*process, self.context)).collect(),
+            None => known.map(|process| (*process, self.booked(*process))).collect(),
         };
         let missing = |(arbiter, _): &(u32, u64)| processes.iter().all(|(process, _)| process != arbiter);
-        processes.extend(self.arbiter.filter(missing));
+        let made = self.arbiter.map(|(arbiter, chunks)| (arbiter, self.made(chunks)));
+        processes.extend(made.filter(missing));
         processes.get(index).copied()
+    }
+
+    /// Bytes booked to a worker.
+    fn booked(&self, process: u32) -> u64 {
+        let imported = self.imported.get(&process).copied().unwrap_or(0);
+        match self.books {
+            Books::Owner | Books::Nowhere => self.context,
+            Books::Importer | Books::Both => self.context + imported,
+            Books::Absent => 0,
+        }
+    }
+
+    /// Bytes booked to the arbiter, which made all chunks.
+    fn made(&self, chunks: u64) -> u64 {
+        match self.books {
+            Books::Owner | Books::Both => self.context + chunks,
+            Books::Importer => self.context + chunks - self.imported.values().sum::<u64>(),
+            Books::Nowhere => self.context,
+            Books::Absent => 0,
+        }
     }
 }
 
@@ -335,6 +371,33 @@ impl Host {
         let message = ToArbiter::Worker { vm, epoch, process: worker.process(), session: 1, user };
         self.send(message, &[custody.as_fd(), pidfd.as_fd()]);
         worker
+    }
+
+    /// A probe, in a process of its own, that has done nothing yet.
+    pub(crate) fn prober(&self) -> Worker {
+        let (custody, theirs) = socket::pair().unwrap();
+        let probe = Worker::start(&self.driver, &self.environment, theirs, Arc::clone(&self.listed));
+        let pid = Pid::from_raw(i32::try_from(probe.process()).unwrap()).unwrap();
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        self.send(ToArbiter::Prober { process: probe.process() }, &[custody.as_fd(), pidfd.as_fd()]);
+        probe
+    }
+
+    /// Has the arbiter find out with a probe whether it can use figures, of a driver that books like this.
+    pub(crate) fn probe(&mut self, books: Books) -> Figures {
+        self.listed.lock().unwrap().books = books;
+        let mut probe = self.prober();
+        assert_eq!(probe.ask("begin"), "0 0");
+        if books == Books::Absent {
+            probe.say(&format!("take {}", 2 * MIB));
+        } else {
+            assert!(probe.take(2 * MIB).is_ok());
+            self.listed.lock().unwrap().imported.insert(probe.process(), 32 * MIB);
+            probe.say(&format!("take {}", 2 * MIB));
+        }
+        eventually("the probe's end", || probe.is_killed());
+        self.listed.lock().unwrap().imported.remove(&probe.process());
+        self.figures()
     }
 
     /// `[lent, headroom, dirty]` of a VM, and its holders.

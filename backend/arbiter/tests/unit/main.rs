@@ -1,6 +1,7 @@
 //! The real arbiter on the software GPU, with workers in processes of their own. The tests play `sluiced` and the
 //! inventory.
 
+mod booking;
 mod bounds;
 mod crowd;
 mod death;

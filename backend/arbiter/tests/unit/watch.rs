@@ -2,7 +2,7 @@
 
 use crate::{
     MIB,
-    host::{Host, Options, eventually, lives},
+    host::{Books, Host, Options, eventually, lives},
 };
 use sluice_messages::control::{ArbiterEvent, Figures};
 use std::time::Duration;
@@ -36,6 +36,7 @@ fn no_driver_grows_into_what_a_dead_worker_of_another_vm_left() {
 #[test]
 fn a_driver_that_takes_more_than_the_quota_is_ended() {
     let mut host = Host::start();
+    assert_eq!(host.probe(Books::Owner), Figures::Used);
     host.vm(1, 64 * MIB);
     let (mut greedy, modest) = (host.worker(1), host.worker(1));
     let list = |host: &Host, bytes: u64| {
@@ -53,58 +54,55 @@ fn a_driver_that_takes_more_than_the_quota_is_ended() {
 // Promise: Q24
 #[test]
 fn a_driver_that_books_chunks_to_their_importers_ends_no_honest_worker() {
-    let mut host = Host::start();
-    host.vm(1, 64 * MIB);
-    let worker = host.worker(1);
-    assert_eq!(worker.ask("begin"), "0 0");
-    assert!(worker.take(32 * MIB).is_ok());
-    let (arbiter, used) = (host.arbiter.id(), host.bytes);
-    // To them as well, and then to them instead of the process that made them.
-    for booked in [used, used - 32 * MIB] {
-        {
-            let mut listed = host.listed.lock().unwrap();
-            listed.used = Some(used + 48 * MIB);
-            listed.processes = Some(vec![(arbiter, booked), (worker.process(), 80 * MIB)]);
-        }
-        for _ in 0..5 {
-            host.looks();
-        }
-        assert!(!host.saw(ArbiterEvent::Headroom) && lives(worker.process()), "its figure is no growth");
-        assert_eq!(host.describe(1).0[1], host.driver_share(), "what it was granted is charged");
-        assert_eq!(host.figures(), Figures::Unused);
+    for books in [Books::Importer, Books::Both] {
+        let mut host = Host::start();
+        assert_eq!(host.probe(books), Figures::Used);
+        host.vm(1, 64 * MIB);
+        let mut worker = host.worker(1);
+        assert_eq!(worker.ask("begin"), "0 0");
+        let lease = worker.take(32 * MIB).expect("there is room");
+        host.listed.lock().unwrap().imported.insert(worker.process(), 32 * MIB);
+        let bytes = |host: &mut Host| {
+            (0..5).for_each(|_| host.looks());
+            assert!(!host.saw(ArbiterEvent::Headroom) && lives(worker.process()), "its figure is no growth");
+            let ([lent, headroom, _], _) = host.describe(1);
+            (lent, headroom)
+        };
+        assert_eq!(bytes(&mut host), (32 * MIB, host.driver_share()), "{books:?}");
+        // What is given back is not listed any more.
+        host.listed.lock().unwrap().imported.clear();
+        worker.ask(&format!("give {lease}"));
+        assert_eq!(bytes(&mut host), (0, host.driver_share()));
+        // What it takes besides is its driver's.
+        assert!(worker.take(32 * MIB).is_ok());
+        host.listed.lock().unwrap().imported.insert(worker.process(), 32 * MIB + 40 * MIB);
+        eventually("its end", || worker.is_killed());
+        assert!(host.saw(ArbiterEvent::Headroom));
     }
 }
 
 // Promise: P47
 #[test]
-fn arbiter_whose_driver_gives_no_bytes_per_process_says_so_until_it_does() {
-    let mut host = Host::start();
-    host.vm(1, 64 * MIB);
-    let worker = host.worker(1);
-    assert_eq!(worker.ask("begin"), "0 0");
-    let (arbiter, used) = (host.arbiter.id(), host.bytes);
-    let list = |host: &Host, made: u64, share: u64| {
-        let mut listed = host.listed.lock().unwrap();
-        listed.used = Some(used + 16 * MIB);
-        listed.processes = Some(vec![(arbiter, made), (worker.process(), share)]);
-    };
-    list(&host, used, MIB);
-    (0..5).for_each(|_| host.looks());
-    assert_eq!(host.figures(), Figures::Unknown, "while nothing is lent every driver looks like this");
-    list(&host, 0, 0);
-    eventually("it is known", || host.figures() == Figures::Unused);
-    assert!(lives(worker.process()), "nothing is ended for it");
-    list(&host, used, MIB);
-    (0..5).for_each(|_| host.looks());
-    assert_eq!(host.figures(), Figures::Unused, "nothing is lent");
-    assert!(worker.take(32 * MIB).is_ok());
-    eventually("they are used", || host.figures() == Figures::Used);
+fn arbiter_whose_driver_gives_no_bytes_per_process_says_so_and_ends_nobody() {
+    for books in [Books::Absent, Books::Nowhere] {
+        let mut host = Host::start();
+        assert_eq!(host.probe(books), Figures::Unused);
+        host.vm(1, 64 * MIB);
+        let worker = host.worker(1);
+        assert_eq!(worker.ask("begin"), "0 0");
+        host.listed.lock().unwrap().processes = Some(vec![(worker.process(), 100 * MIB)]);
+        (0..5).for_each(|_| host.looks());
+        assert!(!host.saw(ArbiterEvent::Headroom) && lives(worker.process()), "nothing is ended for it");
+        assert_eq!(host.describe(1).0[1], host.driver_share());
+        assert_eq!(host.figures(), Figures::Unused);
+    }
 }
 
 // Promise: Q51
 #[test]
 fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_before() {
-    let host = Host::start();
+    let mut host = Host::start();
+    assert_eq!(host.probe(Books::Owner), Figures::Used);
     let context = host.context;
     host.vm(1, context + host.margin + context / 2);
     let (first, second) = (host.worker(1), host.worker(1));
@@ -129,6 +127,7 @@ fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_befor
 #[test]
 fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
     let mut host = Host::start();
+    assert_eq!(host.probe(Books::Owner), Figures::Used);
     let context = host.context;
     host.vm(1, context + context / 2);
     let used = host.unit()[0];

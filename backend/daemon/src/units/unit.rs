@@ -20,7 +20,9 @@ use std::{
 
 use rustix::process::Signal;
 use sluice_messages::{
-    control::{ArbiterSetup, Figures, FromArbiter, Shares, ToArbiter, ToLauncher, codec},
+    control::{
+        ArbiterSetup, Figures, FromArbiter, Shares, ToArbiter, ToLauncher, ToWorker, WorkerSetup, codec,
+    },
     inventory::{Visible, WHOLE},
 };
 use sluice_runtime::{
@@ -57,6 +59,10 @@ const DESCRIBE: Duration = Duration::from_secs(1);
 const END: Duration = Duration::from_secs(2);
 /// How long a killed one may take to go away.
 const KILLED: Duration = Duration::from_secs(5);
+/// How long a probe may take; its arbiter ends it before.
+const PROBE: Duration = Duration::from_secs(20);
+/// How long it is until the next probe, where one has shown nothing.
+const NEXT_PROBE: Duration = Duration::from_secs(30);
 /// Restarts at once, and per second in the long run.
 const RESTARTS: (u32, f64) = (3, 0.2);
 
@@ -123,6 +129,8 @@ pub(crate) struct Unit {
     stale: Cell<u64>,
     /// Whether its arbiter is of a daemon before.
     adopted: Cell<bool>,
+    /// Whether its arbiter uses the driver's bytes per process, once it has said so.
+    figures: watch::Sender<Option<Figures>>,
 }
 
 /// What a VM may have of a unit.
@@ -271,6 +279,7 @@ impl Unit {
             reported: Notify::new(),
             stale: Cell::new(0),
             adopted: Cell::new(false),
+            figures: watch::Sender::new(None),
         })
     }
 
@@ -298,15 +307,15 @@ impl Unit {
         self.process.get().map(|process| usage::Arbiter { process, adopted: self.adopted.get() })
     }
 
-    /// Whether the driver says how much memory each process has, so that growth is charged to the VM whose it is. Of a whole
-    /// device it does until an arbiter has found out that it does not; that is remembered, so that a client which asks for a place
-    /// again and again finds no moment after a start in which it is not known.
+    /// Whether growth is charged to the VM whose it is, by the driver's bytes per process. Of a whole device its arbiter finds out
+    /// whether it can be, soon after its start; until then it is not.
     pub(crate) fn has_figures(&self) -> bool {
-        self.place.is_whole() && self.inventory.is_some() && self.checkpoint.is_measured(self.number)
+        self.place.is_whole() && *self.figures.borrow() == Some(Figures::Used)
     }
 
-    /// An arbiter has found out whether it uses the driver's figures.
+    /// An arbiter says whether it uses the driver's figures. That they cannot be used is told of once, whatever is started anew.
     fn set_figures(&self, figures: Figures) {
+        self.figures.send_replace(Some(figures));
         if figures == Figures::Unknown || !self.place.is_whole() {
             return;
         }
@@ -315,6 +324,52 @@ impl Unit {
             // The notice has no receiver while the daemon ends.
             _ = self.notices.send(Notice::Unmeasured { unit: self.number });
         }
+    }
+
+    /// Has a probe started whenever the arbiter does not know whether it can use the driver's figures. Nobody waits for it.
+    async fn probe_figures(&self) {
+        // Of a part of a device there are none, and without an inventory nobody could ask for them.
+        if !self.place.is_whole() || self.inventory.is_none() {
+            return std::future::pending().await;
+        }
+        let mut figures = self.figures.subscribe();
+        while figures.wait_for(|figures| *figures == Some(Figures::Unknown)).await.is_ok() {
+            if let Err(error) = self.probe_once().await {
+                tracing::warn!("a probe of unit {} cannot be made: {error}", self.number);
+            }
+            // What it has shown.
+            self.describe().await;
+            sleep(NEXT_PROBE).await;
+        }
+    }
+
+    /// Has the arbiter lend memory to a process that is there for nothing else, and waits for its end.
+    async fn probe_once(&self) -> io::Result<()> {
+        let request = ToLauncher::StartProbe { unit: self.number, visible: self.place.visible };
+        let started = self.launching.start(request).await.map_err(io::Error::other)?;
+        let probe = Probe(watch(started.pidfd)?);
+        let setup = WorkerSetup {
+            vm: 0,
+            session: 0,
+            driver: self.configuration.driver.clone(),
+            mapped_runs: 0,
+            devices: 1,
+            scrub_every_free: false,
+            identity: self.place.visible.uuid(),
+        };
+        let (custody, theirs) = socket::pair()?;
+        // Two messages in an empty socket: they cannot block.
+        socket::send(&started.socket, &codec::encode(&setup).map_err(io::Error::other)?, &[])?;
+        let lender = ToWorker::Custody { device: self.place.ordinal() }.encode();
+        socket::send(&started.socket, &lender, &[custody.as_fd()])?;
+        let message = ToArbiter::Prober { process: started.process }.encode();
+        let pidfd = probe.0.get_ref().try_clone()?;
+        let posted =
+            self.running.borrow().as_ref().is_some_and(|outbox| outbox.post(message, vec![theirs, pidfd]));
+        if posted && timeout(PROBE, gone(&probe.0)).await.is_err() {
+            return Err(io::Error::other("it does not end"));
+        }
+        Ok(())
     }
 
     /// Bytes that can be lent; `None` while nothing can.
@@ -619,6 +674,7 @@ impl Unit {
             result = queued.send(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
             why = self.watch_pulse() => why,
             () = self.follow_inventory() => unreachable!("an inventory is followed for ever"),
+            () = self.probe_figures() => unreachable!("a unit has its sender of figures"),
             () = gone(&arbiter.pidfd) => "it has ended".to_owned(),
         })
     }
@@ -746,6 +802,7 @@ impl Unit {
         self.process.set(None);
         self.adopted.set(false);
         self.lends.send_replace(None);
+        self.figures.send_replace(None);
         self.launching.keeper().forget(&socket_name(self.number));
         arbiter.channel.shut();
         self.launching.adoption().note(|all| _ = all.arbiters.remove(&self.number));
@@ -782,6 +839,16 @@ struct Arbiter {
     channel: Channel<FromArbiter, ToArbiter>,
     /// What it writes receipts to; one that was adopted has it already.
     receipts: Option<Vec<OwnedFd>>,
+}
+
+/// A running probe: it is of no use to anybody who does not wait for it.
+#[derive(Debug)]
+struct Probe(AsyncFd<OwnedFd>);
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        kill(self.0.get_ref().as_fd());
+    }
 }
 
 /// What the socket of a unit's arbiter is kept as.

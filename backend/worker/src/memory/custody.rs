@@ -54,7 +54,7 @@ pub(crate) fn in_blocks(bytes: u64) -> u64 {
 
 /// Why a worker has no memory.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CustodyError {
+pub enum CustodyError {
     /// The kernel refuses.
     #[error(transparent)]
     Kernel(#[from] Errno),
@@ -145,12 +145,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn readable(socket: &OwnedFd, patience: Duration) -> Result<bool, Errno> {
+/// Whether there is a message before the time is over.
+pub(crate) fn readable(socket: impl AsFd, patience: Duration) -> Result<bool, Errno> {
     let deadline = Instant::now() + patience;
     loop {
         let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))
             .map_err(|_| Errno::INVAL)?;
-        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left)) {
+        match poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&left)) {
             Ok(ready) => return Ok(ready > 0),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),

@@ -1,0 +1,271 @@
+//! To whom the driver books memory that is lent.
+//!
+//! A management library says how many bytes each process has, and not which count: a chunk may be booked to the arbiter, which
+//! made it, to the worker that imported it, to both, or to no process. So at start-up a chunk is lent to a *probe*, a process that does
+//! nothing else, and its figure before is compared with the one after. A probe asks for its chunk when it has a context, and for
+//! another one when it has mapped the first; neither question is answered before a look that began later, so nothing depends on how
+//! fast anybody is. Nothing here waits without end: a probe is over when its time is.
+
+use crate::{
+    custody::Millis,
+    ids::{Class, VmKey, WorkerId},
+};
+use sluice_messages::control::Figures;
+
+/// The number of the VM that probes count as: no VM has it.
+pub(crate) const NO_VM: u32 = 0;
+/// Milliseconds that a probe may take, from its arrival on. A driver may need seconds to start.
+const PATIENCE: Millis = 10_000;
+/// Looks in a row from which nothing follows, after which nothing is expected to.
+const LOOKS: u32 = 3;
+
+/// Whose figures a lent chunk is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Booking {
+    /// Those of the arbiter, which made it.
+    Owner,
+    /// Those of the process that imported it.
+    Importer,
+    /// Those of both.
+    Both,
+    /// No figure says anything of it.
+    Nowhere,
+}
+
+impl Booking {
+    /// Whether growth can be charged by the figures.
+    pub(crate) const fn figures(self) -> Figures {
+        match self {
+            Booking::Owner | Booking::Importer | Booking::Both => Figures::Used,
+            Booking::Nowhere => Figures::Unused,
+        }
+    }
+
+    /// Whether what is lent to a process is part of its figure.
+    pub(crate) const fn counts_imports(self) -> bool {
+        matches!(self, Booking::Importer | Booking::Both)
+    }
+}
+
+/// What the driver takes and lends, as far as a probe's figures are compared with it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Bytes of a context.
+    pub(crate) context: u64,
+    /// Bytes that a driver may take beside what is known.
+    pub(crate) margin: u64,
+}
+
+impl Sizes {
+    /// Bytes of the chunk that a probe is lent: so many that what else the driver takes cannot be mistaken for them.
+    fn chunk(self) -> u64 {
+        let least = self.margin.saturating_mul(4);
+        let classes = Class::ALL.into_iter().rev();
+        classes.map(Class::bytes).find(|bytes| *bytes > least).unwrap_or(Class::ALL[0].bytes())
+    }
+
+    /// Bytes that a probe may have.
+    pub(crate) fn quota(self) -> u64 {
+        let driver = self.context.saturating_add(self.margin.saturating_mul(2));
+        self.chunk().saturating_add(driver).next_multiple_of(sluice_messages::custody::UNIT)
+    }
+}
+
+/// A look at all processes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sight {
+    /// Bytes booked to the arbiter.
+    pub(crate) made: Option<u64>,
+    /// Bytes of all chunks there have been since the look before.
+    pub(crate) chunks: u64,
+    /// Bytes booked to the probe; the outer `None` where it is not listed.
+    pub(crate) probe: Option<Option<u64>>,
+}
+
+/// What follows from a question or a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing.
+    Wait,
+    /// Lend so many bytes for this request.
+    Lend(u64, u64),
+    /// It is found out.
+    Found(Booking),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// The probe starts its driver.
+    Starts,
+    /// It waits for its chunk with this request.
+    Asks(u64),
+    /// It maps it. Bytes that were booked to it before.
+    Maps(u64),
+    /// It has mapped it.
+    Mapped(u64),
+}
+
+/// A probe that is under way.
+#[derive(Debug)]
+pub(crate) struct Trial {
+    worker: WorkerId,
+    process: u32,
+    vm: VmKey,
+    sizes: Sizes,
+    until: Millis,
+    step: Step,
+    /// Whether the look that is under way began before the probe was ready for it.
+    stale: bool,
+    unclear: u32,
+}
+
+impl Trial {
+    /// Of a worker that has just come, and its process.
+    pub(crate) const fn new(
+        (worker, process): (WorkerId, u32),
+        vm: VmKey,
+        sizes: Sizes,
+        now: Millis,
+    ) -> Trial {
+        let until = now.saturating_add(PATIENCE);
+        Trial { worker, process, vm, sizes, until, step: Step::Starts, stale: false, unclear: 0 }
+    }
+
+    pub(crate) const fn worker(&self) -> WorkerId {
+        self.worker
+    }
+
+    pub(crate) const fn process(&self) -> u32 {
+        self.process
+    }
+
+    pub(crate) const fn vm(&self) -> VmKey {
+        self.vm
+    }
+
+    /// When its time is over.
+    pub(crate) const fn until(&self) -> Millis {
+        self.until
+    }
+
+    /// The probe asks for a chunk; `looking` says that a look is under way.
+    pub(crate) const fn takes(&mut self, serial: u64, looking: bool) {
+        self.step = match self.step {
+            Step::Starts => Step::Asks(serial),
+            Step::Maps(before) => Step::Mapped(before),
+            // It is not to ask twice for one thing, and gains nothing by it.
+            step @ (Step::Asks(_) | Step::Mapped(_)) => step,
+        };
+        self.stale = looking;
+        self.unclear = 0;
+    }
+
+    /// What follows from a look.
+    pub(crate) fn sees(&mut self, sight: Sight) -> Next {
+        if core::mem::take(&mut self.stale) {
+            return Next::Wait;
+        }
+        let chunk = self.sizes.chunk();
+        let about = |bytes: u64, expected: u64| bytes.abs_diff(expected) <= chunk / 4;
+        // A driver may be late to list it.
+        let Some(probe) = sight.probe else { return Next::Wait };
+        match (self.step, probe) {
+            (Step::Starts | Step::Maps(_), _) => Next::Wait,
+            // What a process has is in its figure at least when it is its own driver's context.
+            (Step::Asks(serial), Some(before)) if before.saturating_add(chunk / 4) >= self.sizes.context => {
+                self.step = Step::Maps(before);
+                Next::Lend(serial, chunk)
+            }
+            (Step::Mapped(before), Some(after)) if about(after, before) => {
+                Next::Found(if self.is_made(sight) { Booking::Owner } else { Booking::Nowhere })
+            }
+            (Step::Mapped(before), Some(after)) if about(after, before.saturating_add(chunk)) => {
+                Next::Found(if self.is_made(sight) { Booking::Both } else { Booking::Importer })
+            }
+            (Step::Asks(_) | Step::Mapped(_), _) => {
+                self.unclear += 1;
+                if self.unclear < LOOKS { Next::Wait } else { Next::Found(Booking::Nowhere) }
+            }
+        }
+    }
+
+    /// Whether the arbiter is listed with all chunks, those that are lent included.
+    fn is_made(&self, sight: Sight) -> bool {
+        let all = sight.chunks.saturating_add(self.sizes.context);
+        sight.made.is_some_and(|made| made.saturating_add(self.sizes.chunk() / 4) >= all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const SIZES: Sizes = Sizes { context: 500 * MIB, margin: 64 * MIB };
+    const CHUNKS: u64 = 100 << 30;
+
+    fn trial() -> Trial {
+        Trial::new((WorkerId(1), 9), VmKey { vm: NO_VM, epoch: 1 }, SIZES, 0)
+    }
+
+    fn sight(made: Option<u64>, probe: Option<Option<u64>>) -> Sight {
+        Sight { made, chunks: CHUNKS, probe }
+    }
+
+    /// What is found when the figures of arbiter and probe, and then their figures after a chunk of 512 MiB was lent, are these in MiB
+    /// beside chunks and context.
+    fn found(made: i64, probe: u64) -> Next {
+        let made = Some((CHUNKS + SIZES.context).saturating_add_signed(made * MIB as i64));
+        let mut trial = trial();
+        trial.takes(7, false);
+        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Lend(7, 512 * MIB));
+        trial.takes(8, false);
+        trial.sees(sight(made, Some(Some((510 + probe) * MIB))))
+    }
+
+    #[test]
+    fn each_kind_of_driver_is_told_from_the_others() {
+        for noise in [0, 60] {
+            assert_eq!(found(noise, noise.cast_unsigned()), Next::Found(Booking::Owner));
+            assert_eq!(found(noise - 512, 512 + noise.cast_unsigned()), Next::Found(Booking::Importer));
+            assert_eq!(found(noise, 512 - noise.cast_unsigned()), Next::Found(Booking::Both));
+            assert_eq!(found(noise - (100 << 10), 0), Next::Found(Booking::Nowhere));
+        }
+        assert_eq!(found(0, 256), Next::Wait, "it may be on its way");
+    }
+
+    #[test]
+    fn a_look_that_began_too_early_says_nothing() {
+        let made = Some(CHUNKS + SIZES.context);
+        let mut trial = trial();
+        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Wait, "it has not asked yet");
+        trial.takes(7, true);
+        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Wait);
+        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Lend(7, 512 * MIB));
+        trial.takes(8, true);
+        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Wait);
+        assert_eq!(trial.sees(sight(made, Some(Some(1022 * MIB)))), Next::Found(Booking::Both));
+    }
+
+    #[test]
+    fn figures_that_are_absent_or_unclear_are_not_used() {
+        let made = Some(CHUNKS + SIZES.context);
+        for probe in [None, Some(0), Some(100 * MIB)] {
+            let mut trial = trial();
+            trial.takes(7, false);
+            assert_eq!(trial.sees(sight(made, None)), Next::Wait, "it is not listed yet");
+            let looks: Vec<Next> = (0..LOOKS).map(|_| trial.sees(sight(made, Some(probe)))).collect();
+            assert_eq!(looks.last(), Some(&Next::Found(Booking::Nowhere)), "{probe:?}");
+            assert!(looks.iter().rev().skip(1).all(|next| *next == Next::Wait));
+        }
+        assert_eq!(Booking::Nowhere.figures(), Figures::Unused);
+    }
+
+    #[test]
+    fn a_probe_is_lent_more_than_noise() {
+        for margin in [2, 4, 16, 64] {
+            let sizes = Sizes { context: 0, margin: margin * MIB };
+            assert!(sizes.chunk() > 4 * sizes.margin && sizes.quota() >= sizes.chunk() + sizes.margin);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Probes: how the arbiter finds out to whom the driver books memory that is lent.
+
+use crate::{
+    MIB,
+    host::{Books, Host, Options, eventually},
+};
+use sluice_messages::control::{Figures, ToArbiter};
+use sluice_shared_memory::socket;
+use std::{
+    os::fd::AsFd as _,
+    time::{Duration, Instant},
+};
+
+/// What is left of probes, in bytes and processes.
+fn is_gone(host: &mut Host) -> bool {
+    host.describe(0) == ([0, 0, 0], 0)
+}
+
+// Promise: Q66
+#[test]
+fn a_probe_shows_to_whom_the_driver_books_memory_before_there_is_a_vm() {
+    for (books, figures) in [
+        (Books::Owner, Figures::Used),
+        (Books::Importer, Figures::Used),
+        (Books::Both, Figures::Used),
+        (Books::Nowhere, Figures::Unused),
+        (Books::Absent, Figures::Unused),
+    ] {
+        let mut host = Host::start();
+        assert_eq!(host.figures(), Figures::Unknown);
+        assert_eq!(host.probe(books), figures, "{books:?}");
+        eventually("what it had is taken back", || is_gone(&mut host));
+        eventually("and scrubbed", || host.unit()[3] == 0);
+        let all = host.bytes;
+        assert_eq!(host.unit()[..3], [all, 0, all], "{books:?}");
+        host.assert_sound();
+    }
+}
+
+// Promise: Q66
+#[test]
+fn a_probe_that_dies_shows_nothing_and_the_next_one_does() {
+    let mut host = Host::start();
+    let probe = host.prober();
+    assert_eq!(probe.ask("begin"), "0 0");
+    assert!(probe.take(2 * MIB).is_ok());
+    assert_eq!(host.describe(0).0[0], 32 * MIB);
+    let mut second = host.prober();
+    eventually("one at a time", || second.is_killed());
+    probe.kill();
+    eventually("its end", || is_gone(&mut host));
+    assert_eq!(host.figures(), Figures::Unknown);
+    assert_eq!(host.probe(Books::Both), Figures::Used);
+    let mut needless = host.prober();
+    eventually("there is nothing to be found out", || needless.is_killed());
+    host.assert_sound();
+}
+
+// Promise: Q66
+#[test]
+fn a_probe_that_hangs_is_ended_and_delays_no_vm() {
+    let mut host = Host::start();
+    host.vm(1, 64 * MIB);
+    let mut hangs = host.prober();
+    let began = Instant::now();
+    let worker = host.worker(1);
+    assert_eq!(worker.ask("begin"), "0 0");
+    assert!(worker.take(32 * MIB).is_ok());
+    assert!(began.elapsed() < Duration::from_secs(5) && !hangs.is_killed(), "the VM had to wait");
+    eventually("the probe's end", || hangs.is_killed());
+    assert_eq!(host.figures(), Figures::Unknown);
+    assert_eq!(host.describe(1).0[1], host.driver_share(), "what was granted is charged");
+    eventually("its end is seen", || is_gone(&mut host));
+    assert_eq!(host.probe(Books::Importer), Figures::Used);
+    host.assert_sound();
+}
+
+// Promise: Q66
+#[test]
+fn a_probe_does_not_outlive_an_inventory_that_does_not_answer() {
+    let mut host = Host::with(Options { inventory: false, ..Options::default() });
+    let mut unasked = host.prober();
+    eventually("there is no inventory to look at", || unasked.is_killed());
+    let (silent, theirs) = socket::pair().unwrap();
+    host.send(ToArbiter::Inventory {}, &[theirs.as_fd()]);
+    let mut probe = host.prober();
+    assert_eq!(probe.ask("begin"), "0 0");
+    probe.say(&format!("take {}", 2 * MIB));
+    eventually("its end", || probe.is_killed());
+    assert_eq!(host.figures(), Figures::Unknown);
+    host.attach_inventory();
+    drop(silent);
+    eventually("its end is seen", || is_gone(&mut host));
+    assert_eq!(host.probe(Books::Owner), Figures::Used);
+}
+
+// Promise: Q66
+#[test]
+fn figures_that_are_no_longer_given_are_found_out_about_anew() {
+    let mut host = Host::start();
+    assert_eq!(host.probe(Books::Both), Figures::Used);
+    host.listed.lock().unwrap().books = Books::Absent;
+    eventually("it is seen", || host.figures() == Figures::Unknown);
+    eventually("the last probe is gone", || is_gone(&mut host));
+    assert_eq!(host.probe(Books::Absent), Figures::Unused);
+}
+
+// Promise: Q66
+#[test]
+fn an_instance_of_a_device_needs_no_probe() {
+    let options = Options { instance: Some((9, 0, true)), ..Options::default() };
+    let mut host = Host::with(options);
+    assert_eq!(host.figures(), Figures::Unused);
+    let mut needless = host.prober();
+    eventually("its end", || needless.is_killed());
+    assert_eq!(host.figures(), Figures::Unused);
+}
