@@ -30,11 +30,13 @@ pub struct Options<'a> {
     pub file: &'a str,
     /// Whether somebody keeps the daemon's sockets.
     pub kept: bool,
+    /// To whom NVML books chunks, as the software GPU's configuration says it.
+    pub booking: &'a str,
 }
 
 impl Default for Options<'_> {
     fn default() -> Self {
-        Self { gpus: 1, mig: true, file: "", kept: false }
+        Self { gpus: 1, mig: true, file: "", kept: false, booking: "owner" }
     }
 }
 
@@ -75,6 +77,7 @@ impl Host {
             ("SLUICE_SOFTGPU_DEVICES", options.gpus.to_string()),
             ("SLUICE_SOFTGPU_MODEL", "H100-80".to_owned()),
             ("SLUICE_SOFTGPU_MIG", u8::from(options.mig).to_string()),
+            ("SLUICE_SOFTGPU_BOOKING", options.booking.to_owned()),
         ];
         let program = binaries.get("sluiced")?;
         let mut host = Self { daemon: None, program, keeper, variables, binaries, folder, device };

@@ -337,23 +337,31 @@ fn organisations_share_an_instance_only_where_the_configuration_says_so() -> Res
     Ok(())
 }
 
-/// The same on a whole GPU of which NVML lists the processes without their bytes: nothing that is there ends, and the operator is warned once.
+/// The same on a whole GPU: VMs of other organisations come to it once a probe has shown that growth can be charged, which NVML's figures
+/// may cease to allow. Nothing that is there ends, and the operator is warned once.
 // Promise: P47
 #[test]
 fn organisations_share_a_gpu_without_bytes_per_process_only_where_the_configuration_says_so() -> Result<()> {
     let of = |organisation: &str| json!({ "organisation": organisation, "memory_bytes": 64 * MIB });
     for file in ["", "share-unmeasured-between-organisations = true\n"] {
-        let host = Host::start(&Options { mig: false, file, ..Options::default() })?;
+        let mut host = Host::start(&Options { mig: false, file, ..Options::default() })?;
         for organisation in ["acme", "other"] {
             let wanted = json!({ "memory_bytes": 1_u64 << 40 });
             host.done("PUT", &format!("/v1/organisations/{organisation}"), Some(&wanted))?;
         }
+        let has_figures = |wanted: bool| {
+            move |host: &Host| Ok(host.units()?[0]["figures_per_process"].as_bool() == Some(wanted))
+        };
+        host.wait_for("a probe has shown it", has_figures(true))?;
         let first = host.put_with("a", of("acme"))?;
         let program = programs::hostile("instance")?;
         let mut holds = host.holder(&program, &first, 1)?;
         host.put_with("b", of("other"))?;
         host.fault(0, "hide bytes\n")?;
-        host.wait_for("it is seen", |host| Ok(host.units()?[0]["figures_per_process"] == false))?;
+        let warnings =
+            |host: &Host| host.printed().matches("does not say how much memory each process has").count();
+        host.wait_for("it is seen", |host| Ok(warnings(host) > 0))?;
+        ensure!(has_figures(false)(&host)?, "{:?}", host.units()?);
         let wanted = json!({ "direct": true, "organisation": "other", "memory_bytes": 64 * MIB });
         if file.is_empty() {
             let refused = host.refused("PUT", "/v1/vms/c", Some(&wanted), "placement-unavailable")?;
@@ -366,11 +374,36 @@ fn organisations_share_a_gpu_without_bytes_per_process_only_where_the_configurat
             host.done("PUT", "/v1/vms/c", Some(&wanted))?;
         }
         holds.look()?;
-        let said = host.printed().matches("does not say how much memory each process has").count();
-        ensure!(said == 1, "{said} warnings\n{}", host.printed());
+        ensure!(warnings(&host) == 1, "{} warnings\n{}", warnings(&host), host.printed());
+        drop(holds);
         host.fault(0, "")?;
-        host.wait_for("it is over", |host| Ok(host.units()?[0]["figures_per_process"] == true))?;
+        // An arbiter that is started anew finds out anew.
+        host.restart()?;
+        host.wait_for("it is over", has_figures(true))?;
         host.done("PUT", "/v1/vms/c", Some(&wanted))?;
+    }
+    Ok(())
+}
+
+/// A probe shows before any VM has a session whether growth can be charged, of each kind of driver; then a program has all its
+/// VM's memory for longer than it takes to be judged, and the unit is as if there had been no probe.
+// Promise: Q66
+#[test]
+fn a_probe_shows_to_whom_a_driver_books_memory_before_there_is_a_session() -> Result<()> {
+    for (booking, used) in [("owner", true), ("importer", true), ("both", true), ("nowhere", false)] {
+        let host = Host::start(&Options { mig: false, booking, ..Options::default() })?;
+        host.wait_for("the probe has shown it", |host| {
+            let line = format!("booking={}{}", booking[..1].to_uppercase(), &booking[1..]);
+            Ok(host.printed().contains(&line) && host.units()?[0]["figures_per_process"] == used)
+        })?;
+        host.wait_for("nothing of it is left", |host| {
+            let memory = &host.units()?[0]["memory"];
+            Ok(memory["lent_bytes"] == 0 && memory["dirty_bytes"] == 0 && memory["headroom_bytes"] == 0)
+        })?;
+        let vm = host.put_with("a", json!({ "memory_bytes": 64 * MIB }))?;
+        let mut holds = host.holder(&programs::hostile("instance")?, &vm, 1)?;
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        holds.look().with_context(|| format!("{booking}\n{}", host.printed()))?;
     }
     Ok(())
 }

@@ -568,6 +568,29 @@ fn there_is_one_arbiter_per_unit_of_the_command_line() {
     place.wait_empty();
 }
 
+// Promise: Q66
+#[test]
+fn a_probe_is_a_worker_of_no_vm_one_per_unit() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, true, &[]);
+    let probe = |unit| launcher.ask(ToLauncher::StartProbe { unit, visible: Visible::Ordinal(3) });
+    let first = probe(1).expect("a probe");
+    let found = first.describe();
+    assert_eq!(
+        (&found["visible"], &found["silent"], &found["probe"]),
+        (&"3".into(), &true.into(), &true.into())
+    );
+    assert_eq!((&found["fds"], &found["capabilities"]), (&serde_json::json!([0, 1, 2, 3]), &0.into()));
+    assert_eq!(launcher.worker(1).expect("a worker").describe()["probe"], false);
+    assert_eq!(probe(1).err(), Some(Errno::AGAIN));
+    assert_eq!(probe(2).err(), Some(Errno::INVAL));
+    signal(&first.pidfd, Signal::KILL);
+    wait_gone(&first.pidfd);
+    until(|| probe(1), Result::is_ok).expect("the next one");
+    launcher.end();
+    place.wait_empty();
+}
+
 #[test]
 fn an_inventory_that_cannot_be_killed_is_replaced_all_the_same() {
     let place = Place::new();

@@ -286,6 +286,33 @@ fn gpu_of_which_the_arbiter_has_no_figures_is_shared_within_one_organisation() {
     daemon.end();
 }
 
+/// While an arbiter does not know whether it can use figures, it gets probes, a few at once and then seldom; none where it knows.
+// Promise: Q66
+#[test]
+fn an_arbiter_that_does_not_know_its_figures_gets_a_probe_and_no_flood_of_them() {
+    let place = Place::new();
+    let daemon = Daemon::configured(&place, &format!("nvml = {:?}\n", place.driver()));
+    assert_eq!(put(&place, "a", &json!({ "memory_bytes": 32 << 20 })).status, 201);
+    let probes = || -> Vec<u32> {
+        let told = place.tell("unit-0", "told");
+        let number = |line: &str| line.split(" }").next().and_then(|number| number.parse().ok());
+        told.split("Prober { process: ").skip(1).filter_map(number).collect()
+    };
+    assert_eq!(place.tell("unit-0", "figures 1"), "said");
+    assert!(probes().is_empty(), "it knows");
+    assert_eq!(place.tell("unit-0", "figures 2"), "said");
+    for count in 1..=3 {
+        let seen = until(probes, |probes| probes.len() >= count);
+        assert_eq!(seen.len(), count, "one at a time");
+        let last = seen.last().and_then(|probe| rustix::process::Pid::from_raw(probe.cast_signed()));
+        rustix::process::kill_process(last.expect("a process"), rustix::process::Signal::KILL)
+            .expect("killed");
+    }
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    assert_eq!(probes().len(), 3, "the next one comes later");
+    daemon.end();
+}
+
 /// What an arbiter does not have to lend is promised to nobody, whatever the driver says that the device has.
 // Promise: P11
 #[test]

@@ -78,8 +78,8 @@ pub struct Unit {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
     /// Whether the driver says how much memory each process has, so that memory which a driver takes beyond a grant is charged to the
-    /// VM whose it is. Where it does not, as on every MIG instance, VMs of one organisation share the unit only with each other,
-    /// unless the configuration says otherwise.
+    /// VM whose it is. A probe finds that out soon after the unit begins to lend. Until then, and where it does not, as on every MIG
+    /// instance, VMs of one organisation share the unit only with each other, unless the configuration says otherwise.
     pub figures_per_process: bool,
     /// VMs that have a place on it.
     pub vms: u32,

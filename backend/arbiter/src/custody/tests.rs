@@ -1023,6 +1023,34 @@ fn a_measured_share_replaces_what_was_granted_but_for_a_margin() {
     assert_eq!(growing.driver(1), 100 * MIB, "growth without a grant is charged, too");
 }
 
+/// Where the driver books chunks to importers, their bytes are no growth, and nothing else hides any: neither leases on one chunk
+/// nor what was given back long ago.
+// Promise: Q66
+#[test]
+fn what_is_lent_is_taken_out_of_an_importers_figure_once() {
+    let mut growing = Growing::new();
+    let id = growing.worker(1);
+    growing.world.custody.set_imports_booked(true);
+    let custody = &mut growing.world.custody;
+    custody.request(id, Request::Take { serial: 900, bytes: 32 * MIB }, 0);
+    let lease = *custody.workers[&id].leases.keys().next().expect("lent");
+    custody.set_next_share(7);
+    custody.request(id, Request::Share { serial: 901, share: 0, lease }, 0);
+    custody.request(id, Request::Open { serial: 902, share: 7 }, 0);
+    assert_eq!(custody.workers[&id].lent, 64 * MIB, "two leases");
+    custody.set_booked(id, Some(40 * MIB), 5_000);
+    assert_eq!(custody.driver_share(VmKey { vm: 1, epoch: 1 }), 8 * MIB, "and one chunk");
+    let leases: Vec<u64> = custody.workers[&id].leases.keys().copied().collect();
+    for lease in leases {
+        custody.request(id, Request::Give { lease }, 5_000);
+    }
+    custody.set_booked(id, Some(40 * MIB), 5_500);
+    assert_eq!(custody.driver_share(VmKey { vm: 1, epoch: 1 }), 8 * MIB, "the figure may be from before");
+    custody.set_booked(id, Some(40 * MIB), 6_000);
+    assert_eq!(custody.driver_share(VmKey { vm: 1, epoch: 1 }), 40 * MIB, "it has kept the chunk");
+    assert_eq!(custody.check(), Ok(()));
+}
+
 // Promise: Q30
 #[test]
 fn memory_that_a_driver_gave_back_serves_its_next_growth_uncharged() {

@@ -61,8 +61,10 @@ const END: Duration = Duration::from_secs(2);
 const KILLED: Duration = Duration::from_secs(5);
 /// How long a probe may take; its arbiter ends it before.
 const PROBE: Duration = Duration::from_secs(20);
-/// How long it is until the next probe, where one has shown nothing.
-const NEXT_PROBE: Duration = Duration::from_secs(30);
+/// Probes at once, where one has shown nothing, and per second in the long run.
+const PROBES: (u32, f64) = (3, 1.0 / 30.0);
+/// How long after a probe the next may begin: by then the arbiter has taken back what was lent.
+const NEXT_PROBE: Duration = Duration::from_secs(2);
 /// Restarts at once, and per second in the long run.
 const RESTARTS: (u32, f64) = (3, 0.2);
 
@@ -333,7 +335,12 @@ impl Unit {
             return std::future::pending().await;
         }
         let mut figures = self.figures.subscribe();
+        let mut probes = TokenBucket::new(PROBES.1, PROBES.0, Instant::now());
         while figures.wait_for(|figures| *figures == Some(Figures::Unknown)).await.is_ok() {
+            if let Err(wait) = probes.take(Instant::now()) {
+                sleep(wait).await;
+                continue;
+            }
             if let Err(error) = self.probe_once().await {
                 tracing::warn!("a probe of unit {} cannot be made: {error}", self.number);
             }
@@ -362,10 +369,10 @@ impl Unit {
         socket::send(&started.socket, &codec::encode(&setup).map_err(io::Error::other)?, &[])?;
         let lender = ToWorker::Custody { device: self.place.ordinal() }.encode();
         socket::send(&started.socket, &lender, &[custody.as_fd()])?;
-        let message = ToArbiter::Prober { process: started.process }.encode();
+        let message = ToArbiter::Prober { process: started.process };
         let pidfd = probe.0.get_ref().try_clone()?;
         let posted =
-            self.running.borrow().as_ref().is_some_and(|outbox| outbox.post(message, vec![theirs, pidfd]));
+            self.running.borrow().as_ref().is_some_and(|queue| queue.post(message, vec![theirs, pidfd]));
         if posted && timeout(PROBE, gone(&probe.0)).await.is_err() {
             return Err(io::Error::other("it does not end"));
         }

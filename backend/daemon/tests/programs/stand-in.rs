@@ -159,7 +159,8 @@ fn worker(arguments: &[String], program: &Path) -> Result<()> {
     if hostile.trim().parse() == Ok(setup.vm) {
         attack()?;
     }
-    let found = what_it_has()?;
+    let probe = arguments.iter().any(|argument| argument == "--probe");
+    let found = format!("\"probe\":{probe},{}", what_it_has()?);
     // Held, as the real one does: their end is the end of the worker.
     let mut custody = Vec::new();
     for device in 0..setup.devices {
@@ -353,7 +354,11 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
             scrubbed: 0,
             took: 0,
             drift: 0,
-            figures: if used == 1 { Figures::Used } else { Figures::Unused },
+            figures: match used {
+                0 => Figures::Unused,
+                1 => Figures::Used,
+                _ => Figures::Unknown,
+            },
         },
         ("want", &[ancestor, bytes]) => FromArbiter::WantEscrow { ancestor, bytes: bytes.into() },
         _ => return Ok(format!("unknown command {line:?}")),

@@ -39,10 +39,13 @@ fn an_audit_finds_each_contradiction_that_is_planted() {
         ("a worker's sum is not that of its leases", |custody, _, two| {
             custody.workers.get_mut(&two).unwrap().lent += UNIT;
         }),
+        ("a worker's sum is not that of its leases", |custody, _, two| {
+            custody.workers.get_mut(&two).unwrap().held += UNIT;
+        }),
         ("a chunk is leased to nobody", |custody, one, _| {
             let worker = custody.workers.get_mut(&one).unwrap();
             worker.leases.clear();
-            worker.lent = 0;
+            (worker.lent, worker.held) = (0, 0);
         }),
         ("a worker that ends is not listed, or one that does not is", |custody, _, two| {
             custody.ending.insert((VmKey { vm: 1, epoch: 1 }, two));
