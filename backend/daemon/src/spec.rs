@@ -34,6 +34,7 @@ pub(crate) fn resolve(
     projects: &[Ancestor],
 ) -> Result<()> {
     let id = spec.id;
+    ensure!(id > 0, "0 is no number of a VM: probes of units have it");
     if spec.memory.0 == 0 {
         spec.memory = memory;
     }

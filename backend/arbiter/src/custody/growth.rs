@@ -626,11 +626,16 @@ impl Custody {
         if worker.life == Life::Alive {
             worker.peak = worker.held;
         }
+        let exact = !self.imports_booked || lent == worker.held;
         let lent = if self.imports_booked { lent } else { 0 };
-        let bytes = bytes.map(|bytes| bytes.saturating_sub(lent));
+        let bytes = bytes.map(|bytes| match bytes.saturating_sub(lent) {
+            least if exact => least,
+            // Somewhere between the two: as it was, as far as it can be.
+            least => worker.booked_bytes().clamp(least, bytes),
+        });
         worker.booked = bytes.map_or(Booked::AtLeast(context), Booked::Bytes);
         // A figure from before the end of its last growth says nothing of that.
-        let settled = self.growth.is_settled(worker);
+        let settled = exact && self.growth.is_settled(worker);
         if let Some(bytes) = bytes.filter(|_| settled) {
             let most = bytes.saturating_add(margin);
             worker.returned = worker.returned.saturating_sub(worker.granted.saturating_sub(most));

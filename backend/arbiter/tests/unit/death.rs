@@ -2,10 +2,10 @@
 
 use crate::{
     MIB,
-    host::{Host, Options, eventually},
+    host::{Books, Host, Options, eventually},
 };
 use rustix::process::{Pid, Signal, kill_process};
-use sluice_messages::control::{ArbiterEvent, Verify};
+use sluice_messages::control::{ArbiterEvent, Figures, Verify};
 use sluice_protocol::limits;
 use std::time::{Duration, Instant};
 
@@ -94,6 +94,7 @@ fn a_take_of_what_another_had_is_not_refused_when_that_one_has_ended() {
 #[test]
 fn memory_that_a_liar_keeps_serves_no_other_vm_while_it_lives() {
     let mut host = Host::start();
+    assert_eq!(host.measured(Books::Owner), Figures::Used);
     host.vm(1, 0);
     host.vm(2, 0);
     let (liar, other) = (host.worker(1), host.worker(2));
@@ -122,6 +123,7 @@ fn memory_that_a_liar_keeps_serves_no_other_vm_while_it_lives() {
 #[test]
 fn what_a_dead_worker_handed_on_serves_no_other_vm_while_anybody_has_it() {
     let mut host = Host::start();
+    assert_eq!(host.measured(Books::Owner), Figures::Used);
     host.vm(1, 0);
     host.vm(2, 0);
     let (giver, other) = (host.worker(1), host.worker(2));

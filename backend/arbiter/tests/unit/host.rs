@@ -400,6 +400,16 @@ impl Host {
         self.figures()
     }
 
+    /// The same while there is no VM; nothing of the probe is left.
+    pub(crate) fn measured(&mut self, books: Books) -> Figures {
+        let figures = self.probe(books);
+        eventually("what the probe had is taken back", || {
+            let [total, lent, clean, ..] = self.unit();
+            self.describe(0) == ([0, 0, 0], 0) && (total, lent, clean) == (self.bytes, 0, self.bytes)
+        });
+        figures
+    }
+
     /// `[lent, headroom, dirty]` of a VM, and its holders.
     pub(crate) fn describe(&mut self, vm: u32) -> ([u64; 3], u32) {
         self.send(ToArbiter::DescribeVm { vm }, &[]);

@@ -36,7 +36,7 @@ fn no_driver_grows_into_what_a_dead_worker_of_another_vm_left() {
 #[test]
 fn a_driver_that_takes_more_than_the_quota_is_ended() {
     let mut host = Host::start();
-    assert_eq!(host.probe(Books::Owner), Figures::Used);
+    assert_eq!(host.measured(Books::Owner), Figures::Used);
     host.vm(1, 64 * MIB);
     let (mut greedy, modest) = (host.worker(1), host.worker(1));
     let list = |host: &Host, bytes: u64| {
@@ -56,7 +56,7 @@ fn a_driver_that_takes_more_than_the_quota_is_ended() {
 fn a_driver_that_books_chunks_to_their_importers_ends_no_honest_worker() {
     for books in [Books::Importer, Books::Both] {
         let mut host = Host::start();
-        assert_eq!(host.probe(books), Figures::Used);
+        assert_eq!(host.measured(books), Figures::Used);
         host.vm(1, 64 * MIB);
         let mut worker = host.worker(1);
         assert_eq!(worker.ask("begin"), "0 0");
@@ -86,7 +86,7 @@ fn a_driver_that_books_chunks_to_their_importers_ends_no_honest_worker() {
 fn arbiter_whose_driver_gives_no_bytes_per_process_says_so_and_ends_nobody() {
     for books in [Books::Absent, Books::Nowhere] {
         let mut host = Host::start();
-        assert_eq!(host.probe(books), Figures::Unused);
+        assert_eq!(host.measured(books), Figures::Unused);
         host.vm(1, 64 * MIB);
         let worker = host.worker(1);
         assert_eq!(worker.ask("begin"), "0 0");
@@ -102,7 +102,7 @@ fn arbiter_whose_driver_gives_no_bytes_per_process_says_so_and_ends_nobody() {
 #[test]
 fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_before() {
     let mut host = Host::start();
-    assert_eq!(host.probe(Books::Owner), Figures::Used);
+    assert_eq!(host.measured(Books::Owner), Figures::Used);
     let context = host.context;
     host.vm(1, context + host.margin + context / 2);
     let (first, second) = (host.worker(1), host.worker(1));
@@ -127,7 +127,7 @@ fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_befor
 #[test]
 fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
     let mut host = Host::start();
-    assert_eq!(host.probe(Books::Owner), Figures::Used);
+    assert_eq!(host.measured(Books::Owner), Figures::Used);
     let context = host.context;
     host.vm(1, context + context / 2);
     let used = host.unit()[0];

@@ -26,7 +26,7 @@ fn world() -> (World, WorkerId, WorkerId) {
 #[test]
 fn an_audit_finds_each_contradiction_that_is_planted() {
     type Plant = fn(&mut Custody, WorkerId, WorkerId);
-    let planted: [(&str, Plant); 10] = [
+    let planted: [(&str, Plant); 11] = [
         ("a chunk can be reached from two VMs", |custody, one, _| {
             custody.workers.get_mut(&one).unwrap().vm = VmKey { vm: 2, epoch: 1 };
         }),

@@ -318,7 +318,7 @@ impl Checkpoint {
     }
 
     /// Whether a unit's driver says how much memory each process has, as far as any arbiter of the unit has found out.
-    pub(crate) fn is_measured(&self, unit: u32) -> bool {
+    fn is_measured(&self, unit: u32) -> bool {
         !self.content.borrow().unmeasured.contains(&unit)
     }
 
