@@ -305,8 +305,7 @@ fn an_arbiter_that_does_not_know_its_figures_gets_a_probe_and_no_flood_of_them()
         let seen = until(probes, |probes| probes.len() >= count);
         assert_eq!(seen.len(), count, "one at a time");
         let last = seen.last().and_then(|probe| rustix::process::Pid::from_raw(probe.cast_signed()));
-        rustix::process::kill_process(last.expect("a process"), rustix::process::Signal::KILL)
-            .expect("killed");
+        rustix::process::kill_process(last.expect("a process"), Signal::KILL).expect("killed");
     }
     std::thread::sleep(std::time::Duration::from_secs(4));
     assert_eq!(probes().len(), 3, "the next one comes later");

@@ -216,7 +216,7 @@ fn chunks_heap_and_driver_are_told_apart() {
     peer.ask("module 100").unwrap();
     peer.ask("allocate 0 1000").unwrap();
     peer.ask("create 1 4 1").unwrap();
-    let expected = Held { chunks: 4 * PAGE, heap: PAGE, driver: 2 * PAGE, imported: 0 };
+    let expected = Held { chunks: 4 * PAGE, heap: PAGE, driver: 2 * PAGE, imported: 0, lent: 0 };
     assert_eq!(process(&device, &peer).held, expected);
     peer.ask("map 1").unwrap();
     peer.ask("release 1").unwrap();

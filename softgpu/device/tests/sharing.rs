@@ -188,12 +188,12 @@ fn what_a_process_holds_is_told_by_purpose() {
     assert_eq!(
         held(device),
         [
-            Held { chunks: 3 * page, heap: 2 * page, driver: 0, imported: 0 },
-            Held { chunks: 3 * page, heap: 0, driver: page, imported: 3 * page }
+            Held { chunks: 3 * page, heap: 2 * page, driver: 0, imported: 0, lent: 3 * page },
+            Held { chunks: 3 * page, heap: 0, driver: page, imported: 3 * page, lent: 0 }
         ]
     );
     // Both are owners of this process, which made all of it.
-    let together = Held { chunks: 3 * page, heap: 2 * page, driver: page, imported: 0 };
+    let together = Held { chunks: 3 * page, heap: 2 * page, driver: page, imported: 0, lent: 0 };
     assert_eq!(device.held_together(&[std::process::id()]), together);
     assert_eq!(device.held_together(&[u32::MAX]), Held::default());
     // What two hold is used once.
@@ -202,7 +202,7 @@ fn what_a_process_holds_is_told_by_purpose() {
     let first = device.processes()[0];
     assert_eq!((first.contexts, first.launches, first.busy_nanoseconds), (1, 1, 1234));
     drop((chunk, driver));
-    assert_eq!(held(device)[1], Held { chunks: 3 * page, heap: 0, driver: 0, imported: 3 * page });
+    assert_eq!(held(device)[1], Held { chunks: 3 * page, heap: 0, driver: 0, imported: 3 * page, lent: 0 });
     drop(shared);
     one.context_ended();
     assert_eq!(device.processes()[0].contexts, 0);
