@@ -215,7 +215,7 @@ mod tests {
     /// What is found when the figures of arbiter and probe, and then their figures after a chunk of 512 MiB was lent, are these in MiB
     /// beside chunks and context.
     fn found(made: i64, probe: u64) -> Next {
-        let made = Some((CHUNKS + SIZES.context).saturating_add_signed(made * MIB as i64));
+        let made = Some((CHUNKS + SIZES.context).saturating_add_signed(made * MIB.cast_signed()));
         let mut trial = trial();
         trial.takes(7, false);
         assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Lend(7, 512 * MIB));

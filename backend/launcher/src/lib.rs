@@ -499,7 +499,6 @@ impl Launcher {
                     uid,
                     cgroup: door.as_ref().map(AsFd::as_fd),
                     descriptors: &[theirs.as_fd()],
-                    ..Given::default()
                 };
                 if self.free_uids.is_some() && uid.is_none() {
                     Err(Errno::AGAIN.into())
