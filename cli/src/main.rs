@@ -238,3 +238,26 @@ impl From<ExitStatus> for Ended {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn word_of_the_help_is_a_word_of_the_api() {
+        for (command, option, words) in [
+            ("create a", "--priority", &["low", "normal", "high"][..]),
+            ("create a", "--policy", &["mig", "time-slice", "any"]),
+            ("create a", "--isolation", &["shared", "strict", "strict-plus"]),
+            ("size set a", "--policy", &["mig", "time-slice", "any"]),
+            ("project set a --memory 1GiB", "--max-priority", &["low", "normal", "high"]),
+            ("project set a --memory 1GiB", "--max-isolation", &["shared", "strict", "strict-plus"]),
+            ("move a", "--kind", &["mig", "time-slice"]),
+        ] {
+            for word in words {
+                let line = format!("sluice {command} {option} {word}");
+                assert!(Arguments::try_parse_from(line.split(' ')).is_ok(), "{line}");
+            }
+        }
+    }
+}
