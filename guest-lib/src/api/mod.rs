@@ -1,6 +1,7 @@
 //! The functions of the C API, by their C names, in the order of the call table.
 //!
-//! Each takes what its C caller passed, in the types of [`crate::arguments`], and answers a result code; nothing here is
+//! The exports call it. Owns nothing: it composes what the tables of the process answer, and alone knows all of them. Each
+//! function takes what its C caller passed, in the types of [`crate::arguments`], and answers a result code; nothing here is
 //! unsafe. What a function does on the host is a wire call; what it can answer from what the process knows, it does.
 
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "the names and signatures of cuda.h")]
@@ -9,6 +10,7 @@ mod context;
 mod copy;
 mod device;
 mod event;
+mod fill;
 mod ipc;
 mod launch;
 mod managed;
@@ -24,6 +26,7 @@ pub(crate) use context::*;
 pub(crate) use copy::*;
 pub(crate) use device::*;
 pub(crate) use event::*;
+pub(crate) use fill::*;
 pub(crate) use ipc::*;
 pub(crate) use launch::*;
 pub(crate) use managed::*;
