@@ -4,14 +4,15 @@
 //! kernel's driver would send. Connection, context and session are one: the device ends all three when this process is
 //! gone. A container needs nothing but the socket.
 
-#![expect(unsafe_code, reason = "signal masks, and borrowing a descriptor of a library")]
+#![expect(unsafe_code, reason = "borrowing a descriptor of a library")]
 #![expect(clippy::cast_possible_truncation, reason = "halves of words, and the length of a doorbell")]
 
 use super::{
-    Resource, Token, Transport, TransportError,
     held::Held,
+    interface::{Resource, Token, Transport, TransportError},
     queue::{self, HALF_BYTES, Queue, Ticket},
     ram::{Ram, Range},
+    signals::signals_blocked,
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -526,38 +527,4 @@ fn negotiate(
 
 fn errno(what: &'static str, error: &std::io::Error) -> TransportError {
     TransportError::System { what, error: Errno::from_io_error(error).unwrap_or(Errno::IO) }
-}
-
-/// Does something with all signals blocked, and swallows a SIGPIPE that it caused: the vhost-user library neither
-/// expects to be interrupted nor asks not to be signalled, and the program's handlers are none of its business.
-pub(super) fn signals_blocked<R>(body: impl FnOnce() -> R) -> R {
-    use core::mem::MaybeUninit;
-    let mut all = MaybeUninit::uninit();
-    let mut old = MaybeUninit::uninit();
-    let mut pipe = MaybeUninit::uninit();
-    let mut pending = MaybeUninit::uninit();
-    // SAFETY: fills a set.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    // SAFETY: fills a set.
-    unsafe { libc::sigemptyset(pipe.as_mut_ptr()) };
-    // SAFETY: the set was initialised.
-    unsafe { libc::sigaddset(pipe.as_mut_ptr(), libc::SIGPIPE) };
-    // SAFETY: both sets are valid; `old` is filled.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr()) };
-    let sigpipe_pending = |pending: &mut MaybeUninit<libc::sigset_t>| {
-        // SAFETY: fills a set.
-        unsafe { libc::sigpending(pending.as_mut_ptr()) };
-        // SAFETY: the set was filled.
-        unsafe { libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1 }
-    };
-    let before = sigpipe_pending(&mut pending);
-    let result = body();
-    if !before && sigpipe_pending(&mut pending) {
-        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: valid set and time; nothing is to be told about the signal.
-        unsafe { libc::sigtimedwait(pipe.as_ptr(), core::ptr::null_mut(), &raw const now) };
-    }
-    // SAFETY: the set was filled above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
-    result
 }

@@ -3,7 +3,7 @@
 //! Programs close descriptors they do not know (daemons, shells, test harnesses close all above 2) and open their own,
 //! which then have the same numbers. So ours live at high numbers, and what a number means is checked before use.
 
-use super::TransportError;
+use super::interface::TransportError;
 use rustix::{
     fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     fs::fstat,

@@ -3,7 +3,7 @@
 //! Sparse, of a fixed size and sealed, because the device refuses memory that could shrink under it. A range that is
 //! given back loses its pages, so every new range reads as zero.
 
-use super::{TransportError, held::Held};
+use super::{held::Held, interface::TransportError};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };

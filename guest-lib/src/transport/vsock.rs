@@ -9,7 +9,11 @@
 
 #![expect(unsafe_code, reason = "the address of a virtual socket, and access to the control resource")]
 
-use super::{Resource, Token, Transport, TransportError, direct::signals_blocked, held::Held};
+use super::{
+    held::Held,
+    interface::{Resource, Token, Transport, TransportError},
+    signals::signals_blocked,
+};
 use crate::{error::Error, host_memory, log, spawn::spawn};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},

@@ -7,7 +7,10 @@
 //! In 2D there are no contexts. The session is the control resource, the first that is made; whatever is made carries the
 //! session's nonce in its first page until the device has seen it, and nothing else of it is known to anybody.
 
-use super::{Resource, Token, Transport, TransportError, held::Held};
+use super::{
+    held::Held,
+    interface::{Resource, Token, Transport, TransportError},
+};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd as _, OwnedFd},
