@@ -12,7 +12,7 @@ use sluice_messages::{
 };
 use sluice_protocol::limits;
 
-use crate::spec;
+use crate::spec::{self, Ancestor};
 
 /// Session starts per second and VM that are let through in the long run, unless configured.
 const STARTS_PER_SECOND: u32 = 200;
@@ -243,22 +243,6 @@ impl Access {
         }
         Ok(())
     }
-}
-
-/// A project or an organisation, with what all its VMs together may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Ancestor {
-    /// Its number, which no other project or organisation has.
-    pub id: u32,
-    /// The organisation of a project.
-    #[serde(default)]
-    pub organisation: u32,
-    /// Bytes of device memory of all its VMs on all units.
-    pub memory: ByteSize,
-    /// Whether it is a project.
-    #[serde(skip)]
-    pub is_project: bool,
 }
 
 /// A checked configuration.

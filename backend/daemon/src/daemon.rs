@@ -40,6 +40,7 @@ use crate::{
     records::state::{
         adoption::{self, Adoption},
         checkpoint::Checkpoint,
+        objects::Objects,
     },
     records::trail::Trail,
     records::usage::Usage,
@@ -50,8 +51,8 @@ use crate::{
     units::sampling,
     units::set::Units,
     units::unit::{self, UnitError},
-    vms::roster::{House, Roster},
     vms::{audit, vm},
+    vms::{context::Context, roster::Roster},
 };
 
 /// Clients that may follow events at once.
@@ -125,7 +126,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
 
     make_directory(&configuration.state_dir)?;
     let checkpoint = Rc::new(Checkpoint::open(&configuration.state_dir)?);
-    let configured = registry::configured(&configuration);
+    let configured = Objects::configured(&configuration);
     let (vms, projects) = registry::identities(&[&configured, &*checkpoint.objects()]);
     let usage = Rc::new(Usage::open(&configuration.state_dir, &vms, &projects)?);
     make_directory(&configuration.log_directory)?;
@@ -179,7 +180,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     placer.adopt().await;
 
     let (failures, mut failed) = unbounded_channel();
-    let house = House {
+    let context = Context {
         configuration: Rc::clone(&configuration),
         launching: Rc::clone(&launching),
         units: Rc::clone(&units),
@@ -187,7 +188,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         notices: notices.clone(),
         journal: Arc::clone(&journal),
     };
-    let roster = Roster::new(house, failures);
+    let roster = Roster::new(context, failures);
     let custodian = Custodian::new(
         Rc::clone(&units),
         Rc::clone(&roster),

@@ -30,18 +30,17 @@ use crate::{
     records::notice::{Notice, Notices},
     records::state::{
         checkpoint::{Checkpoint, FenceChange, ReadmitError, Removal},
-        objects::{Ancestor, Objects, Shares, SizeObject, VmObject, host_name, short_name},
+        objects::{Ancestor, Limits, Objects, Shares, SizeObject, VmObject, host_name, short_name},
     },
     records::trail::{Entry, Trail},
     records::usage::{ProjectIdentity, Usage, VmIdentity},
-    spec,
     units::balancing::Balance,
     units::custodian::Custodian,
     units::inventory::Inventory,
     units::set::Units,
     units::unit::Unit,
     vms::fence::{AdmissionError, Fence},
-    vms::limits::{self, Limits},
+    vms::limits,
     vms::roster::Roster,
     vms::vm::{Phase, Vm},
 };
@@ -1099,45 +1098,4 @@ pub(crate) fn identities(all: &[&Objects]) -> (Vec<VmIdentity>, Vec<ProjectIdent
     };
     let vms = all.iter().flat_map(|objects| objects.vms.iter().map(vm)).collect();
     (vms, all.iter().flat_map(|objects| objects.projects.iter().map(project)).collect())
-}
-
-/// What the configuration file names, in the form of what clients make. Its names are numbers.
-pub(crate) fn configured(configuration: &Configuration) -> Objects {
-    let name = |number: u32| (number > 0).then(|| number.to_string());
-    let mut objects = Objects::default();
-    for vm in &configuration.vms {
-        let object = VmObject {
-            number: vm.id,
-            organisation: name(vm.organisation),
-            project: name(vm.project),
-            scanouts: vm.scanouts,
-            direct: vm.direct,
-            memory: vm.memory.0,
-            guaranteed: vm.guaranteed.0,
-            headroom: vm.headroom.0,
-            pinned: vm.pinned.0,
-            readmit_after: vm.readmit_after,
-            hang_after: vm.hang_after,
-            shares: Shares {
-                weight: spec::shares(vm).weight,
-                priority: vm.priority,
-                cap_permille: vm.cap,
-                guarantee_permille: vm.guarantee,
-            },
-            ..VmObject::default()
-        };
-        objects.vms.insert(vm.id.to_string(), object);
-    }
-    for ancestor in &configuration.ancestors {
-        let object = Ancestor {
-            number: ancestor.id,
-            organisation: name(ancestor.organisation),
-            memory: ancestor.memory.0,
-            vms: None,
-            limits: None,
-        };
-        let all = if ancestor.is_project { &mut objects.projects } else { &mut objects.organisations };
-        all.insert(ancestor.id.to_string(), object);
-    }
-    objects
 }

@@ -3,11 +3,26 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
 use sluice_api::{ByteSize, VmSpec, v1::Priority};
 use sluice_messages::control::{self, Shares};
 use sluice_protocol::limits;
 
-use crate::configuration::Ancestor;
+/// A project or an organisation, with what all its VMs together may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ancestor {
+    /// Its number, which no other project or organisation has.
+    pub id: u32,
+    /// The organisation of a project.
+    #[serde(default)]
+    pub organisation: u32,
+    /// Bytes of device memory of all its VMs on all units.
+    pub memory: ByteSize,
+    /// Whether it is a project.
+    #[serde(skip)]
+    pub is_project: bool,
+}
 
 /// What arbiters are told of its share of time.
 pub(crate) fn shares(spec: &VmSpec) -> Shares {

@@ -5,3 +5,4 @@
 
 pub(crate) mod placer;
 pub(crate) mod placing;
+pub(crate) mod rebalancing;

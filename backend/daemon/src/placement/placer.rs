@@ -38,9 +38,8 @@ use crate::{
     records::notice::{Notice, Notices},
     records::state::{
         checkpoint::Checkpoint,
-        objects::{Home, Plan, VmObject},
+        objects::{Home, Objects, Plan, VmObject},
     },
-    registry,
     units::inventory::{AskError, Inventory, Kind},
     units::set::Units,
     units::unit::{Place, Unit},
@@ -303,7 +302,7 @@ impl Drop for Kept<'_> {
 impl Placer {
     pub(crate) fn new(parts: Parts, found: Vec<Found>) -> Rc<Self> {
         let residents: BTreeSet<_> =
-            registry::configured(&parts.configuration).vms.values().map(organisation_id).collect();
+            Objects::configured(&parts.configuration).vms.values().map(organisation_id).collect();
         let gpu = |found: &Found| {
             let division = match &found.division {
                 Division::Whole { memory_bytes, multiprocessors } => Division::Whole {

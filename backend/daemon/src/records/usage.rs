@@ -24,15 +24,34 @@ use tokio::sync::Mutex;
 
 use sluice_runtime::process::Identity;
 
-use crate::{
-    records::state::file::{Found, StateFile, off_thread},
-    units::unit::WorkReport,
-};
+use crate::records::state::file::{Found, StateFile, off_thread};
 
 /// The form of the file.
 const VERSION: u32 = 1;
 /// VMs that are gone and whose figures are kept.
 const GONE: usize = 4096;
+
+/// What the workers of a VM say they have done on a unit in its epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WorkReport {
+    pub(crate) launches: u64,
+    pub(crate) copies: u64,
+    pub(crate) copied: u64,
+    pub(crate) calls: u64,
+}
+
+impl WorkReport {
+    /// Each figure with the other's.
+    pub(crate) fn combine(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            launches: with(self.launches, other.launches),
+            copies: with(self.copies, other.copies),
+            copied: with(self.copied, other.copied),
+            calls: with(self.calls, other.calls),
+        }
+    }
+}
 
 /// What one had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -44,6 +44,7 @@ use crate::{
     records::notice::{Notice, Notices},
     records::state::{adoption::ArbiterRecord, checkpoint::Checkpoint},
     records::usage,
+    records::usage::WorkReport,
     units::inventory::Inventory,
 };
 
@@ -208,28 +209,6 @@ pub(crate) struct TimeReport {
     pub(crate) overlapped: u64,
     pub(crate) waited: u64,
     pub(crate) turns: u64,
-}
-
-/// What the workers of a VM say they have done on a unit in its epoch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct WorkReport {
-    pub(crate) launches: u64,
-    pub(crate) copies: u64,
-    pub(crate) copied: u64,
-    pub(crate) calls: u64,
-}
-
-impl WorkReport {
-    /// Each figure with the other's.
-    pub(crate) fn combine(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
-        Self {
-            launches: with(self.launches, other.launches),
-            copies: with(self.copies, other.copies),
-            copied: with(self.copied, other.copied),
-            calls: with(self.calls, other.calls),
-        }
-    }
 }
 
 /// What it took to keep a unit's memory since its arbiter was started.

@@ -5,56 +5,12 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
-use sluice_api::v1::{Isolation, Policy, Priority};
+use sluice_api::v1::{Isolation, Policy};
 
-use crate::records::state::objects::{Placement, Shares, SizeObject, VmObject};
+use crate::records::state::objects::{Limits, Placement, SizeObject, VmObject};
 
 /// VMs of an organisation that its tenants may make, where no number is set.
 pub(crate) const VMS: u32 = 64;
-/// VMs of one owner, where no number is set.
-const VMS_PER_OWNER: u32 = 16;
-
-/// Limits that an operator sets on an organisation or project, for its tenants.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct Limits {
-    /// The sizes that a VM may have, whose figures then hold exactly. `None`: any memory, within these limits.
-    pub(crate) sizes: Option<BTreeSet<String>>,
-    pub(crate) weight: u32,
-    pub(crate) priority: Priority,
-    /// 0: a VM needs no cap.
-    pub(crate) cap_permille: u32,
-    pub(crate) guarantee_permille: u32,
-    pub(crate) isolation: Isolation,
-    pub(crate) headroom: u64,
-    /// 0: a VM needs no limit.
-    pub(crate) pinned: u64,
-    /// The shortest time after which a VM may be readmitted without an operator; 0: a tenant may not set one.
-    pub(crate) readmit_after: u32,
-    /// Whether tenants choose GPU, slice, profile, multiprocessors and NUMA node.
-    pub(crate) unit_choice: bool,
-    pub(crate) vms_per_owner: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            sizes: None,
-            weight: Shares::default().weight,
-            priority: Priority::Normal,
-            cap_permille: 0,
-            guarantee_permille: 0,
-            isolation: Isolation::Shared,
-            headroom: 0,
-            pinned: 0,
-            readmit_after: 0,
-            unit_choice: false,
-            vms_per_owner: VMS_PER_OWNER,
-        }
-    }
-}
-
 /// A tenant may not have a field so.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LimitError {
@@ -222,6 +178,8 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::records::state::objects::Shares;
+    use sluice_api::v1::Priority;
 
     const GIB: u64 = 1 << 30;
 

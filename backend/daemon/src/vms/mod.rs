@@ -7,6 +7,7 @@ pub mod vm;
 
 pub(crate) mod audit;
 pub(crate) mod conduct;
+pub(crate) mod context;
 pub(crate) mod fence;
 pub(crate) mod fencing;
 pub(crate) mod limits;

@@ -3,7 +3,7 @@
 //! Owns who comes and who goes; what a VM may have is decided elsewhere. A VM that is removed is gone with its processes
 //! when the removal returns, so that its number can be another's.
 
-use std::{cell::RefCell, collections::BTreeMap, rc::Rc, sync::Arc};
+use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
 use sluice_api::VmSpec;
 use tokio::{
@@ -12,31 +12,18 @@ use tokio::{
 };
 
 use crate::{
-    configuration::Configuration,
-    handover::launching::Launching,
-    records::journal::{Journal, Subject},
-    records::notice::Notices,
-    records::state::checkpoint::Checkpoint,
-    units::set::Units,
+    records::journal::Subject,
     units::unit::Unit,
-    vms::vm::{Phase, Vm, VmError},
+    vms::{
+        context::Context,
+        vm::{Phase, Vm, VmError},
+    },
 };
-
-/// What every VM needs.
-#[derive(Debug)]
-pub(crate) struct House {
-    pub(crate) configuration: Rc<Configuration>,
-    pub(crate) launching: Rc<Launching>,
-    pub(crate) units: Rc<Units>,
-    pub(crate) checkpoint: Rc<Checkpoint>,
-    pub(crate) notices: Notices,
-    pub(crate) journal: Arc<Journal>,
-}
 
 /// The VMs.
 #[derive(Debug)]
 pub(crate) struct Roster {
-    house: House,
+    context: Context,
     members: RefCell<BTreeMap<u32, Member>>,
     /// Where it is said that a VM cannot be served.
     failures: UnboundedSender<anyhow::Error>,
@@ -51,8 +38,8 @@ struct Member {
 }
 
 impl Roster {
-    pub(crate) fn new(house: House, failures: UnboundedSender<anyhow::Error>) -> Rc<Self> {
-        Rc::new(Self { house, members: RefCell::new(BTreeMap::new()), failures })
+    pub(crate) fn new(context: Context, failures: UnboundedSender<anyhow::Error>) -> Rc<Self> {
+        Rc::new(Self { context, members: RefCell::new(BTreeMap::new()), failures })
     }
 
     /// Makes a VM known and has it served, on these units: on none yet where nothing is said. One that is there already is
@@ -61,8 +48,8 @@ impl Roster {
         if let Some(vm) = self.get(spec.id) {
             return vm;
         }
-        let vm = Vm::new(spec, subject, units, &self.house);
-        vm.drain(self.house.checkpoint.objects().draining.contains(&spec.id));
+        let vm = Vm::new(spec, subject, units, &self.context);
+        vm.drain(self.context.checkpoint.objects().draining.contains(&spec.id));
         let fencing = spawn_local(Rc::clone(&vm).keep_fence()).abort_handle();
         let (stop, serving) = self.serve(&vm);
         let member = Member { vm: Rc::clone(&vm), stop, serving, fencing };
@@ -118,7 +105,7 @@ impl Roster {
         if let Some(member) = member {
             let epoch = member.vm.terms().epoch;
             member.end().await;
-            for unit in self.house.units.iter() {
+            for unit in self.context.units.iter() {
                 unit.forget(id, epoch);
             }
         }

@@ -44,8 +44,8 @@ use crate::{
     records::state::{adoption::DeviceRecord, checkpoint::Checkpoint},
     spec,
     units::unit::{Borrower, Terms, Unit},
+    vms::context::Context,
     vms::fence::Fence,
-    vms::roster::House,
 };
 
 /// CUDA_ERROR_DEVICE_UNAVAILABLE: what a guest is told when it cannot have a worker.
@@ -188,9 +188,9 @@ impl Vm {
         spec: VmSpec,
         subject: Subject,
         units: Option<Rc<[Rc<Unit>]>>,
-        house: &House,
+        context: &Context,
     ) -> Rc<Self> {
-        let House { configuration, launching, units: _, checkpoint, notices, journal } = house;
+        let Context { configuration, launching, units: _, checkpoint, notices, journal } = context;
         let now = Instant::now();
         let rate = configuration.starts_per_second;
         let vm = Rc::new(Self {

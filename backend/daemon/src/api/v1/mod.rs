@@ -13,9 +13,14 @@ pub(crate) mod units;
 pub(crate) mod usage;
 pub(crate) mod vms;
 
+use std::time::Duration;
+
 use axum::http::StatusCode;
 
 use crate::registry::Put;
+
+/// How long units and VMs may take to say what they have.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// 201 for what was not there, 200 for what was.
 const fn status(put: Put) -> StatusCode {

@@ -14,24 +14,23 @@ use crate::{
     api::error::{ChangeErrors, Errors, Refusal},
     api::extract::{Body, Id},
     caller::Caller,
-    records::state::objects::Ancestor,
+    records::state::objects::{self, Ancestor},
     registry::Registry,
-    vms::limits,
 };
 
 /// Sizes that limits can name.
 const SIZES: usize = 64;
 
 /// The limits that are kept for a request.
-fn kept(request: Limits) -> Result<limits::Limits, Error> {
-    let usual = limits::Limits::default();
+fn kept(request: Limits) -> Result<objects::Limits, Error> {
+    let usual = objects::Limits::default();
     if request.sizes.as_ref().is_some_and(|sizes| sizes.len() > SIZES) {
         return Err(Error::invalid(format!("limits.sizes names more than {SIZES}")));
     }
     request.sizes.iter().flatten().try_for_each(|name| Id::check(name))?;
     let within =
         |field: &str, value, least, most| vms::within(&format!("limits.{field}"), value, least, most);
-    Ok(limits::Limits {
+    Ok(objects::Limits {
         sizes: request.sizes,
         weight: within("weight", request.weight, 1, 10_000)?.unwrap_or(usual.weight),
         priority: request.priority.unwrap_or(usual.priority),
@@ -49,7 +48,7 @@ fn kept(request: Limits) -> Result<limits::Limits, Error> {
 }
 
 /// Limits as clients see them.
-fn shown(kept: limits::Limits) -> Limits {
+fn shown(kept: objects::Limits) -> Limits {
     Limits {
         sizes: kept.sizes,
         weight: Some(kept.weight),

@@ -11,7 +11,7 @@ use sluice_messages::inventory::{WHOLE, uuid_text};
 use sluice_placement::Standing;
 use tokio::time::timeout;
 
-use super::vms::LOOK;
+use super::LOOK;
 use crate::{
     api::Api,
     api::error::{ChangeErrors, Errors, Refusal},

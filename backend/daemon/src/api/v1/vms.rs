@@ -36,9 +36,6 @@ const BYTES: u64 = 1 << 52;
 /// The largest number of 32 bits that can be asked for: readers of JSON that know signs get it right, too.
 pub(super) const NUMBER: u32 = i32::MAX.unsigned_abs();
 
-/// How long units may take to say what they have.
-pub(super) const LOOK: Duration = Duration::from_secs(1);
-
 /// The VM that is kept for a request.
 pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject, Error> {
     for name in [&request.size, &request.organisation, &request.project].into_iter().flatten() {
@@ -340,7 +337,7 @@ pub(crate) async fn get(
     let get = move |registry: Rc<Registry>| async move {
         let (_, vm) = registry.see(&caller, &id)?;
         // Where units do not answer at once, what they said last is shown.
-        _ = timeout(LOOK, vm.ask()).await;
+        _ = timeout(super::LOOK, vm.ask()).await;
         registry.show_vm(&caller, &id)
     };
     api.bridge.call(get).await.map(Json)

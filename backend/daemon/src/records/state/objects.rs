@@ -11,7 +11,10 @@ use sluice_api::{
 };
 use sluice_placement::{Highest, Record, Request, UnitId};
 
-use crate::vms::limits::Limits;
+use crate::{configuration::Configuration, spec};
+
+/// VMs of one owner, where no number is set.
+const VMS_PER_OWNER: u32 = 16;
 
 /// All of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,7 +163,88 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
+/// Limits that an operator sets on an organisation or project, for its tenants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Limits {
+    /// The sizes that a VM may have, whose figures then hold exactly. `None`: any memory, within these limits.
+    pub(crate) sizes: Option<BTreeSet<String>>,
+    pub(crate) weight: u32,
+    pub(crate) priority: Priority,
+    /// 0: a VM needs no cap.
+    pub(crate) cap_permille: u32,
+    pub(crate) guarantee_permille: u32,
+    pub(crate) isolation: Isolation,
+    pub(crate) headroom: u64,
+    /// 0: a VM needs no limit.
+    pub(crate) pinned: u64,
+    /// The shortest time after which a VM may be readmitted without an operator; 0: a tenant may not set one.
+    pub(crate) readmit_after: u32,
+    /// Whether tenants choose GPU, slice, profile, multiprocessors and NUMA node.
+    pub(crate) unit_choice: bool,
+    pub(crate) vms_per_owner: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            sizes: None,
+            weight: Shares::default().weight,
+            priority: Priority::Normal,
+            cap_permille: 0,
+            guarantee_permille: 0,
+            isolation: Isolation::Shared,
+            headroom: 0,
+            pinned: 0,
+            readmit_after: 0,
+            unit_choice: false,
+            vms_per_owner: VMS_PER_OWNER,
+        }
+    }
+}
+
 impl Objects {
+    /// The VMs, projects and organisations of the configuration file. Their names are numbers.
+    pub(crate) fn configured(configuration: &Configuration) -> Objects {
+        let name = |number: u32| (number > 0).then(|| number.to_string());
+        let mut objects = Objects::default();
+        for vm in &configuration.vms {
+            let object = VmObject {
+                number: vm.id,
+                organisation: name(vm.organisation),
+                project: name(vm.project),
+                scanouts: vm.scanouts,
+                direct: vm.direct,
+                memory: vm.memory.0,
+                guaranteed: vm.guaranteed.0,
+                headroom: vm.headroom.0,
+                pinned: vm.pinned.0,
+                readmit_after: vm.readmit_after,
+                hang_after: vm.hang_after,
+                shares: Shares {
+                    weight: spec::shares(vm).weight,
+                    priority: vm.priority,
+                    cap_permille: vm.cap,
+                    guarantee_permille: vm.guarantee,
+                },
+                ..VmObject::default()
+            };
+            objects.vms.insert(vm.id.to_string(), object);
+        }
+        for ancestor in &configuration.ancestors {
+            let object = Ancestor {
+                number: ancestor.id,
+                organisation: name(ancestor.organisation),
+                memory: ancestor.memory.0,
+                vms: None,
+                limits: None,
+            };
+            let all = if ancestor.is_project { &mut objects.projects } else { &mut objects.organisations };
+            all.insert(ancestor.id.to_string(), object);
+        }
+        objects
+    }
+
     /// Gives VMs the names that they have on their host, where a version wrote them that knew one name for all organisations.
     pub(crate) fn scoped(mut self) -> Self {
         let renamed: BTreeMap<String, String> = self
