@@ -2,15 +2,17 @@
 
 use crate::{
     arenas::{AttachError, Attached, Counts, Extent, Incoming, Mapped},
-    dispatch::{
-        Dispatcher, Shared,
+    dispatch::{Dispatcher, Shared},
+    helper::{
+        Control, Helper, Tools,
+        jobs::MemoryJob,
         notice::{Notice, Notices},
+        tell,
     },
-    helper::{Control, Helper, Tools, tell},
     memory::{
         Memory, Windows,
         custody::{Custody, CustodyError},
-        helper::{MemoryHelper, MemoryJob},
+        helper::MemoryHelper,
         provision::Provision,
     },
     modules::ModuleHelper,

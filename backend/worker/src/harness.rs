@@ -3,13 +3,9 @@
 
 use crate::{
     arenas::{Attached, Mapped},
-    dispatch::{Dispatcher, Shared, notice::Notices},
-    helper::{Control, Helper, Tools},
-    memory::{
-        Memory, Windows,
-        helper::{MemoryHelper, MemoryJob},
-        provision::Provision,
-    },
+    dispatch::{Dispatcher, Shared},
+    helper::{Control, Helper, Tools, jobs::MemoryJob, notice::Notices},
+    memory::{Memory, Windows, helper::MemoryHelper, provision::Provision},
     modules::ModuleHelper,
     session::Session,
     submit::{

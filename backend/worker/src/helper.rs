@@ -1,12 +1,18 @@
 //! The two helper threads: what may wait, each kind in the order it was asked for.
 //!
 //! The memory helper owns contexts, device memory and the pinning of arenas; the module helper owns images and functions.
-//! A helper leaves a [`Notice`](crate::dispatch::notice::Notice) for the dispatcher before it answers the guest.
+//! A helper leaves a [`Notice`](crate::helper::notice::Notice) for the dispatcher before it answers the guest.
+
+pub(crate) mod jobs;
+pub(crate) mod notice;
 
 use crate::{
-    dispatch::notice::Notices,
-    memory::{helper::MemoryJob, provision::Provision},
-    modules::{ModuleJob, heaps::Heaps},
+    helper::{
+        jobs::{MemoryJob, ModuleJob},
+        notice::Notices,
+    },
+    memory::provision::Provision,
+    modules::heaps::Heaps,
     session::{ReplyTo, Session},
 };
 use core::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 //! Runs the CUDA calls of one guest process on the real driver.
 //!
 //! One worker is one session. It is guest code in all but name: nothing outside may rest on its honesty, and it is never
-//! used for a second session. What it shares with the guest is in [`session`]; what it may touch for it in [`dispatch::address`].
+//! used for a second session. What it shares with the guest is in [`session`]; what it may touch for it in [`memory::address`].
 //!
 //! | thread | does | never |
 //! |---|---|---|

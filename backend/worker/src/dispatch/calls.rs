@@ -2,9 +2,8 @@
 
 use super::{Binding, Dispatcher, outcome, reply_to};
 use crate::{
+    helper::jobs::{MemoryJob, ModuleJob, PoolJob, Question, VirtualJob},
     memory,
-    memory::helper::{MemoryJob, PoolJob, VirtualJob},
-    modules::{ModuleJob, Question},
     session::{ReplyTo, objects},
     submit::{Operation, Order, Payload, Target, lanes::ContextRef, queue::Item},
 };

@@ -2,8 +2,8 @@
 
 use super::{Dispatcher, Submitted};
 use crate::{
+    helper::jobs::Question,
     memory::helper::resident_threads,
-    modules::Question,
     session::objects,
     submit::{Operation, Payload, local::Local},
 };

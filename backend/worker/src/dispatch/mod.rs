@@ -4,21 +4,18 @@
 //! helper. It owns every table of the session and reads them without a lock. A record that is not one of the call table,
 //! or that breaks the rules of sequences and credits, ends the session: a shim does not write such a thing.
 
-pub(crate) mod address;
 mod calls;
 mod launch;
-pub(crate) mod notice;
 pub(crate) mod spin;
 
 use crate::{
-    dispatch::{
-        address::AddressMap,
+    dispatch::spin::Spin,
+    helper::{
+        Helper,
+        jobs::{MemoryJob, ModuleJob, Question},
         notice::{Notice, Notices},
-        spin::Spin,
     },
-    helper::Helper,
-    memory::{SessionMemory, helper::MemoryJob, provision::Provision},
-    modules::{ModuleJob, Question},
+    memory::{SessionMemory, address::AddressMap, provision::Provision},
     session::{EXIT_MALFORMED, ReplyTo, Session, objects, table::Table},
     submit::{
         Operation, Order, Payload, Submitter, Target, Work,

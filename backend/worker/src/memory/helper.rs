@@ -2,8 +2,12 @@
 
 use crate::{
     arenas::{Arena, Attached, Mapped},
-    dispatch::notice::{Notice, Notices},
-    helper::{Control, Helper, Tools, respond, tell},
+    helper::{
+        Control, Helper, Tools,
+        jobs::{MemoryJob, PoolJob, VirtualJob},
+        notice::{Notice, Notices},
+        respond, tell,
+    },
     memory::{SessionMemory, Shared, Usage, provision::Provision},
     modules::heaps::{self, Heaps},
     session::{ReplyTo, Session, objects::Context},
@@ -11,122 +15,9 @@ use crate::{
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_messages::{control::FromWorker, custody::Growth};
-use sluice_protocol::{
-    calls::wire,
-    handle::{self, Id},
-    session::Attachment,
-};
+use sluice_protocol::{calls::wire, session::Attachment};
 use sluice_runtime::limited;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Receiver};
-
-/// What the memory helper is asked to do.
-#[derive(Debug)]
-pub(crate) enum MemoryJob {
-    ContextCreate {
-        to: ReplyTo,
-        id: Id<handle::Context>,
-        device: u32,
-        flags: u32,
-        primary: bool,
-        slot: u32,
-    },
-    ContextDestroy {
-        to: ReplyTo,
-        context: Context,
-        allocations: Vec<u64>,
-    },
-    Limit {
-        to: ReplyTo,
-        context: ContextRef,
-        limit: u32,
-    },
-    SetLimit {
-        to: ReplyTo,
-        context: Context,
-        limit: u32,
-        value: u64,
-    },
-    Window {
-        to: ReplyTo,
-        base: u64,
-        bytes: u64,
-    },
-    Allocate {
-        to: ReplyTo,
-        context: ContextRef,
-        device: i32,
-        pool: u32,
-        bytes: u64,
-    },
-    /// What streams have come to.
-    FreeAll(Vec<u64>),
-    Pool(PoolJob),
-    Virtual {
-        to: ReplyTo,
-        job: VirtualJob,
-    },
-    Share {
-        to: ReplyTo,
-        address: u64,
-    },
-    Open {
-        to: ReplyTo,
-        context: ContextRef,
-        device: i32,
-        shared: Shared,
-        bytes: u64,
-    },
-    Free {
-        to: ReplyTo,
-        address: u64,
-    },
-    Info {
-        to: ReplyTo,
-        device: i32,
-    },
-    /// The guest's own number of its process.
-    Hello {
-        process: u32,
-    },
-    /// A process of the VM.
-    Process {
-        to: ReplyTo,
-        device: i32,
-        index: u32,
-    },
-    /// Not a guest's: a lender wants memory back.
-    Recall,
-    Adopt {
-        slot: u32,
-        mapped: Mapped,
-    },
-    Detach {
-        arena: Arc<Arena>,
-    },
-}
-
-/// What may be asked about pools.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum PoolJob {
-    Threshold { to: ReplyTo, pool: u32, device: i32, bytes: u64 },
-    Trim { to: ReplyTo, pool: u32, keep: u64 },
-    Usage { to: ReplyTo, pool: u32, device: i32, reset: u32 },
-    End { to: ReplyTo, pool: u32 },
-}
-
-/// What may be asked about the guest's own mappings.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum VirtualJob {
-    Create { device: i32, bytes: u64 },
-    Release { block: u64 },
-    Map { block: u64, address: u64, bytes: u64 },
-    Access { address: u64, bytes: u64, device: i32, access: u32 },
-    Unmap { address: u64, bytes: u64 },
-    Reserve { bytes: u64, alignment: u64, hint: u64 },
-    FreeRange { address: u64, bytes: u64 },
-    Share { block: u64 },
-    Open { device: i32, share: u128 },
-}
 
 /// An arena and the context it is pinned through.
 #[derive(Debug)]

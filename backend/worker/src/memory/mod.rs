@@ -4,6 +4,7 @@
 //! side by side; smaller ones share a pool chunk. The driver's own allocator is never called: what it gives would be
 //! outside custody. Allocations belong to a [`Group`]: number 0, or one for each memory pool of the guest.
 
+pub(crate) mod address;
 mod blocks;
 pub(crate) mod custody;
 mod groups;

@@ -7,25 +7,24 @@ pub(crate) mod heaps;
 
 use self::heaps::Heaps;
 use crate::{
-    arenas::Arena,
-    dispatch::{
-        address::HeldRange,
+    helper::{
+        Helper, Tools,
+        jobs::{MemoryJob, ModuleJob, Question},
         notice::{Notice, Notices},
+        respond,
     },
-    helper::{Helper, Tools, respond},
-    memory::{custody, helper::MemoryJob, provision::Provision},
+    memory::{address::HeldRange, custody, provision::Provision},
     session::{
-        ReplyTo, Session,
+        Session,
         objects::{self, Function, Image, Module},
     },
     submit::{completion::Current, lanes::ContextRef},
 };
 use sluice_cuda_abi::image;
-use sluice_driver::{Code, Driver, Handle, Launch, LaunchAttribute, Linked, code};
+use sluice_driver::{Code, Driver, Handle, Linked, code};
 use sluice_messages::custody::{Growth, UNIT};
 use sluice_protocol::{
     calls::{FunctionAttributes, Parameters, wire},
-    handle::{self, Id},
     limits,
 };
 use sluice_runtime::limited;
@@ -34,84 +33,6 @@ use std::{
     ffi::CString,
     sync::{Arc, mpsc::Receiver},
 };
-
-/// What the module helper is asked to do.
-#[derive(Debug)]
-pub(crate) struct ModuleJob {
-    pub(crate) to: ReplyTo,
-    /// The caller's current context and its device.
-    pub(crate) context: Option<(ContextRef, i32)>,
-    pub(crate) question: Question,
-}
-
-/// One question.
-#[derive(Debug)]
-pub(crate) enum Question {
-    Load {
-        id: Id<handle::Module>,
-        library: bool,
-        image: HeldRange,
-        log: HeldRange,
-    },
-    Unload {
-        image: Image,
-    },
-    Function {
-        module: Id<handle::Module>,
-        image: Image,
-        id: Id<handle::Function>,
-        name: CString,
-    },
-    Global {
-        module: Id<handle::Module>,
-        image: Image,
-        name: CString,
-    },
-    FunctionCount {
-        image: Image,
-    },
-    FunctionName {
-        image: Image,
-        index: u32,
-        into: HeldRange,
-    },
-    SetAttribute {
-        code: objects::Code,
-        attribute: u32,
-        value: i32,
-    },
-    Blocks {
-        function: Handle,
-        block: i32,
-        shared: u64,
-        flags: u32,
-    },
-    BlockSize {
-        function: Handle,
-        shared: u64,
-        limit: i32,
-        flags: u32,
-    },
-    Shared {
-        function: Handle,
-        blocks: i32,
-        block: i32,
-    },
-    Clusters {
-        potential: bool,
-        launch: Launch,
-        attributes: Vec<LaunchAttribute>,
-    },
-    /// Passes on that a context ends, behind all that was asked about its modules.
-    ContextDestroy {
-        context: objects::Context,
-        allocations: Vec<u64>,
-    },
-    /// Not a guest's: passes on a wish to detach once every image that lies in the arena is copied.
-    Detach {
-        arena: Arc<Arena>,
-    },
-}
 
 /// The thread's state.
 pub(crate) struct ModuleHelper {

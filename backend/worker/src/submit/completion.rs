@@ -7,8 +7,7 @@
 
 use crate::{
     arenas::Attached,
-    helper::Helper,
-    memory::helper::MemoryJob,
+    helper::{Helper, jobs::MemoryJob},
     session::Session,
     submit::{
         event_clock::{Becomes, EventClock},

@@ -6,9 +6,11 @@
 //! for no permit, and order is kept whoever submits.
 
 use crate::{
-    helper::Helper,
-    memory::{helper::MemoryJob, provision::Provision},
-    modules::ModuleJob,
+    helper::{
+        Helper,
+        jobs::{MemoryJob, ModuleJob},
+    },
+    memory::provision::Provision,
     session::{ReplyTo, Session},
     submit::{
         Operation, Payload, Submitter, Work,
