@@ -21,14 +21,13 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    process::{Pid, Signal as Kill},
+    process::{Pid, PidfdFlags, Signal as Kill},
 };
 
 use crate::{
     api::Api,
     files::{self, Driver},
     look::readiness,
-    program::descriptor,
     signals::{Signal, Signals},
     softgpu::Device,
 };
@@ -228,4 +227,10 @@ impl Drop for Backend {
             eprintln!("sluice: {error:#}");
         }
     }
+}
+
+/// A descriptor of a child that has not been waited for.
+pub(crate) fn descriptor(child: &Child) -> Result<OwnedFd> {
+    let process = Pid::from_raw(child.id().cast_signed()).context("a process without a number")?;
+    rustix::process::pidfd_open(process, PidfdFlags::empty()).context("cannot watch a process")
 }

@@ -9,12 +9,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use rustix::{
-    event::{PollFd, PollFlags, poll},
-    process::{Pid, PidfdFlags},
-};
+use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::{Ended, backend::Backend, signals::Signals};
+use crate::{
+    Ended,
+    backend::{Backend, descriptor},
+    signals::Signals,
+};
 
 /// The program cannot be started.
 #[derive(Debug)]
@@ -115,10 +116,4 @@ fn forward(process: &OwnedFd, signal: libc::c_int) {
         Ok(()) | Err(rustix::io::Errno::SRCH) => {}
         Err(error) => eprintln!("sluice: cannot pass on a signal: {error}"),
     }
-}
-
-/// A descriptor of a child that has not been waited for.
-pub(crate) fn descriptor(child: &Child) -> Result<OwnedFd> {
-    let process = Pid::from_raw(child.id().cast_signed()).context("a process without a number")?;
-    rustix::process::pidfd_open(process, PidfdFlags::empty()).context("cannot watch a process")
 }

@@ -14,7 +14,7 @@
     reason = "half of a digest and a count up to 16 fit where they are put"
 )]
 
-use crate::tables::DeviceIdentity;
+use crate::identity::DeviceIdentity;
 
 /// Everything a process tells its runtime that the answer depends on. Each field must be what the process itself gets
 /// from the corresponding call.

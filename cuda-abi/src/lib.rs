@@ -15,6 +15,7 @@
 pub mod attributes;
 #[cfg(feature = "cudart-handshake")]
 pub mod handshake;
+mod identity;
 pub mod image;
 pub mod managed;
 pub mod nvml;

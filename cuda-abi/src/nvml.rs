@@ -16,6 +16,8 @@ mod instances;
 mod layout;
 mod library;
 mod pointers;
+mod session;
+mod sets;
 mod status;
 mod targets;
 

@@ -16,21 +16,9 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
 
+pub use crate::identity::DeviceIdentity;
 use crate::storage::Storage;
 use crate::sys::CUresult;
-
-/// The part of a device's identity that the start-up handshake covers: what the process itself is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeviceIdentity {
-    /// The answer of the first version of `cuDeviceGetUuid`.
-    pub uuid: [u8; 16],
-    /// `CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID`.
-    pub pci_domain: i32,
-    /// `CU_DEVICE_ATTRIBUTE_PCI_BUS_ID`.
-    pub pci_bus: i32,
-    /// `CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID`.
-    pub pci_device: i32,
-}
 
 /// What the tables ask of the driver they belong to. Contexts are handles as the program holds them; 0 is none.
 /// Errors are raw result codes.

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::fleet::{GpuUuid, Record, RecordPhase, Spot};
-use crate::geometry::Placement;
+use crate::axis::Placement;
+use crate::record::{GpuUuid, Record, RecordPhase, Spot};
 
 /// An instance as the driver lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,10 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use crate::geometry::{Geometry, Need, Placement, State};
+use crate::geometry::State;
 use crate::patterns;
+use crate::wishes::Kind;
+pub use crate::wishes::{Item, Position, Slot};
 
 /// Most instances in one question.
 pub const MAX_ITEMS: usize = 1024;
@@ -32,41 +34,6 @@ impl Default for Work {
 
 /// Memory for states that are known to fail.
 const MEMORY_BYTES: usize = 16 << 20;
-
-/// One GPU that may be used.
-#[derive(Clone, Copy, Debug)]
-pub struct Slot<'a> {
-    /// What it can be divided into.
-    pub geometry: &'a Geometry,
-    /// What is on it.
-    pub state: State,
-}
-
-/// One instance that is wanted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item {
-    /// What it must be.
-    pub need: Need,
-    /// On which of the slots it may be, as bits; all by default.
-    pub slots: u64,
-}
-
-impl From<Need> for Item {
-    fn from(need: Need) -> Self {
-        Self { need, slots: u64::MAX }
-    }
-}
-
-/// Where an instance goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
-    /// Index of the slot.
-    pub slot: usize,
-    /// Index of the profile in the slot's geometry.
-    pub profile: usize,
-    /// Position on the axis.
-    pub placement: Placement,
-}
 
 /// What is known about a set of wishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,39 +95,6 @@ pub fn pack_within(slots: &[Slot<'_>], items: &[Item], work: Work) -> Answer {
         places[kind].push(position);
     }
     Answer::Fits(kind_of.into_iter().filter_map(|kind| places[kind].pop()).collect())
-}
-
-/// Wishes that are equal.
-pub(crate) struct Kind {
-    item: Item,
-    pub(crate) count: u16,
-    /// Per slot, the profiles that will do.
-    pub(crate) profiles: Vec<Vec<usize>>,
-    /// The least that one of them takes anywhere.
-    pub(crate) least_slices: u32,
-    pub(crate) least_compute: u32,
-}
-
-impl Kind {
-    fn new(item: Item, slots: &[Slot<'_>]) -> Self {
-        let profiles: Vec<Vec<usize>> = slots
-            .iter()
-            .enumerate()
-            .map(|(at, slot)| {
-                let allowed = at < 64 && item.slots >> at & 1 == 1;
-                if allowed { slot.geometry.suitable(item.need) } else { Vec::new() }
-            })
-            .collect();
-        let least = |of: fn(&crate::Profile) -> u8| {
-            let all = profiles.iter().zip(slots).flat_map(|(profiles, slot)| {
-                profiles.iter().map(move |&index| u32::from(of(&slot.geometry.profiles()[index])))
-            });
-            all.min().unwrap_or(0)
-        };
-        let (least_slices, least_compute) =
-            (least(|profile| profile.memory_slices), least(|profile| profile.compute_slices));
-        Self { item, count: 0, profiles, least_slices, least_compute }
-    }
 }
 
 /// Per slot, the first slot with the same geometry.

@@ -10,7 +10,7 @@
 //! counts every set exactly once, in at most slices × compute × shapes additions, whatever the geometry. No search is
 //! involved. For axes as short as real ones the answers for all occupations are computed once and looked up.
 
-use crate::geometry::Placement;
+use crate::axis::Placement;
 
 /// Up to this many slices all occupations are tabulated: 1024 rows, computed in about a millisecond.
 const TABLE_SLICES: u8 = 10;

@@ -4,34 +4,13 @@
 //! contradicts itself is refused ([`GeometryError`]) rather than interpreted. Sizes are bounded, so that a driver that
 //! answers nonsense costs neither memory nor time.
 
+pub use crate::axis::Placement;
 use crate::configurations::{Configurations, Shape};
 
 /// Longest axis: slices are bits of a word.
 pub const MAX_SLICES: u8 = 64;
 /// Most profiles of a GPU. Drivers know 17 today.
 pub const MAX_PROFILES: usize = 32;
-
-/// A position on the axis of memory slices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Placement {
-    /// First slice.
-    pub start: u8,
-    /// Slices.
-    pub size: u8,
-}
-
-impl Placement {
-    /// The slices as bits. Saturates at the end of the longest axis.
-    pub const fn mask(self) -> u64 {
-        let ones = if self.size >= 64 { u64::MAX } else { (1 << self.size) - 1 };
-        if self.start >= 64 { 0 } else { ones << self.start }
-    }
-
-    /// Whether it lies within an axis of so many slices.
-    const fn within(self, slices: u8) -> bool {
-        self.size > 0 && self.start < slices && self.size <= slices - self.start
-    }
-}
 
 /// Engines beside the multiprocessors that come with an instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

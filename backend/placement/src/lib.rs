@@ -82,8 +82,11 @@ pub mod moves;
 pub mod rebalance;
 pub mod request;
 
+mod axis;
 mod configurations;
 mod patterns;
+mod record;
+mod wishes;
 
 pub use adoption::{Listed, Matches};
 pub use capacity::More;

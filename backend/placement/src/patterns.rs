@@ -10,8 +10,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::batch::{Kind, Position, Slot};
 use crate::geometry::State;
+use crate::wishes::{Kind, Position, Slot};
 
 /// Memory for wishes that are known not to fit.
 const MEMORY_BYTES: usize = 16 << 20;

@@ -1,47 +1,11 @@
 //! Event sets: waiting for the errors of several GPUs at once.
 
-use super::driver::Watch;
 use super::layout::{DeviceHandle, EVENT_XID, EventData, EventSetHandle, NO_INSTANCE};
-use super::library::Session;
+use super::session::Session;
 use super::status::{Result, Status};
-use std::collections::HashMap;
 use std::os::fd::AsRawFd as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
-
-/// The sets of a session. A number is never used for another set.
-#[derive(Default)]
-pub(super) struct Sets(Mutex<Table>);
-
-#[derive(Default)]
-struct Table {
-    last: EventSetHandle,
-    sets: HashMap<EventSetHandle, Arc<Set>>,
-}
-
-type Set = Mutex<Vec<(DeviceHandle, Box<dyn Watch>)>>;
-
-impl Sets {
-    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn create(&self) -> EventSetHandle {
-        let mut table = self.table();
-        table.last += 1;
-        let handle = table.last;
-        table.sets.insert(handle, Arc::default());
-        handle
-    }
-
-    pub(super) fn free(&self, set: EventSetHandle) -> Result {
-        self.table().sets.remove(&set).map(drop).ok_or(Status::INVALID_ARGUMENT)
-    }
-
-    fn get(&self, set: EventSetHandle) -> Result<Arc<Set>> {
-        self.table().sets.get(&set).cloned().ok_or(Status::INVALID_ARGUMENT)
-    }
-}
 
 impl Session {
     /// Adds a GPU's errors to a set.

@@ -7,7 +7,7 @@ use super::driver::{
     ComputeInstance, ComputeProfile, Gpu, GpuInstance, GpuProfile, InstanceId, Mig, Process,
 };
 use super::layout::{ComputeInstanceHandle, DeviceHandle, GpuInstanceHandle};
-use super::library::Session;
+use super::session::Session;
 use super::status::{Result, Status};
 
 /// ```text

@@ -1,0 +1,23 @@
+//! Positions on the axis of memory slices of a GPU.
+
+/// A position on the axis of memory slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Placement {
+    /// First slice.
+    pub start: u8,
+    /// Slices.
+    pub size: u8,
+}
+
+impl Placement {
+    /// The slices as bits. Saturates at the end of the longest axis.
+    pub const fn mask(self) -> u64 {
+        let ones = if self.size >= 64 { u64::MAX } else { (1 << self.size) - 1 };
+        if self.start >= 64 { 0 } else { ones << self.start }
+    }
+
+    /// Whether it lies within an axis of so many slices.
+    pub(crate) const fn within(self, slices: u8) -> bool {
+        self.size > 0 && self.start < slices && self.size <= slices - self.start
+    }
+}

@@ -1,0 +1,71 @@
+//! Instances that are wanted together, and the GPUs on which they may be.
+
+use crate::geometry::{Geometry, Need, Placement, State};
+
+/// One GPU that may be used.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot<'a> {
+    /// What it can be divided into.
+    pub geometry: &'a Geometry,
+    /// What is on it.
+    pub state: State,
+}
+
+/// One instance that is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// What it must be.
+    pub need: Need,
+    /// On which of the slots it may be, as bits; all by default.
+    pub slots: u64,
+}
+
+impl From<Need> for Item {
+    fn from(need: Need) -> Self {
+        Self { need, slots: u64::MAX }
+    }
+}
+
+/// Where an instance goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Index of the slot.
+    pub slot: usize,
+    /// Index of the profile in the slot's geometry.
+    pub profile: usize,
+    /// Position on the axis.
+    pub placement: Placement,
+}
+
+/// Wishes that are equal.
+pub(crate) struct Kind {
+    pub(crate) item: Item,
+    pub(crate) count: u16,
+    /// Per slot, the profiles that will do.
+    pub(crate) profiles: Vec<Vec<usize>>,
+    /// The least that one of them takes anywhere.
+    pub(crate) least_slices: u32,
+    pub(crate) least_compute: u32,
+}
+
+impl Kind {
+    pub(crate) fn new(item: Item, slots: &[Slot<'_>]) -> Self {
+        let profiles: Vec<Vec<usize>> = slots
+            .iter()
+            .enumerate()
+            .map(|(at, slot)| {
+                let allowed = at < 64 && item.slots >> at & 1 == 1;
+                if allowed { slot.geometry.suitable(item.need) } else { Vec::new() }
+            })
+            .collect();
+        let least = |of: fn(&crate::Profile) -> u8| {
+            let all = profiles.iter().zip(slots).flat_map(|(profiles, slot)| {
+                profiles.iter().map(move |&index| u32::from(of(&slot.geometry.profiles()[index])))
+            });
+            all.min().unwrap_or(0)
+        };
+        let (least_slices, least_compute) =
+            (least(|profile| profile.memory_slices), least(|profile| profile.compute_slices));
+        Self { item, count: 0, profiles, least_slices, least_compute }
+    }
+}
