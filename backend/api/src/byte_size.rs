@@ -1,10 +1,10 @@
-//! Numbers of bytes as people write them.
+//! Sizes in bytes, in the form that people write.
 
 use std::{fmt, str::FromStr};
 
 use serde::Deserialize;
 
-/// A number of bytes, written as such or with a unit: `512MiB`, `1GiB`, `1073741824`.
+/// A number of bytes, written plain or with a unit: `512MiB`, `1GiB`, `1073741824`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct ByteSize(pub u64);
@@ -56,7 +56,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// Text is not a number of bytes.
+/// The text is not a number of bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a size: a number of bytes, or one with KiB, MiB, GiB or TiB behind it")]
 pub struct ByteSizeError(String);

@@ -1,7 +1,7 @@
 //! A client of the management API, with a function for each of its operations.
 //!
-//! It blocks, and each request has a connection of its own. Names of things go into paths escaped, so that a name that is none is refused
-//! by the API and not taken for another path.
+//! It blocks, and each request has a connection of its own. Names in paths are escaped, so that the API refuses an invalid name
+//! and does not read it as another path.
 
 use std::{io, path::PathBuf};
 
@@ -18,65 +18,65 @@ use crate::{
     },
 };
 
-/// Bytes of an answer: some ten thousand VMs.
+/// Limit of an answer in bytes: enough for some ten thousand VMs.
 const ANSWER: u64 = 64 << 20;
-/// Bytes of an event.
+/// Limit of an event, in bytes.
 const EVENT: u64 = 64 << 10;
 
-/// The management API at a socket.
+/// A client of the management API at a socket.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
 }
 
-/// A request has no answer that says what was asked for.
+/// A request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// No sluiced answers.
     #[error("no sluiced answers at {}", socket.display())]
     NoAnswer {
-        /// Where.
+        /// Path of the socket.
         socket: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         error: io::Error,
     },
-    /// The API refuses.
+    /// The API refused the request.
     #[error("{}", .0.message)]
     Refused(Error),
-    /// The API refuses, and does not say why as it should.
+    /// The API refused the request with a body that is not an [`Error`].
     #[error("the API answers with status {0}")]
     Status(u16),
-    /// Something of the answer does not come.
+    /// The answer is incomplete.
     #[error("{what}")]
     Broken {
-        /// How far it came.
+        /// Description of the failure.
         what: &'static str,
-        /// Why.
+        /// Cause.
         #[source]
         error: io::Error,
     },
-    /// The answer is not what the API describes.
+    /// The answer does not match the API's description.
     #[error("{what} is {}", if error.is_data() { "not what this version knows" } else { "not JSON" })]
     NotUnderstood {
-        /// The part of it.
+        /// Name of the part that does not match.
         what: &'static str,
-        /// Why.
+        /// Cause.
         #[source]
         error: serde_json::Error,
     },
 }
 
-/// What came of a PUT.
+/// Result of a PUT.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Put<T> {
-    /// The object as it is now.
+    /// State of the object after the PUT.
     pub object: T,
-    /// Whether it was not there before.
+    /// True if the object was created.
     pub made: bool,
 }
 
-/// Events, as they come.
+/// An event stream.
 #[derive(Debug)]
 pub struct Events(Answer);
 
@@ -93,24 +93,24 @@ impl Iterator for Events {
     }
 }
 
-/// Each function is an operation of the API, and fails when the API refuses or does not answer.
+/// Each function is an operation of the API. It fails if the API refuses the request or does not answer.
 impl Client {
-    /// The API at a socket, which need not be there yet.
+    /// A client for a socket. The socket need not exist yet.
     pub fn at(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into() }
     }
 
-    /// Whether the daemon answers.
+    /// Checks that the daemon answers.
     pub fn health(&self) -> Result<Well, CallError> {
         self.get("/healthz")
     }
 
-    /// Whether every unit lends and every VM has its device; a refusal says why not.
+    /// Checks that every unit lends and every VM has its device. A refusal names the causes.
     pub fn readiness(&self) -> Result<Well, CallError> {
         self.get("/readyz")
     }
 
-    /// Metrics, in the text form of OpenMetrics.
+    /// Reads metrics, in the text form of OpenMetrics.
     pub fn metrics(&self) -> Result<String, CallError> {
         let (_, text) = self.ask("GET", "/metrics", None)?;
         let broken = |error| io::Error::new(io::ErrorKind::InvalidData, error);
@@ -132,12 +132,12 @@ impl Client {
         self.get(&format!("/v1/vms/{}", escaped(name)))
     }
 
-    /// Makes a VM, or changes it to be as said.
+    /// Creates a VM, or changes it to match the request.
     pub fn put_vm(&self, name: &str, request: &VmRequest) -> Result<Put<Vm>, CallError> {
         self.put(&format!("/v1/vms/{}", escaped(name)), request)
     }
 
-    /// Ends a VM.
+    /// Deletes a VM.
     pub fn delete_vm(&self, name: &str) -> Result<(), CallError> {
         self.ask("DELETE", &format!("/v1/vms/{}", escaped(name)), None).map(drop)
     }
@@ -147,12 +147,12 @@ impl Client {
         self.post(&format!("/v1/vms/{}/fence", escaped(name)), Some(request))
     }
 
-    /// Lets a VM that was fenced or drained have sessions again.
+    /// Readmits a VM that was fenced or drained.
     pub fn readmit_vm(&self, name: &str) -> Result<Vm, CallError> {
         self.post(&format!("/v1/vms/{}/readmit", escaped(name)), None::<&()>)
     }
 
-    /// Lets a VM begin no session any more.
+    /// Drains a VM: it can begin no new session.
     pub fn drain_vm(&self, name: &str) -> Result<Vm, CallError> {
         self.post(&format!("/v1/vms/{}/drain", escaped(name)), None::<&()>)
     }
@@ -175,12 +175,12 @@ impl Client {
         self.get(&format!("/v1/gpus/{gpu}"))
     }
 
-    /// Has a GPU emptied.
+    /// Drains a GPU.
     pub fn drain_gpu(&self, gpu: u32) -> Result<Gpu, CallError> {
         self.post(&format!("/v1/gpus/{gpu}/drain"), None::<&()>)
     }
 
-    /// Has VMs come to a GPU again that was emptied.
+    /// Readmits a drained GPU.
     pub fn readmit_gpu(&self, gpu: u32) -> Result<Gpu, CallError> {
         self.post(&format!("/v1/gpus/{gpu}/readmit"), None::<&()>)
     }
@@ -190,17 +190,17 @@ impl Client {
         self.put(&format!("/v1/gpus/{gpu}/mig"), request).map(|put| put.object)
     }
 
-    /// Says what there is still room for.
+    /// Shows free room for more instances and VMs.
     pub fn capacity(&self) -> Result<Capacity, CallError> {
         self.get("/v1/capacity")
     }
 
-    /// Says whether VMs would have a place now.
+    /// Checks if VMs would have a place now.
     pub fn would_fit(&self, wishes: &Wishes) -> Result<WouldFit, CallError> {
         self.post("/v1/capacity/would-fit", Some(wishes))
     }
 
-    /// Says which VMs had better be on other units, and what load is expected.
+    /// Shows expected load and suggested moves.
     pub fn suggestions(&self) -> Result<Suggestions, CallError> {
         self.get("/v1/placement/suggestions")
     }
@@ -215,12 +215,12 @@ impl Client {
         self.get(&format!("/v1/units/{unit}"))
     }
 
-    /// Has a unit emptied.
+    /// Drains a unit.
     pub fn drain_unit(&self, unit: u32) -> Result<(), CallError> {
         self.ask("POST", &format!("/v1/units/{unit}/drain"), None).map(drop)
     }
 
-    /// Takes a unit back into service that is quarantined or drained.
+    /// Readmits a quarantined or drained unit.
     pub fn readmit_unit(&self, unit: u32) -> Result<Unit, CallError> {
         self.post(&format!("/v1/units/{unit}/readmit"), None::<&()>)
     }
@@ -235,7 +235,7 @@ impl Client {
         self.get(&format!("/v1/organisations/{}", escaped(name)))
     }
 
-    /// Makes an organisation, or changes it to be as said.
+    /// Creates an organisation, or changes it to match the request.
     pub fn put_organisation(
         &self,
         name: &str,
@@ -244,7 +244,7 @@ impl Client {
         self.put(&format!("/v1/organisations/{}", escaped(name)), request)
     }
 
-    /// Takes an organisation away.
+    /// Deletes an organisation.
     pub fn delete_organisation(&self, name: &str) -> Result<(), CallError> {
         self.ask("DELETE", &format!("/v1/organisations/{}", escaped(name)), None).map(drop)
     }
@@ -259,12 +259,12 @@ impl Client {
         self.get(&format!("/v1/projects/{}", escaped(name)))
     }
 
-    /// Makes a project, or changes it to be as said.
+    /// Creates a project, or changes it to match the request.
     pub fn put_project(&self, name: &str, request: &ProjectRequest) -> Result<Put<Project>, CallError> {
         self.put(&format!("/v1/projects/{}", escaped(name)), request)
     }
 
-    /// Takes a project away.
+    /// Deletes a project.
     pub fn delete_project(&self, name: &str) -> Result<(), CallError> {
         self.ask("DELETE", &format!("/v1/projects/{}", escaped(name)), None).map(drop)
     }
@@ -279,17 +279,17 @@ impl Client {
         self.get(&format!("/v1/sizes/{}", escaped(name)))
     }
 
-    /// Makes a size, or changes it to be as said.
+    /// Creates a size, or changes it to match the request.
     pub fn put_size(&self, name: &str, request: &SizeRequest) -> Result<Put<Size>, CallError> {
         self.put(&format!("/v1/sizes/{}", escaped(name)), request)
     }
 
-    /// Takes a size away.
+    /// Deletes a size.
     pub fn delete_size(&self, name: &str) -> Result<(), CallError> {
         self.ask("DELETE", &format!("/v1/sizes/{}", escaped(name)), None).map(drop)
     }
 
-    /// Shows what was used.
+    /// Shows usage.
     pub fn usage(&self) -> Result<Usage, CallError> {
         self.get("/v1/usage")
     }
@@ -302,10 +302,10 @@ impl Client {
         self.open("GET", &path, None).map(Events)
     }
 
-    /// Any request with a body of JSON or none, whatever its answer says: the status, and the body, which is null where it is empty.
+    /// Sends any request with a JSON body or none, and returns the status and the body whatever the status. An empty body becomes null.
     ///
     /// # Errors
-    /// When nothing answers, or not in HTTP.
+    /// No answer, or an answer that is not HTTP.
     pub fn exchange(&self, method: &str, path: &str, body: Option<&Value>) -> io::Result<(u16, Value)> {
         let body = body.map(Value::to_string);
         let answer = http::request(&self.socket, method, path, body.as_ref().map(String::as_bytes))?;
@@ -340,13 +340,13 @@ impl Client {
         Ok(Put { object: understood("the API's answer", &text)?, made: status == 201 })
     }
 
-    /// The status and the body of an answer that is no refusal.
+    /// Returns the status and the body of a successful answer.
     fn ask(&self, method: &str, path: &str, body: Option<Vec<u8>>) -> Result<(u16, Vec<u8>), CallError> {
         let answer = self.open(method, path, body)?;
         Ok((answer.status, answer.read(ANSWER).map_err(unread)?))
     }
 
-    /// An answer whose body is still to be read.
+    /// Returns a successful answer whose body is still to be read.
     fn open(&self, method: &str, path: &str, body: Option<Vec<u8>>) -> Result<Answer, CallError> {
         let silent = |error| CallError::NoAnswer { socket: self.socket.clone(), error };
         let answer = http::request(&self.socket, method, path, body.as_deref()).map_err(silent)?;
@@ -368,7 +368,7 @@ fn understood<T: DeserializeOwned>(what: &'static str, text: &[u8]) -> Result<T,
     serde_json::from_slice(text).map_err(|error| CallError::NotUnderstood { what, error })
 }
 
-/// A request as JSON. A field that is not given is left out: an API that does not know it yet refuses it.
+/// Writes a request as JSON. Fields that are not given are omitted, because an older API refuses fields it does not know.
 fn written(request: &impl Serialize) -> Result<Vec<u8>, CallError> {
     let not_written = |error| CallError::NotUnderstood { what: "the request", error };
     let mut value = serde_json::to_value(request).map_err(not_written)?;
@@ -394,7 +394,7 @@ fn with_query(mut path: String, fields: impl Iterator<Item = (&'static str, Stri
     path
 }
 
-/// A name as a part of a path: the API is sent what is no name, too, and says so.
+/// Escapes a name for use in a path. Invalid names are sent too, and the API refuses them.
 fn escaped(name: &str) -> String {
     let mut part = String::new();
     for byte in name.bytes() {

@@ -1,55 +1,55 @@
-//! Why a request is not carried out.
+//! Errors of the API: reasons why a request is not carried out.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Why a request was not carried out. Codes are stable; what they stand for does not change.
+/// Reason why a request failed. Codes are stable, and so is their meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
-    /// The request is not what the API describes.
+    /// The request does not match the API's description.
     InvalidRequest,
     /// The request contradicts itself, or names an object that does not exist.
     Contradiction,
-    /// The body did not come in time.
+    /// The body did not arrive in time.
     RequestTimeout,
     /// The body is longer than 64 KiB.
     BodyTooLarge,
     /// The body is not `application/json`.
     UnsupportedMediaType,
-    /// The caller has no role that allows it.
+    /// The caller has no role that allows the request.
     Forbidden,
-    /// There is no such thing.
+    /// The object does not exist.
     NotFound,
-    /// The thing cannot be asked this.
+    /// The path does not support this method.
     MethodNotAllowed,
-    /// A field that cannot change was given another value.
+    /// The request changes a field that cannot be changed.
     ImmutableField,
-    /// It is of the configuration file, and is changed there.
+    /// The object is defined in the configuration file and can be changed only there.
     Configured,
-    /// Something else depends on it, or has its number.
+    /// Another object depends on this one, or has its number.
     InUse,
-    /// It is not fenced, drained or quarantined.
+    /// The object is not fenced, drained or quarantined.
     NotFenced,
-    /// It is on its way out.
+    /// A fence of the VM is under way.
     FenceUnderway,
-    /// Something of it is left that is not clean.
+    /// Some memory of the VM is not clean.
     Unclean,
-    /// An organisation, a project or the host has not as much.
+    /// A limit of an organisation, a project or the host is exceeded.
     QuotaExceeded,
-    /// There is no unit of the wanted kind.
+    /// No unit of the requested kind is available.
     PlacementUnavailable,
-    /// Its device cannot be started.
+    /// The VM's device cannot be started.
     DeviceFailed,
-    /// The change cannot be written down, and was not made.
+    /// The change cannot be written to disk and was not made.
     StorageFailed,
-    /// The caller asks for more changes than one user may make in that time.
+    /// The user exceeds the rate limit for changes.
     TooManyRequests,
-    /// Sluice is starting, ending or too busy; the same request may succeed later.
+    /// Sluice is starting, stopping or too busy. The same request may succeed later.
     Unavailable,
-    /// A fault of Sluice's own.
+    /// An internal error of Sluice.
     Internal,
 }
 
@@ -59,14 +59,14 @@ impl fmt::Display for Code {
     }
 }
 
-/// An error: a stable code, a message a person can act on, and what caused it, the nearest cause first.
+/// An error: a stable code, a message to act on, and its causes, the nearest cause first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Error {
-    /// For programs.
+    /// Code for programs.
     pub code: Code,
-    /// For people.
+    /// Message for people.
     pub message: String,
-    /// Why, step by step.
+    /// Chain of causes.
     pub cause: Vec<String>,
 }
 
@@ -76,7 +76,7 @@ impl Error {
         Self { code, message: message.into(), cause: Vec::new() }
     }
 
-    /// With what caused it.
+    /// Adds a cause with its own causes.
     #[must_use]
     pub fn because(mut self, cause: impl std::error::Error) -> Self {
         let mut next: Option<&dyn std::error::Error> = Some(&cause);
@@ -87,7 +87,7 @@ impl Error {
         self
     }
 
-    /// The request is not what the API describes.
+    /// The request does not match the API's description.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidRequest, message)
     }
@@ -97,18 +97,18 @@ impl Error {
         Self::new(Code::Contradiction, message)
     }
 
-    /// There is no `what` called `id`.
+    /// No `what` has the name `id`.
     #[must_use]
     pub fn not_found(what: &str, id: &str) -> Self {
         Self::new(Code::NotFound, format!("there is no {what} {id}"))
     }
 
-    /// The caller has no role that allows it.
+    /// The caller has no role that allows the request.
     pub fn forbidden(message: impl Into<String>) -> Self {
         Self::new(Code::Forbidden, message)
     }
 
-    /// A change was not made because it could not be written down.
+    /// The change was not made because it cannot be written to disk.
     #[must_use]
     pub fn storage(error: std::io::Error) -> Self {
         Self::new(

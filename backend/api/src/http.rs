@@ -1,7 +1,7 @@
-//! HTTP over a Unix socket, as much of it as a client of the management API needs.
+//! HTTP over a Unix socket: the subset that a client of the management API needs.
 //!
 //! One request, one connection: requests are of HTTP/1.0, so that an answer is never chunked and ends with the connection.
-//! What a server sends is bounded in length and in the time between two pieces of it.
+//! Answers are bounded in length and in the time between two pieces.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write as _},
@@ -10,11 +10,11 @@ use std::{
     time::Duration,
 };
 
-/// Bytes of an answer's head.
+/// Limit of an answer's head, in bytes.
 const HEAD: u64 = 16 << 10;
-/// Lines of an answer's head.
+/// Limit of an answer's head, in lines.
 const HEADERS: usize = 32;
-/// How long nothing may come: longer than the API takes for its longest answer, and than it is ever silent in a stream.
+/// Longest pause in an answer: longer than the API takes for its longest answer, and longer than any pause in a stream.
 const TIMEOUT: Duration = Duration::from_secs(70);
 
 /// An answer whose body is still to be read.
@@ -22,15 +22,15 @@ const TIMEOUT: Duration = Duration::from_secs(70);
 pub struct Answer {
     /// The status.
     pub status: u16,
-    /// Bytes of the body, where the server said.
+    /// Length of the body in bytes, if the server sent it.
     length: Option<u64>,
     body: BufReader<UnixStream>,
 }
 
-/// Asks a server, with a body of JSON or none.
+/// Sends a request, with a JSON body or none.
 ///
 /// # Errors
-/// When it does not answer, or not in HTTP.
+/// No answer, or an answer that is not HTTP.
 pub fn request(socket: &Path, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {
     let mut head = format!("{method} {path} HTTP/1.0\r\nHost: sluice\r\n");
     if let Some(body) = body {
@@ -39,10 +39,10 @@ pub fn request(socket: &Path, method: &str, path: &str, body: Option<&[u8]>) -> 
     exchange(socket, &format!("{head}\r\n"), body.unwrap_or_default())
 }
 
-/// Sends a head and a body as they are. In HTTP/1.1 the head has to ask for the connection's end.
+/// Sends a head and a body as they are. In HTTP/1.1 the head must request `Connection: close`.
 ///
 /// # Errors
-/// When the server does not answer, or not in HTTP.
+/// No answer, or an answer that is not HTTP.
 pub fn exchange(socket: &Path, request: &str, body: &[u8]) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -59,7 +59,7 @@ pub fn exchange(socket: &Path, request: &str, body: &[u8]) -> io::Result<Answer>
     Ok(Answer { status, length, body })
 }
 
-/// Reads the status, and the length of the body if it is said.
+/// Reads the status, and the length of the body if the server sent it.
 fn head(from: &mut impl BufRead) -> io::Result<(u16, Option<u64>)> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut text = Vec::new();
@@ -82,10 +82,10 @@ fn head(from: &mut impl BufRead) -> io::Result<(u16, Option<u64>)> {
 }
 
 impl Answer {
-    /// The whole body, of at most so many bytes.
+    /// Reads the whole body, of at most `most` bytes.
     ///
     /// # Errors
-    /// When it is longer, or cut short.
+    /// The body is longer, or cut short.
     pub fn read(mut self, most: u64) -> io::Result<Vec<u8>> {
         let mut body = Vec::new();
         let wanted = self.length.unwrap_or(most.saturating_add(1));
@@ -106,10 +106,10 @@ impl Answer {
         }
     }
 
-    /// The next line of the body, of at most so many bytes; `None` at its end.
+    /// Reads the next line of the body, of at most `most` bytes; `None` at its end.
     ///
     /// # Errors
-    /// When it is longer, or cut short.
+    /// The line is longer, or cut short.
     pub fn line(&mut self, most: u64) -> io::Result<Option<String>> {
         let mut line = String::new();
         (&mut self.body).take(most).read_line(&mut line)?;
@@ -127,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// Asks a server that says `text` to anybody, and ends.
+    /// Sends a request to a server that sends `text` to each client and closes.
     fn ask(text: Vec<u8>) -> io::Result<Answer> {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("socket");

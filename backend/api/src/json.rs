@@ -1,9 +1,9 @@
-//! How strictly requests are read.
+//! Strict reading of requests.
 
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
 
-/// A structure that is read from an object only: by itself, serde takes it from a list of its values, too.
+/// A structure that is read only from a JSON object. By default, serde also reads it from a list of its values.
 #[derive(Clone, Copy, Debug)]
 pub struct Object<T>(
     /// The structure.
@@ -16,16 +16,16 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A structure within one.
+/// Reads a nested structure.
 pub fn object<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     let mut map = serde_json::Map::deserialize(deserializer)?;
     map.values_mut().for_each(whole);
     serde_json::from_value(map.into()).map_err(serde::de::Error::custom)
 }
 
-/// In JSON `5.0` is the integer 5; some languages write it so.
+/// Turns `5.0` into the integer 5: JSON allows that form, and some languages write it.
 fn whole(value: &mut Value) {
-    /// Beyond it not every integer is a floating-point number.
+    /// Largest bound up to which each integer is exact as a floating-point number.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let number = value.as_f64().filter(|_| value.is_f64());
     if let Some(number) = number.filter(|number| number.fract() == 0.0 && number.abs() <= EXACT) {
@@ -35,14 +35,14 @@ fn whole(value: &mut Value) {
     }
 }
 
-/// The same, where there may be none.
+/// Reads an optional nested structure.
 pub fn optional_object<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(value)| value))
 }
 
-/// A list of structures.
+/// Reads a list of structures.
 pub fn objects_of<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {

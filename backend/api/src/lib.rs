@@ -1,8 +1,8 @@
-//! The management API of `sluiced`, as both of its ends know it.
+//! The management API of `sluiced`: the types that server and clients share.
 //!
-//! `sluiced` serves it; the command line, tests and tools ask. Here is everything that both must agree on: requests and answers ([`v1`]),
-//! errors ([`Error`]), the words and numbers that the configuration and command lines share with them ([`ByteSize`], [`VmSpec`]), and
-//! the one client ([`client`]). Nothing is decided here, and nothing of it needs an asynchronous runtime.
+//! `sluiced` serves it; the command line, tests and tools are clients. This crate holds requests and answers ([`v1`]), errors ([`Error`]),
+//! the types that the configuration and command lines share with them ([`ByteSize`], [`VmSpec`]), and the one client ([`client`]). It
+//! makes no decisions and needs no asynchronous runtime.
 
 #![forbid(unsafe_code)]
 

@@ -6,55 +6,55 @@ use serde::Deserialize;
 
 use crate::{ByteSize, v1::Priority};
 
-/// One VM.
+/// A VM of the configuration file or of a command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct VmSpec {
-    /// Its number.
+    /// Number of the VM.
     pub id: u32,
-    /// Whether there is no VM: programs of this host connect to the device themselves.
+    /// True for programs of this host, which connect to the device themselves; there is no VM.
     #[serde(default)]
     pub direct: bool,
     /// Displays of its device, 0 or 1.
     #[serde(default, deserialize_with = "scanouts")]
     pub scanouts: u8,
-    /// Device memory it may have of each unit; 0 for all of it.
+    /// Quota of device memory on each unit; 0 for all of it.
     #[serde(default)]
     pub memory: ByteSize,
-    /// Of that, what is kept for it; the rest it has while nobody else does.
+    /// Part of `memory` that is guaranteed to the VM. The rest is available while no other VM has it.
     #[serde(default)]
     pub guaranteed: ByteSize,
-    /// Bytes beside the quota, to which what the driver takes for this VM is charged first.
+    /// Allowance beside the quota. Memory the driver takes for this VM is charged to it first.
     #[serde(default)]
     pub headroom: ByteSize,
-    /// Guest memory it may have pinned; 0 for no limit.
+    /// Limit of pinned guest memory; 0 for no limit.
     #[serde(default)]
     pub pinned: ByteSize,
-    /// Its project; 0 for none.
+    /// Number of its project; 0 for none.
     #[serde(default)]
     pub project: u32,
-    /// Its organisation; 0 for its project's, if any.
+    /// Number of its organisation; 0 for that of its project, if any.
     #[serde(default)]
     pub organisation: u32,
-    /// Seconds after which it is admitted again when it was fenced; 0 for when an operator says so.
+    /// Seconds from a fence to automatic readmission; 0 for readmission by an operator only.
     #[serde(default)]
     pub readmit_after: u32,
-    /// Its share of GPU time relative to the weights of others that have work at the same time; 0 for 100.
+    /// Share of GPU time relative to the weights of other VMs that have work at the same time; 0 for 100.
     #[serde(default)]
     pub weight: u32,
-    /// Whose work goes first.
+    /// Scheduling priority.
     #[serde(default)]
     pub priority: Priority,
-    /// Thousandths of a unit's time that it never exceeds in the long run; 0 for no cap.
+    /// Upper limit of a unit's time in the long run, in thousandths; 0 for no limit.
     #[serde(default)]
     pub cap: u32,
-    /// Thousandths of a unit's time that it has whenever it has work, whatever weights and priorities say.
+    /// Guaranteed part of a unit's time in thousandths, available whenever the VM has work, whatever weights and priorities.
     #[serde(default)]
     pub guarantee: u32,
-    /// Seconds after which work of which nothing ends makes its worker be ended; 0 for never.
+    /// Seconds without a completion of submitted work after which a worker is killed; 0 for never.
     #[serde(default)]
     pub hang_after: u32,
-    /// When it was made, in seconds since 1970; 0 for a VM of the configuration file.
+    /// Creation time, in seconds since 1970; 0 for a VM of the configuration file.
     #[serde(skip)]
     pub created: u64,
 }
@@ -66,7 +66,7 @@ fn scanouts<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u8, D::
     }
 }
 
-/// Text is not a VM.
+/// The text does not describe a VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a VM: its number, then any of `,direct`, `,scanouts=0|1`, `,memory=SIZE`, `,guaranteed=SIZE`, \

@@ -1,4 +1,4 @@
-//! `/v1/capacity`: what there is still room for.
+//! `/v1/capacity`: free room for more instances and VMs.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,79 +6,79 @@ use utoipa::ToSchema;
 use super::{UnitKind, VmRequest};
 use crate::json::objects_of;
 
-/// What there is still room for.
+/// Free room for more instances and VMs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Capacity {
-    /// GPUs that are not divided and that nobody is on.
+    /// Number of GPUs that are not divided and have no VM.
     pub free_gpus: u32,
-    /// Instances that could still be made, of each kind alone.
+    /// Instances that can still be created, for each profile alone.
     pub instances: Vec<MoreInstances>,
     /// Units that more VMs can share.
     pub shared: Vec<SharedRoom>,
 }
 
-/// How many more instances of a kind could be made, if no other is.
+/// Number of instances of one profile that can still be created, if no other is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MoreInstances {
-    /// The driver's number of the profile.
+    /// Number of the profile in the driver.
     pub profile: u32,
-    /// Its name.
+    /// Name of the profile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Memory of an instance.
+    /// Memory of one instance, in bytes.
     pub memory_bytes: u64,
-    /// Instances.
+    /// Number of instances.
     pub count: u32,
 }
 
-/// What a shared unit has left.
+/// Free room on a shared unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SharedRoom {
-    /// The unit.
+    /// Number of the unit.
     pub unit: u32,
-    /// VMs on it.
+    /// Number of VMs on it.
     pub vms: u32,
-    /// Bytes that are promised to none of its VMs.
+    /// Memory that is not promised to any VM, in bytes.
     pub memory_bytes: u64,
-    /// Thousandths of its time that are guaranteed to none of its VMs.
+    /// Thousandths of its time that are not guaranteed to any VM.
     pub permille: u16,
 }
 
-/// VMs that somebody would like to make.
+/// VMs to check for a place.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Wishes {
-    /// As they would be made, in this order.
+    /// The requests that would create them, in this order.
     #[schema(max_items = 64)]
     #[serde(deserialize_with = "objects_of")]
     pub vms: Vec<VmRequest>,
 }
 
-/// Whether VMs would have a place.
+/// Result of a check for places.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WouldFit {
-    /// Whether all of them would, made in the order given. Nothing is held for them.
+    /// True if all VMs have a place when created in the given order. Nothing is reserved.
     pub fits: bool,
-    /// Where each would be, or why it would have no place.
+    /// For each VM its place, or the reason why it has none.
     pub vms: Vec<Fit>,
 }
 
-/// Where a VM would be.
+/// Place of a VM, or the reason why it has none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Fit {
-    /// The GPU.
+    /// Ordinal of the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
-    /// What its unit would be.
+    /// Kind of the unit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<UnitKind>,
-    /// The unit, where it is there already.
+    /// Number of the unit, if it exists already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<u32>,
-    /// The first memory slice of its instance.
+    /// First memory slice of the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<u8>,
-    /// Why there is no place.
+    /// Reason why there is no place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }

@@ -1,36 +1,37 @@
-//! `/v1/events`: what happens, as it happens.
+//! `/v1/events`: the event stream.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Where to begin.
+/// Start and end of an event stream.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub struct EventsQuery {
-    /// The token of the last event that was seen; events follow it. Without it, events from now on.
+    /// Token of the last event seen. The stream begins with the event after it. Default: the stream begins with the next event.
     #[param(max_length = 64)]
     pub after: Option<String>,
-    /// Whether the answer goes on with what happens next; it does if not given. Else it ends when there is no more, and without
-    /// `after` begins with the oldest event there is.
+    /// True to wait for new events. False to end the stream after the last event so far; without `after` it then begins with the oldest
+    /// event kept. Default: true.
     pub follow: Option<bool>,
 }
 
-/// Something that has happened: one line of the answer.
+/// An event: one line of the answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Counts without a hole, through restarts of the daemon. A tenant, who does not see all events, is told none.
+    /// Number of the event, without gaps, also across restarts of the daemon. Absent for tenants, because they do not see all events.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence: Option<u64>,
-    /// To go on behind this event. It tells nothing else.
+    /// Opaque token. Pass it as `after` to continue after this event.
     pub token: String,
-    /// When, in milliseconds since 1970.
+    /// Time of the event, in milliseconds since 1970.
     pub time: u64,
-    /// What. `gap`: events were lost, or the token is of before the machine was started. `alive`: nothing happened for a while.
+    /// Kind of the event. `gap`: events were lost, or the token is older than the last boot of the machine. `alive`: no event happened for
+    /// a while.
     pub kind: String,
-    /// The VM it is about.
+    /// Name of the VM that the event is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
-    /// More, for people.
+    /// Details for people.
     pub detail: String,
 }

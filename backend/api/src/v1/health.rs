@@ -1,9 +1,9 @@
-//! `/healthz`, `/readyz`, `/metrics`: for those who watch over the daemon.
+//! `/healthz`, `/readyz`, `/metrics`: health, readiness and metrics.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// That it is well.
+/// A good state of health.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Well {
     /// Always true.

@@ -6,37 +6,37 @@ use utoipa::ToSchema;
 /// The daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Host {
-    /// Its version.
+    /// Version of the daemon.
     pub version: String,
-    /// Its process.
+    /// Process id of the daemon.
     pub process: u32,
-    /// The launcher's process, if one runs.
+    /// Process id of the launcher, if it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub launcher_process: Option<u32>,
-    /// The inventory's process, if one runs.
+    /// Process id of the inventory, if it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inventory_process: Option<u32>,
-    /// Numbers for VMs that are made at run time, the first and how many.
+    /// Numbers for VMs created at run time, as `FIRST:COUNT`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm_numbers: Option<String>,
-    /// The driver library that it has arbiters and workers load.
+    /// Path of the driver library that arbiters and workers load.
     pub driver: String,
-    /// Whether memory is made clean between owners; false in tests that show what that is for.
+    /// True if memory is scrubbed between owners. False only in tests that show the effect of scrubbing.
     pub scrub: bool,
-    /// What had to be left behind of the last checkpoint, if it could not be understood.
+    /// Reason why the last checkpoint could not be read, if the one before it is used instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovered: Option<String>,
-    /// Events since the start, by kind and VM.
+    /// Number of events since the start, by kind and VM.
     pub events: Vec<Count>,
 }
 
-/// How often something has happened.
+/// Number of events of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Count {
-    /// What.
+    /// Kind of the event.
     pub kind: String,
-    /// The number of the VM; 0 for none.
+    /// Number of the VM. 0: no VM.
     pub vm: u32,
-    /// How often.
+    /// Number of events.
     pub count: u64,
 }

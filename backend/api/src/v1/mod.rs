@@ -1,6 +1,6 @@
-//! Version 1 of the API: what clients send and get.
+//! Version 1 of the API: requests and answers.
 //!
-//! Fields are added, never taken away or given another meaning; whatever else changes is another version.
+//! Fields may be added. They are never removed or given another meaning; such a change makes another version.
 
 use std::{fmt, str::FromStr};
 
@@ -24,7 +24,7 @@ pub use self::{
     capacity::*, events::*, health::*, host::*, sizes::*, suggestions::*, tree::*, units::*, usage::*, vms::*,
 };
 
-/// Enumerations are written and read as the API has their words, everywhere.
+/// Implements `Display` and `FromStr` for enumerations, with the words of the API.
 macro_rules! words {
     ($($name:ident),* $(,)?) => {$(
         impl fmt::Display for $name {

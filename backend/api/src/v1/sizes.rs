@@ -5,88 +5,88 @@ use utoipa::ToSchema;
 
 use super::{Policy, Priority};
 
-/// A size as a client wants it.
+/// Request to create or change a size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SizeRequest {
-    /// Device memory.
+    /// Quota of device memory, in bytes.
     #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
     pub memory_bytes: u64,
-    /// Of that, what is kept.
+    /// Part of `memory_bytes` that is guaranteed.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     pub guaranteed_bytes: Option<u64>,
-    /// Bytes beside the quota, to which what the driver takes is charged first; 0 if not given.
+    /// Allowance beside the quota, in bytes. Memory taken by the driver is charged to it first. Default: 0.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     pub headroom_bytes: Option<u64>,
-    /// Guest memory that may be pinned; no limit if not given.
+    /// Limit of pinned guest memory, in bytes. Default: no limit.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     pub pinned_bytes: Option<u64>,
-    /// Share of GPU time in relation to others; 100 if not given.
+    /// Share of GPU time relative to other VMs. Default: 100.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 10000)]
     pub weight: Option<u32>,
-    /// Whose work goes first; `normal` if not given.
+    /// Scheduling priority. Default: `normal`.
     #[serde(default)]
     pub priority: Option<Priority>,
-    /// Thousandths of a unit's time that are never exceeded; no limit if not given.
+    /// Upper limit of a unit's time, in thousandths. Default: no limit.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1000)]
     pub cap_permille: Option<u32>,
-    /// Thousandths of a unit's time that are there whenever they are wanted.
+    /// Guaranteed part of a unit's time, in thousandths. It is available on demand.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 1000)]
     pub guarantee_permille: Option<u32>,
-    /// The kind of unit, where a VM does not say one.
+    /// Kind of unit, for VMs that do not specify one.
     #[serde(default)]
     pub policy: Option<Policy>,
-    /// The kind of MIG instance, where a VM does not say one: the driver's number of the profile, or its name.
+    /// MIG profile, by its number in the driver or its name, for VMs that do not specify one.
     #[serde(default)]
     #[schema(max_length = 64)]
     pub profile: Option<String>,
-    /// The most VMs that share a unit, where a VM does not say it; any number if not given.
+    /// Maximum number of VMs on a unit, for VMs that do not specify one. Default: no limit.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 65535)]
     pub replicas: Option<u32>,
 }
 
-/// A size.
+/// A named size of VMs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Size {
-    /// Its name.
+    /// Name of the size.
     pub id: String,
-    /// Device memory.
+    /// Quota of device memory, in bytes.
     pub memory_bytes: u64,
-    /// Of that, what is kept.
+    /// Part of `memory_bytes` that is guaranteed.
     pub guaranteed_bytes: u64,
-    /// Bytes beside the quota, to which what the driver takes is charged first.
+    /// Allowance beside the quota, in bytes. Memory taken by the driver is charged to it first.
     pub headroom_bytes: u64,
-    /// Guest memory that may be pinned; 0 for no limit.
+    /// Limit of pinned guest memory, in bytes. 0: no limit.
     pub pinned_bytes: u64,
-    /// Share of GPU time in relation to others.
+    /// Share of GPU time relative to other VMs.
     pub weight: u32,
-    /// Whose work goes first.
+    /// Scheduling priority.
     pub priority: Priority,
-    /// Thousandths of a unit's time that are never exceeded; 0 for no limit.
+    /// Upper limit of a unit's time, in thousandths. 0: no limit.
     pub cap_permille: u32,
-    /// Thousandths of a unit's time that are there whenever they are wanted.
+    /// Guaranteed part of a unit's time, in thousandths. It is available on demand.
     pub guarantee_permille: u32,
-    /// The kind of unit.
+    /// Kind of unit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
-    /// The kind of MIG instance, by the driver's number.
+    /// MIG profile, by its number in the driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// The most VMs that share a unit.
+    /// Maximum number of VMs on a unit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u32>,
 }
 
-/// Sizes.
+/// A list of sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Sizes {
-    /// All of them.
+    /// All sizes.
     pub sizes: Vec<Size>,
 }

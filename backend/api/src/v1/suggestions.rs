@@ -1,97 +1,97 @@
-//! `/v1/placement/suggestions`: which VMs had better be on other units, and what load is expected.
+//! `/v1/placement/suggestions`: expected load of units, and suggested moves of VMs.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::UnitKind;
 
-/// What load suggests.
+/// Load of units, and moves that would improve it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Suggestions {
-    /// What the configuration says is done about it.
+    /// Configured reaction to load.
     pub policy: Rebalance,
-    /// How far is looked ahead.
+    /// Horizon of the forecast, in seconds.
     pub horizon_seconds: u32,
-    /// Load of the units that VMs are on; nothing where the policy is `off`.
+    /// Load of the units that have VMs. Empty if the policy is `off`.
     pub units: Vec<UnitLoad>,
-    /// Moves that would help; nothing where the policy is `off`.
+    /// Suggested moves. Empty if the policy is `off`.
     pub suggestions: Vec<Suggestion>,
 }
 
-/// What is done about overloaded units.
+/// Reaction to overloaded units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schema(as = RebalanceWord)]
 pub enum Rebalance {
-    /// Nothing, and load is not looked at.
+    /// Load is not measured, and no move is suggested.
     #[default]
     Off,
     /// Moves are suggested.
     Suggest,
-    /// Those for load are made, too, of VMs without a session.
+    /// Moves are suggested. Those for load are also made, of VMs without a session.
     Apply,
 }
 
-/// Load of a unit. 1 is all that it has.
+/// Load of a unit, as ratios. 1 is the whole unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct UnitLoad {
-    /// The unit.
+    /// Number of the unit.
     pub unit: u32,
-    /// The part of its time that its VMs use, smoothed.
+    /// Part of its time that its VMs use, smoothed.
     pub gpu_time_ratio: f64,
-    /// The same, as it is expected at the horizon.
+    /// Part of its time that its VMs are expected to use at the horizon.
     pub gpu_time_ratio_ahead: f64,
-    /// The part of its memory that is lent, smoothed.
+    /// Part of its memory that is lent, smoothed.
     pub memory_ratio: f64,
-    /// The same, as it is expected at the horizon.
+    /// Part of its memory that is expected to be lent at the horizon.
     pub memory_ratio_ahead: f64,
 }
 
-/// A move that would help.
+/// A suggested move of a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Suggestion {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// The unit it is on.
+    /// Number of its current unit.
     pub from: u32,
-    /// Where it would be better.
+    /// Suggested place.
     pub to: Place,
-    /// What it is about.
+    /// Reason for the move.
     pub reason: Reason,
-    /// The same for people.
+    /// Explanation for people.
     pub why: String,
-    /// Whether the VM has no session and can move at once.
+    /// True if the VM has no session and can move at once.
     pub idle: bool,
-    /// What is won: the part of a unit by which the worse of both is relieved, or by which remaining configurations grow.
+    /// Gain: the part of a unit by which the more loaded of both units is relieved, or by which the remaining configurations grow.
     pub gain_ratio: f64,
 }
 
 /// A place for a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Place {
-    /// The GPU.
+    /// Ordinal of the GPU.
     pub gpu: u32,
-    /// What its unit is.
+    /// Kind of the unit.
     pub kind: UnitKind,
-    /// The unit, where it is there already.
+    /// Number of the unit, if it exists already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<u32>,
-    /// The kind of instance, by the driver's name or number.
+    /// MIG profile, by its name or its number in the driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// The first memory slice of the instance.
+    /// First memory slice of the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<u8>,
 }
 
-/// What a suggestion is about.
+/// Reason for a suggested move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// Its unit has not enough time for its VMs.
+    /// The unit has too little time for its VMs.
     GpuTime,
-    /// Its unit has not enough memory for its VMs.
+    /// The unit has too little memory for its VMs.
     Memory,
-    /// Its instance lies where larger ones could be.
+    /// The instance occupies a position that larger instances need.
     Fragmentation,
 }

@@ -1,4 +1,4 @@
-//! `/v1/organisations`, `/v1/projects`: who VMs belong to, and what all of theirs together may have.
+//! `/v1/organisations`, `/v1/projects`: owners of VMs, and the quotas that their VMs share.
 
 use std::collections::BTreeSet;
 
@@ -8,37 +8,37 @@ use utoipa::ToSchema;
 use super::{Isolation, Priority};
 use crate::json::optional_object;
 
-/// An organisation as a client wants it.
+/// Request to create or change an organisation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OrganisationRequest {
-    /// Device memory that its VMs may have together, on all units.
+    /// Quota of device memory for all its VMs together, on all units, in bytes.
     #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
     pub memory_bytes: u64,
-    /// How many VMs it may have. If not given, tenants may make 64, and operators as many as there can be.
+    /// Maximum number of VMs. Default: 64 for VMs created by tenants, no limit for operators.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 2147483647)]
     pub vms: Option<u32>,
-    /// What its tenants may set of their VMs; the defaults if not given.
+    /// Limits for the VMs that its tenants create. Default: the default of each field.
     #[serde(default, deserialize_with = "optional_object")]
     pub limits: Option<Limits>,
 }
 
-/// A project as a client wants it.
+/// Request to create or change a project.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectRequest {
-    /// Device memory that its VMs may have together, on all units. Not more than its organisation's.
+    /// Quota of device memory for all its VMs together, on all units, in bytes. At most that of its organisation.
     #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
     pub memory_bytes: u64,
-    /// How many VMs it may have. If not given, tenants may make 64, and operators as many as there can be.
+    /// Maximum number of VMs. Default: 64 for VMs created by tenants, no limit for operators.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 2147483647)]
     pub vms: Option<u32>,
-    /// What its tenants may set of their VMs; the defaults if not given.
+    /// Limits for the VMs that its tenants create. Default: the default of each field.
     #[serde(default, deserialize_with = "optional_object")]
     pub limits: Option<Limits>,
-    /// Its organisation. Cannot be changed.
+    /// Name of its organisation. Cannot be changed.
     #[serde(default)]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     pub organisation: Option<String>,
@@ -47,20 +47,20 @@ pub struct ProjectRequest {
 /// An organisation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Organisation {
-    /// Its name.
+    /// Name of the organisation.
     pub id: String,
-    /// What processes and logs know it by.
+    /// Number of the organisation in processes and logs.
     pub number: u32,
-    /// Whether the configuration file names it; then it is changed there.
+    /// True if the configuration file defines it. It can then be changed only there.
     pub configured: bool,
-    /// Device memory that its VMs may have together.
+    /// Quota of device memory for all its VMs together, in bytes.
     pub memory_bytes: u64,
-    /// Device memory lent to its VMs, as of the last second.
+    /// Device memory lent to its VMs in bytes, at most a second old.
     pub lent_bytes: u64,
-    /// How many VMs it may have.
+    /// Maximum number of VMs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vms: Option<u32>,
-    /// What its tenants may set of their VMs, where that was said.
+    /// Limits for the VMs that its tenants create, if any are set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
 }
@@ -68,83 +68,83 @@ pub struct Organisation {
 /// A project.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Project {
-    /// Its name.
+    /// Name of the project.
     pub id: String,
-    /// What processes and logs know it by.
+    /// Number of the project in processes and logs.
     pub number: u32,
-    /// Whether the configuration file names it; then it is changed there.
+    /// True if the configuration file defines it. It can then be changed only there.
     pub configured: bool,
-    /// Its organisation.
+    /// Name of its organisation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub organisation: Option<String>,
-    /// Device memory that its VMs may have together.
+    /// Quota of device memory for all its VMs together, in bytes.
     pub memory_bytes: u64,
-    /// Device memory lent to its VMs, as of the last second.
+    /// Device memory lent to its VMs in bytes, at most a second old.
     pub lent_bytes: u64,
-    /// How many VMs it may have.
+    /// Maximum number of VMs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vms: Option<u32>,
-    /// What its tenants may set of their VMs, where that was said.
+    /// Limits for the VMs that its tenants create, if any are set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
 }
 
-/// Organisations.
+/// A list of organisations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Organisations {
-    /// Those that the caller may look at.
+    /// Organisations that the caller may see.
     pub organisations: Vec<Organisation>,
 }
 
-/// Projects.
+/// A list of projects.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Projects {
-    /// Those that the caller may look at.
+    /// Projects that the caller may see.
     pub projects: Vec<Project>,
 }
 
-/// The name of a size, as the description of the API has it.
+/// Name of a size, for the OpenAPI schema.
 #[derive(ToSchema)]
 #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 #[expect(dead_code, reason = "only its schema is used")]
 struct SizeName(String);
 
-/// What tenants may set of their VMs. A field that is not given has a default that takes nothing from others.
+/// Limits for the VMs that tenants create. The default of each field takes nothing from other VMs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// The sizes that a VM may have; each figure of its size then holds, whatever the other limits say. Any memory if not given.
+    /// Sizes that a VM may have. Each figure of the size applies, even beyond the other limits. Default: any memory.
     #[schema(max_items = 64, value_type = Option<Vec<SizeName>>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sizes: Option<BTreeSet<String>>,
-    /// The largest weight; 100 if not given.
+    /// Maximum weight. Default: 100.
     #[schema(minimum = 1, maximum = 10000)]
     pub weight: Option<u32>,
-    /// The highest priority; `normal` if not given.
+    /// Highest priority. Default: `normal`.
     pub priority: Option<Priority>,
-    /// The largest cap, which a VM without one gets; none if not given.
+    /// Maximum cap, in thousandths. A VM without a cap gets this one. Default: no limit.
     #[schema(minimum = 1, maximum = 1000)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cap_permille: Option<u32>,
-    /// The largest guarantee of a unit's time; 0 if not given.
+    /// Maximum guarantee of a unit's time, in thousandths. Default: 0.
     #[schema(minimum = 0, maximum = 1000)]
     pub guarantee_permille: Option<u32>,
-    /// The strictest isolation; `shared` if not given.
+    /// Strictest isolation. Default: `shared`.
     pub isolation: Option<Isolation>,
-    /// The largest headroom; 0 if not given.
+    /// Maximum headroom, in bytes. Default: 0.
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     pub headroom_bytes: Option<u64>,
-    /// The most guest memory that may be pinned, which a VM that does not say gets; none if not given.
+    /// Maximum of pinned guest memory, in bytes. A VM that specifies no limit gets this one. Default: no limit.
     #[schema(minimum = 1, maximum = 4503599627370496_u64)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pinned_bytes: Option<u64>,
-    /// The shortest `readmit_after_seconds`; if not given, tenants may not say one.
+    /// Minimum of `readmit_after_seconds`. Default: tenants may not set it.
     #[schema(minimum = 1, maximum = 2147483647)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub readmit_after_seconds: Option<u32>,
-    /// Whether tenants choose GPU, slice, profile, multiprocessors and NUMA node.
+    /// True if tenants may choose GPU, slice, profile, multiprocessors and NUMA node.
     pub unit_choice: bool,
-    /// The most VMs that one user makes; 16 if not given.
+    /// Maximum number of VMs that one user may create. Default: 16.
     #[schema(minimum = 0, maximum = 2147483647)]
     pub vms_per_owner: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! `/v1/gpus`, `/v1/units`: devices, and what of them is lent.
+//! `/v1/gpus`, `/v1/units`: GPUs, units, and their lent memory.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,94 +6,94 @@ use utoipa::ToSchema;
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Gpu {
-    /// Its ordinal.
+    /// Ordinal of the GPU.
     pub gpu: u32,
-    /// Its UUID, where the driver says it.
+    /// UUID, if the driver reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Its name, where the driver says it.
+    /// Name of the model, if the driver reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The NUMA node it is near.
+    /// NUMA node near the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// Whether it is divided into instances.
+    /// True if the GPU is divided into MIG instances.
     pub mig: bool,
-    /// Whether it is from its next reset on, where that is another. Until then nobody uses it.
+    /// MIG mode after the next GPU reset, if different from `mig`. The GPU is out of service until then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig_pending: Option<bool>,
-    /// Whether VMs come to it.
+    /// Availability for VMs.
     pub state: GpuState,
-    /// Its units.
+    /// Numbers of its units.
     pub units: Vec<u32>,
-    /// Instances that are not of Sluice; they are left alone.
+    /// Number of instances that Sluice did not create. Sluice does not touch them.
     pub foreign_instances: u32,
-    /// What is lost by how its instances lie: 0 where they could not lie better, towards 1 where they block nearly everything.
+    /// Loss by the positions of its instances: 0 if they could not lie better, near 1 if they block nearly everything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fragmentation: Option<f64>,
 }
 
-/// Whether VMs come to a GPU.
+/// Availability of a GPU for VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpuState {
-    /// They do.
+    /// VMs may be placed on the GPU.
     Open,
-    /// None comes, and those that are there move away when they have no session.
+    /// No new VM is placed on the GPU. Each VM on it moves away when it has no session.
     Draining,
-    /// None comes.
+    /// No new VM is placed on the GPU.
     Quarantined,
 }
 
-/// GPUs.
+/// A list of GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Gpus {
-    /// All of them.
+    /// All GPUs.
     pub gpus: Vec<Gpu>,
-    /// Whether the driver's management library answers; what it would say is unknown while it does not.
+    /// True if the driver's management library answers. While it does not, the fields it supplies are unknown.
     pub inventory: bool,
 }
 
-/// A placement unit: a GPU or an instance of one.
+/// A placement unit: a GPU or one of its MIG instances.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Unit {
-    /// Its number.
+    /// Number of the unit.
     pub unit: u32,
-    /// The GPU it is of.
+    /// Ordinal of its GPU.
     pub gpu: u32,
-    /// What it is.
+    /// Kind of the unit.
     pub kind: UnitKind,
-    /// Whether it lends.
+    /// State of the unit.
     pub state: UnitState,
-    /// Why it is quarantined.
+    /// Reason of the quarantine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The kind of instance, by the driver's name or number.
+    /// MIG profile, by its name or its number in the driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// The first memory slice of the instance.
+    /// First memory slice of the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<u8>,
-    /// The UUID of the instance, for tools of the host.
+    /// UUID of the instance, for tools of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Whether the driver says how much memory each process has, so that memory which a driver takes beyond a grant is charged to the
-    /// VM whose it is. A probe finds that out soon after the unit begins to lend. Until then, and where it does not, as on every MIG
-    /// instance, VMs of one organisation share the unit only with each other, unless the configuration says otherwise.
+    /// True if the driver reports the memory of each process, so that memory a driver takes beyond a grant is charged to the right VM. A
+    /// probe finds out soon after the unit begins to lend. While false, as always on a MIG instance, only VMs of one organisation share the
+    /// unit, unless the configuration allows more.
     pub figures_per_process: bool,
-    /// VMs that have a place on it.
+    /// Number of VMs placed on it.
     pub vms: u32,
-    /// Its arbiter's process.
+    /// Process id of its arbiter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arbiter_process: Option<u32>,
-    /// Its memory, in lists as of the last second; nothing while it is not known.
+    /// Memory of the unit. In lists at most a second old. Absent while unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<UnitMemory>,
-    /// Messages of an epoch that was over.
+    /// Number of messages dropped because their epoch was over.
     pub stale_epoch_messages: u64,
 }
 
-/// What a unit is.
+/// Kind of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnitKind {
@@ -103,48 +103,48 @@ pub enum UnitKind {
     Mig,
 }
 
-/// Whether a unit lends.
+/// State of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnitState {
-    /// Its memory is being taken and made clean.
+    /// Its memory is being taken and scrubbed.
     Starting,
-    /// It lends.
+    /// It lends memory.
     Lending,
-    /// It lends to those that are there, none comes, and they move away when they have no session.
+    /// It lends only to the VMs on it. No new VM is placed on it, and each VM moves away when it has no session.
     Draining,
-    /// It is out of service until an operator says otherwise.
+    /// It is out of service until an operator readmits it.
     Quarantined,
 }
 
-/// A unit's memory in bytes.
+/// Memory of a unit, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct UnitMemory {
-    /// In custody.
+    /// Memory in custody.
     pub total_bytes: u64,
-    /// Lent.
+    /// Memory lent to VMs.
     pub lent_bytes: u64,
-    /// Clean, to be lent.
+    /// Clean memory, ready to be lent.
     pub clean_bytes: u64,
-    /// Waiting to be scrubbed.
+    /// Memory waiting to be scrubbed.
     pub dirty_bytes: u64,
-    /// Released for the driver to grow into.
+    /// Memory released for the driver to grow into.
     pub headroom_bytes: u64,
-    /// Not proven clean after all tries, and never lent again.
+    /// Memory not proven clean after all tries. It is never lent again.
     pub suspect_bytes: u64,
 }
 
-/// Units.
+/// A list of units.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Units {
-    /// All of them.
+    /// All units.
     pub units: Vec<Unit>,
 }
 
-/// Whether a GPU is to be divided.
+/// Request to switch the MIG mode of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Division {
-    /// Whether it is to be divided into instances.
+    /// True to divide the GPU into MIG instances.
     pub enabled: bool,
 }

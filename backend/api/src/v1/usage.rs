@@ -1,53 +1,53 @@
-//! `/v1/usage`: what was used, for billing.
+//! `/v1/usage`: usage figures, for billing.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What one used. Figures only grow, also across restarts.
+/// Usage of one VM, project or organisation, or of the host. Figures never decrease, also across restarts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Used {
-    /// Its name, which a VM or project that is gone may have had before.
+    /// Name. A deleted VM or project may have had the same name.
     pub id: String,
-    /// A VM's or project's number.
+    /// Number of the VM or project.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub number: Option<u32>,
-    /// When a VM was made, in seconds since 1970; with its number it tells the VM apart from others of its name.
+    /// Creation time of the VM, in seconds since 1970. Together with the number it identifies the VM among others of its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<u64>,
-    /// A VM's or project's organisation.
+    /// Organisation of the VM or project.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub organisation: Option<String>,
-    /// A VM's project.
+    /// Project of the VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub project: Option<String>,
     /// Bytes of device memory lent, times seconds.
     pub memory_byte_seconds: f64,
-    /// Seconds of GPU time.
+    /// GPU time, in seconds.
     pub gpu_seconds: f64,
-    /// Kernels launched, by its workers' word.
+    /// Kernels launched, as reported by its workers.
     pub launches: u64,
-    /// Copies, by its workers' word.
+    /// Copies, as reported by its workers.
     pub copies: u64,
-    /// Bytes that were copied, by its workers' word.
+    /// Bytes copied, as reported by its workers.
     pub copied_bytes: u64,
-    /// Calls of its programs that reached the host, by its workers' word.
+    /// Calls of its programs that reached the host, as reported by its workers.
     pub calls: u64,
-    /// Seconds in which it existed; of all its VMs together for others than a VM.
+    /// Lifetime of the VM in seconds; for others, the sum over all their VMs.
     pub seconds: f64,
-    /// Sessions that got a worker.
+    /// Number of sessions that got a worker.
     pub sessions: u64,
 }
 
-/// What was used.
+/// Usage of VMs, projects, organisations and the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Usage {
-    /// By VM, those that are gone included until there are too many.
+    /// Usage by VM. Includes deleted VMs until there are too many.
     pub vms: Vec<Used>,
-    /// By project, with all VMs it ever had.
+    /// Usage by project, of all VMs it ever had.
     pub projects: Vec<Used>,
-    /// By organisation, with all VMs it ever had.
+    /// Usage by organisation, of all VMs it ever had.
     pub organisations: Vec<Used>,
-    /// By all VMs there ever were; for those who may look at everything.
+    /// Usage of all VMs there ever were. Present only for callers that may see everything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<Used>,
 }

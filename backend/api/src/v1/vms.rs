@@ -6,131 +6,131 @@ use utoipa::{IntoParams, ToSchema};
 use super::UnitKind;
 use crate::json::{objects_of, optional_object};
 
-/// A VM as a client wants it.
+/// Request to create or change a VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmRequest {
-    /// Named size that gives what is not said here.
+    /// Named size, which supplies the fields that are not given.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     pub size: Option<String>,
-    /// Device memory it may have of each unit; what its size says, or the host's default, if not given. Counted in chunks of 2 MiB.
+    /// Quota of device memory on each unit in bytes, counted in chunks of 2 MiB. Default: that of the size, else that of the host.
     #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
     pub memory_bytes: Option<u64>,
-    /// Of that, what is kept for it; the rest it has while nobody else does.
+    /// Part of `memory_bytes` that is guaranteed to the VM. The rest is available while no other VM has it.
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     pub guaranteed_bytes: Option<u64>,
-    /// Bytes beside the quota, to which what the driver takes for this VM is charged first; 0 if not given.
+    /// Allowance beside the quota, in bytes. Memory the driver takes for this VM is charged to it first. Default: 0.
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     pub headroom_bytes: Option<u64>,
-    /// Guest memory it may have pinned; no limit if not given.
+    /// Limit of pinned guest memory, in bytes. Default: no limit.
     #[schema(minimum = 0, maximum = 4503599627370496_u64)]
     pub pinned_bytes: Option<u64>,
-    /// Its share of GPU time in relation to others; 100 if not given.
+    /// Share of GPU time relative to other VMs. Default: 100.
     #[schema(minimum = 1, maximum = 10000)]
     pub weight: Option<u32>,
-    /// Whose work goes first; `normal` if not given.
+    /// Scheduling priority. Default: `normal`.
     pub priority: Option<Priority>,
-    /// Thousandths of a unit's time that it never exceeds; no limit if not given.
+    /// Upper limit of a unit's time, in thousandths. Default: no limit.
     #[schema(minimum = 1, maximum = 1000)]
     pub cap_permille: Option<u32>,
-    /// Thousandths of a unit's time that it has whenever it wants them.
+    /// Guaranteed part of a unit's time, in thousandths. It is available on demand.
     #[schema(minimum = 0, maximum = 1000)]
     pub guarantee_permille: Option<u32>,
-    /// Where it may be. Cannot be changed.
+    /// Constraints on the placement. Cannot be changed.
     #[serde(deserialize_with = "optional_object")]
     pub placement: Option<Placement>,
-    /// Its organisation; its project's if not given. Cannot be changed.
+    /// Name of its organisation. Default: that of its project. Cannot be changed.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     pub organisation: Option<String>,
-    /// Its project. Cannot be changed.
+    /// Name of its project. Cannot be changed.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     pub project: Option<String>,
     /// Displays of its graphics device: 1 for guest kernels before 6.12. Cannot be changed.
     #[schema(minimum = 0, maximum = 1)]
     pub scanouts: u8,
-    /// Whether there is no VM: programs of this host connect to the device themselves. Cannot be changed.
+    /// True for programs of this host, which connect to the device themselves; there is no VM. Cannot be changed.
     pub direct: bool,
-    /// Seconds after which it is admitted again when a policy or its tenant fenced it; when an operator says so if not given. Not
-    /// after a fence by an operator.
+    /// Readmit the VM this many seconds after a policy or its tenant fenced it, but not after a fence by an operator. Default: only an
+    /// operator readmits it.
     #[schema(minimum = 1, maximum = 2147483647)]
     pub readmit_after_seconds: Option<u32>,
-    /// Seconds after which work of which nothing ends makes its worker be ended; never if not given.
+    /// Kill a worker if none of its submitted work completes within this many seconds. Default: never.
     #[schema(minimum = 1, maximum = 4294967_u32)]
     pub hang_after_seconds: Option<u32>,
-    /// Memory of the guest, for the arguments of its VMM.
+    /// Memory of the guest in bytes, for the arguments of its VMM.
     #[schema(minimum = 1, maximum = 4503599627370496_u64)]
     pub guest_memory_bytes: Option<u64>,
 }
 
-/// Whose work goes first.
+/// Scheduling priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Priority {
-    /// Behind all others.
+    /// Work runs after that of all other priorities.
     Low,
-    /// As usual.
+    /// The usual priority.
     #[default]
     Normal,
-    /// Before all others.
+    /// Work runs before that of all other priorities.
     High,
 }
 
-/// Where a VM may be. What is not said is chosen.
+/// Constraints on the placement of a VM. Sluice chooses the rest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Placement {
-    /// On what kind of unit.
+    /// Kind of unit.
     pub policy: Policy,
-    /// With whom on it.
+    /// Isolation from other VMs.
     pub isolation: Isolation,
-    /// The GPU it must be on, by ordinal.
+    /// Ordinal of the required GPU.
     #[schema(minimum = 0, maximum = 63)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
-    /// The first memory slice its instance must have; with `gpu`.
+    /// Required first memory slice of its instance. Needs `gpu`.
     #[schema(minimum = 0, maximum = 63)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<u8>,
-    /// The kind of instance it must have: the driver's number of the profile, or its name, for instance `1g.10gb`.
+    /// Required MIG profile: its number in the driver, or its name, for instance `1g.10gb`.
     #[schema(max_length = 64)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Whether a larger instance is better than none.
+    /// True to accept a larger instance if there is no place for one of the profile.
     pub allow_larger: bool,
-    /// The least multiprocessors of its unit.
+    /// Minimum number of multiprocessors of its unit.
     #[schema(minimum = 0, maximum = 65535)]
     pub multiprocessors: u32,
-    /// The most VMs that share its unit, itself included; its size's if not given, else any number.
+    /// Maximum number of VMs on its unit, itself included. Default: that of the size, else no limit.
     #[schema(minimum = 1, maximum = 65535)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u32>,
-    /// The NUMA node of its processors: a GPU near it is preferred.
+    /// NUMA node of its processors. A GPU near it is preferred.
     #[schema(minimum = 0, maximum = 65535)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// VMs and groups of its organisation that must not, or should not, be on its GPU.
+    /// Anti-affinity rules: VMs and groups of its organisation to keep off its GPU.
     #[schema(max_items = 64)]
     #[serde(deserialize_with = "objects_of")]
     pub anti_affinity: Vec<Apart>,
 }
 
-/// A VM, or a group, of the same organisation that a VM keeps away from.
+/// Anti-affinity rule: a VM or a group of the same organisation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Apart {
-    /// A VM, which need not be there yet.
+    /// Name of a VM. The VM need not exist yet.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
-    /// All VMs that name the same group.
+    /// Name of a group: all VMs with a rule of the same name.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Whether it is a preference only.
+    /// True if the rule is only a preference.
     pub preferred: bool,
 }
 
-/// On what kind of unit a VM may be.
+/// Kind of unit for a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
@@ -138,123 +138,123 @@ pub enum Policy {
     Mig,
     /// A unit shared by time-slice.
     TimeSlice,
-    /// Either.
+    /// Either of them.
     #[default]
     Any,
 }
 
-/// With whom a VM may be on a unit.
+/// Isolation of a VM from other VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Isolation {
-    /// With others, by turns.
+    /// Shares its unit with other VMs, by turns.
     #[default]
     Shared,
-    /// A unit of its own.
+    /// Has a unit of its own.
     Strict,
-    /// A GPU of its own.
+    /// Has a GPU of its own.
     StrictPlus,
 }
 
 /// A VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Vm {
-    /// Its name.
+    /// Name of the VM.
     pub id: String,
-    /// What processes and logs know it by.
+    /// Number of the VM in processes and logs.
     pub number: u32,
-    /// Whether it has its device.
+    /// State of its device.
     pub state: VmState,
-    /// Why it has none.
+    /// Reason why it has no device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// Whether the configuration file names it; then it is changed there.
+    /// True if the configuration file defines it. It can then be changed only there.
     pub configured: bool,
-    /// Whether it begins no session any more.
+    /// True if it can begin no new session.
     pub draining: bool,
-    /// How far it is on its way out, or in again.
+    /// State of its fence.
     pub fence: Fence,
     /// Named size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<String>,
-    /// Device memory it may have of each unit; 0 for all of it.
+    /// Quota of device memory on each unit, in bytes. 0: all memory of the unit.
     pub memory_bytes: u64,
-    /// Of that, what is kept for it.
+    /// Part of `memory_bytes` that is guaranteed to the VM.
     pub guaranteed_bytes: u64,
-    /// Bytes beside the quota, to which what the driver takes for this VM is charged first.
+    /// Allowance beside the quota, in bytes. Memory the driver takes for this VM is charged to it first.
     pub headroom_bytes: u64,
-    /// Guest memory it may have pinned; 0 for no limit.
+    /// Limit of pinned guest memory, in bytes. 0: no limit.
     pub pinned_bytes: u64,
-    /// Its share of GPU time in relation to others.
+    /// Share of GPU time relative to other VMs.
     pub weight: u32,
-    /// Whose work goes first.
+    /// Scheduling priority.
     pub priority: Priority,
-    /// Thousandths of a unit's time that it never exceeds; 0 for no limit.
+    /// Upper limit of a unit's time, in thousandths. 0: no limit.
     pub cap_permille: u32,
-    /// Thousandths of a unit's time that it has whenever it wants them.
+    /// Guaranteed part of a unit's time, in thousandths. It is available on demand.
     pub guarantee_permille: u32,
-    /// Where it may be.
+    /// Constraints on the placement.
     pub placement: Placement,
-    /// Its organisation.
+    /// Name of its organisation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub organisation: Option<String>,
-    /// Its project.
+    /// Name of its project.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub project: Option<String>,
     /// Displays of its graphics device.
     pub scanouts: u8,
-    /// Whether programs of this host connect to the device themselves.
+    /// True if programs of this host connect to the device themselves.
     pub direct: bool,
-    /// Seconds after which it is admitted again when it was fenced; 0 for when an operator says so.
+    /// Time from a fence to automatic readmission, in seconds. 0: only an operator readmits it.
     pub readmit_after_seconds: u32,
-    /// Seconds after which work of which nothing ends makes its worker be ended; 0 for never.
+    /// Time without a completion of submitted work after which a worker is killed, in seconds. 0: never.
     pub hang_after_seconds: u32,
-    /// Memory of the guest.
+    /// Memory of the guest, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_memory_bytes: Option<u64>,
-    /// When it was made, in seconds since 1970; 0 for one of the configuration file.
+    /// Creation time, in seconds since 1970. 0: the VM is defined in the configuration file.
     pub created: u64,
-    /// The user that made it.
+    /// User id of its creator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner_uid: Option<u32>,
-    /// What its VMM connects to.
+    /// Connection data for its VMM.
     pub connect: Connect,
-    /// Its device's process.
+    /// Process id of its device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_process: Option<u32>,
-    /// Guest processes that have a worker, or get one.
+    /// Guest processes that have a worker or are getting one.
     pub sessions: Vec<Session>,
-    /// Where it is; nothing for one of the configuration file, which is on every whole device, and for one that has no unit.
+    /// Current place. Absent for a VM without a unit, and for one of the configuration file, which is on every whole device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placed: Option<Placed>,
-    /// What it has of each of its units, in lists as of the last second.
+    /// State on each of its units. In lists at most a second old.
     pub units: Vec<VmUnit>,
 }
 
-/// Whether a VM has its device.
+/// State of a VM's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmState {
-    /// It is getting it.
+    /// The device is starting.
     Starting,
-    /// Its VMM can connect.
+    /// The VMM can connect.
     Running,
-    /// It cannot have one; a PUT tries again.
+    /// The device cannot be started. A PUT tries again.
     Failed,
 }
 
-/// How far a VM is on its way out, or in again.
+/// State of a VM's fence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Fence {
-    /// The step.
+    /// Current step.
     pub step: FenceStep,
-    /// Grows with each admission.
+    /// Epoch of the VM. It grows with each admission.
     pub epoch: u64,
-    /// In quarantine: whether everything was taken from it and is clean.
+    /// In quarantine: true if everything was taken from the VM and is clean.
     pub clean: bool,
-    /// Why it was fenced.
+    /// Reason of the fence.
     pub reason: String,
-    /// The authority that fenced it; nothing while it is active. An operator ends what an operator fenced.
+    /// Authority that fenced the VM; absent while the VM is active. Only an operator ends a fence by an operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<FencedBy>,
 }
@@ -263,144 +263,143 @@ pub struct Fence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FencedBy {
-    /// A tenant, its own VM.
+    /// A tenant, for a VM of its own.
     Tenant,
-    /// A rule that the VM broke.
+    /// A policy that the VM violated.
     Policy,
     /// An operator.
     Operator,
 }
 
-/// A step on the way out.
+/// A step of a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FenceStep {
-    /// It has what it may have.
+    /// The VM is not fenced.
     Active,
-    /// Nothing new is given to it.
+    /// The VM gets nothing new.
     Fencing,
-    /// Its workers are being ended.
+    /// Its workers are being killed.
     Killed,
-    /// What was lent to it is coming back.
+    /// Its memory is being taken back.
     Revoked,
-    /// What came back is being scrubbed.
+    /// Its memory is being scrubbed.
     Scrubbed,
-    /// Nothing is left of it, or nothing more can be done.
+    /// The fence is complete: everything is taken from the VM, or no more can be done.
     Quarantined,
 }
 
-/// What a VMM connects to.
+/// Connection data for a VMM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Connect {
-    /// The vhost-user socket.
+    /// Path of the vhost-user socket.
     pub socket: String,
-    /// Arguments for QEMU. The guest's memory must be shared: with `guest_memory_bytes` that is among them, else add
-    /// `-object memory-backend-memfd,id=sluice-memory,size=SIZE,share=on -machine memory-backend=sluice-memory`.
+    /// Arguments for QEMU. The guest's memory must be shared. `guest_memory_bytes` adds that; without it, add `-object
+    /// memory-backend-memfd,id=sluice-memory,size=SIZE,share=on -machine memory-backend=sluice-memory`.
     pub qemu: Vec<String>,
-    /// Arguments for Cloud Hypervisor, 53 or newer; 52 calls the `device_type` `virtio_id`. Without `guest_memory_bytes` add
+    /// Arguments for Cloud Hypervisor 53 or newer; version 52 calls the `device_type` `virtio_id`. Without `guest_memory_bytes` add
     /// `--memory size=SIZE,shared=on`.
     pub cloud_hypervisor: Vec<String>,
-    /// Instead, for guests that share no memory with the host.
+    /// Alternative for guests that share no memory with the host.
     pub vsock: Vsock,
 }
 
-/// For guests whose kernel has no `virtio_gpu` driver, or whose VMM no vhost-user device: a virtual socket device. The guest's
-/// library finds the host through it by itself. A VMM that makes a socket beside the device's must be allowed to, or be given a
-/// path of its own, beside which a symbolic link of the same ending leads to the device's.
+/// A virtual socket device, for a guest kernel without the `virtio_gpu` driver or a VMM without vhost-user devices. The guest's library
+/// finds the host through it automatically. If the VMM creates a socket beside the device's, it must have permission to; otherwise give it
+/// a path of its own, with a symbolic link beside it that has the same ending and leads to the device's socket.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Vsock {
-    /// What a connection of the guest to port 29548 of the host (CID 2) must reach. Programs without a VM connect with
+    /// Path of the socket for connections from the guest to port 29548 of the host (CID 2). Programs without a VM connect with
     /// `SLUICE_TRANSPORT=vsock SLUICE_SOCKET=PATH`.
     pub socket: String,
     /// Arguments for Cloud Hypervisor.
     pub cloud_hypervisor: Vec<String>,
-    /// What Firecracker takes as `PUT /vsock`.
+    /// Body of `PUT /vsock` for Firecracker.
     pub firecracker: Firecracker,
-    /// Arguments for the program `vhost-device-vsock`, which QEMU needs for its own.
+    /// Arguments for the program `vhost-device-vsock`, which QEMU needs for its vsock device.
     pub vhost_device_vsock: Vec<String>,
-    /// Arguments for QEMU, besides shared memory.
+    /// Arguments for QEMU, in addition to those for shared memory.
     pub qemu: Vec<String>,
 }
 
 /// A virtual socket device of Firecracker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Firecracker {
-    /// The guest's address.
+    /// CID of the guest.
     pub guest_cid: u32,
-    /// Where Firecracker makes its socket.
+    /// Path at which Firecracker creates its socket.
     pub uds_path: String,
 }
 
-/// A guest process.
+/// A guest process and its worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
-    /// The device's number of it.
+    /// Number of the session in its device.
     pub session: u32,
-    /// Its worker's process.
+    /// Process id of its worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<u32>,
 }
 
-/// Where a VM is.
+/// Current place of a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Placed {
-    /// The unit.
+    /// Number of the unit.
     pub unit: u32,
-    /// Its GPU.
+    /// Ordinal of its GPU.
     pub gpu: u32,
-    /// What the unit is.
+    /// Kind of the unit.
     pub kind: UnitKind,
-    /// The kind of instance, by the driver's name or number.
+    /// MIG profile, by its name or its number in the driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// The first memory slice of the instance.
+    /// First memory slice of the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<u8>,
-    /// Whether other VMs may be on it.
+    /// True if other VMs may be placed on the unit.
     pub shared: bool,
 }
 
-/// What a VM has of a unit.
+/// State of a VM on a unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmUnit {
-    /// The unit.
+    /// Number of the unit.
     pub unit: u32,
-    /// Device memory lent to it.
+    /// Device memory lent to the VM, in bytes.
     pub lent_bytes: u64,
-    /// What the driver takes for it; beyond the VM's headroom it is part of the quota.
+    /// Memory that the driver takes for the VM, in bytes. The part beyond its headroom counts towards the quota.
     pub headroom_bytes: u64,
-    /// What it gave back and is not clean yet.
+    /// Memory given back and not clean yet, in bytes.
     pub dirty_bytes: u64,
-    /// Workers that the driver may still know.
+    /// Number of workers that the driver may still know.
     pub holders: u32,
-    /// GPU time it has used in this epoch, since the unit's arbiter was started.
+    /// GPU time used in this epoch since the start of the unit's arbiter, in seconds.
     pub gpu_seconds: f64,
 }
 
-/// VMs.
+/// A list of VMs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Vms {
-    /// Those that the caller may look at.
+    /// VMs that the caller may see.
     pub vms: Vec<Vm>,
 }
 
-/// Why a VM is fenced.
+/// Request to fence a VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FenceRequest {
-    /// For the log.
+    /// Reason, for the log.
     #[schema(max_length = 200)]
     pub reason: Option<String>,
 }
 
-/// Where a VM is to go.
+/// Target of a move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct MoveQuery {
-    /// What its unit is to be: `mig` for an instance of its own, `time-slice` for a GPU or an instance that is shared. Its policy must
-    /// allow it.
+    /// Kind of the new unit: `mig` for an instance of its own, `time-slice` for a shared GPU or instance. The VM's policy must allow it.
     pub kind: Option<UnitKind>,
-    /// The GPU. It is not kept to it later.
+    /// Ordinal of the GPU. Later moves are not bound to it.
     pub gpu: Option<u32>,
 }
