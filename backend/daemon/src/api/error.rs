@@ -8,12 +8,12 @@ use axum::{
 use sluice_api::{Code, Error};
 use utoipa::IntoResponses;
 
-/// A request that is not carried out: the response, and what the audit log reads of it.
+/// A refused request: the response, and the error for the audit log.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal(pub(crate) Error);
 
 impl Refusal {
-    /// Whether a role or a limit was the reason, and not the request's form or what there is.
+    /// True if a role or a limit is the reason, and not the request's form or the state.
     pub(crate) fn is_audited(&self) -> bool {
         matches!(self.0.code, Code::Forbidden | Code::QuotaExceeded)
     }
@@ -33,39 +33,39 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A request could not be carried out.
+/// Responses to a failed request.
 #[derive(Debug, IntoResponses)]
 pub enum Errors {
-    /// The request is not what the API describes.
+    /// The request does not match the API's description.
     #[response(status = 400)]
     Invalid(Error),
-    /// The caller has no role that allows it.
+    /// The caller has no role that allows the request.
     #[response(status = 403)]
     Forbidden(Error),
-    /// There is no such thing.
+    /// The object does not exist.
     #[response(status = 404)]
     NotFound(Error),
-    /// Sluice is starting, ending or too busy, or a process cannot be started.
+    /// Sluice is starting, stopping or too busy, or a process cannot be started.
     #[response(status = 503)]
     Unavailable(Error),
 }
 
-/// A change could not be made.
+/// Responses to a failed change.
 #[derive(Debug, IntoResponses)]
 pub enum ChangeErrors {
-    /// The request is not what the API describes.
+    /// The request does not match the API's description.
     #[response(status = 400)]
     Invalid(Error),
-    /// The caller has no role that allows it.
+    /// The caller has no role that allows the request.
     #[response(status = 403)]
     Forbidden(Error),
-    /// There is no such thing.
+    /// The object does not exist.
     #[response(status = 404)]
     NotFound(Error),
-    /// The body did not come in time.
+    /// The body did not arrive in time.
     #[response(status = 408)]
     Timeout(Error),
-    /// What is there does not allow it; the code says what.
+    /// The current state does not allow the change. The code names the reason.
     #[response(status = 409)]
     Conflict(Error),
     /// The body is longer than 64 KiB.
@@ -74,13 +74,13 @@ pub enum ChangeErrors {
     /// The body is not `application/json`.
     #[response(status = 415)]
     MediaType(Error),
-    /// The caller asks for more changes than one user may make in that time.
+    /// The user exceeds the rate limit for changes.
     #[response(status = 429)]
     TooMany(Error),
-    /// Sluice is starting, ending or too busy, or a process cannot be started.
+    /// Sluice is starting, stopping or too busy, or a process cannot be started.
     #[response(status = 503)]
     Unavailable(Error),
-    /// The change cannot be written down, and was not made.
+    /// The change cannot be written to disk and was not made.
     #[response(status = 507)]
     Storage(Error),
 }

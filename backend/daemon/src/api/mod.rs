@@ -1,8 +1,8 @@
 //! The management API: REST and JSON on Unix sockets, for control planes and the command line.
 //!
-//! What the API is stands in [`v1`], from which its description (OpenAPI) is generated; nothing is promised that is not
-//! there. How clients are told apart is [`crate::caller`]'s, how they are bounded [`serve`]'s. Nothing is decided here: a handler
-//! takes a request apart and asks the [`crate::registry`], across [`bridge`].
+//! [`v1`] defines the API; its description (OpenAPI) is generated from there and promises nothing else. [`crate::caller`] identifies
+//! clients, [`serve`] limits them. Handlers decide nothing: a handler parses a request and calls the [`crate::registry`] across
+//! [`bridge`].
 
 pub(crate) mod bridge;
 pub mod error;
@@ -37,21 +37,21 @@ use self::{
 
 use crate::{caller::Caller, records::journal::Journal, records::trail::RefusalRate, registry::Registry};
 
-/// Bytes of a body.
+/// Limit of a body, in bytes.
 const BODY_BYTES: usize = 64 << 10;
-/// Characters of a method and path in the audit log.
+/// Limit of a method and path in the audit log, in characters.
 const ASKED: usize = 200;
-/// How long an answer may take to be made.
+/// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// What handlers have.
+/// State of the handlers.
 #[derive(Clone, Debug)]
 pub(crate) struct Api {
     pub(crate) bridge: Bridge,
     pub(crate) journal: Arc<Journal>,
-    /// How many may follow events at once.
+    /// Limit of clients that follow events.
     pub(crate) followers: Arc<Places>,
-    /// How many refusals are noted.
+    /// Rate limit of refusals in the audit log.
     pub(crate) refusals: Arc<RefusalRate>,
 }
 
@@ -59,9 +59,9 @@ pub(crate) struct Api {
 #[openapi(
     info(
         title = "Sluice",
-        description = "The management API of sluiced, on a Unix socket. Requests and answers are JSON. PUT makes a thing \
-                       or changes it to be as said, DELETE of what is gone succeeds, so both can be repeated. Who asks is \
-                       told apart by the kernel (SO_PEERCRED) and given a role by the configuration.",
+        description = "The management API of sluiced, on a Unix socket. Requests and answers are JSON. PUT creates an object \
+                       or changes it to match the request. DELETE of a missing object succeeds. Both can be repeated. The \
+                       kernel identifies the caller (SO_PEERCRED), and the configuration gives the caller a role.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
     components(schemas(Error))
@@ -110,14 +110,14 @@ fn parts() -> (Router<Api>, utoipa::openapi::OpenApi) {
 /// The description of the API.
 ///
 /// # Errors
-/// When it cannot be written as JSON.
+/// The description cannot be written as JSON.
 pub fn openapi() -> serde_json::Result<String> {
     let mut text = parts().1.to_pretty_json()?;
     text.push('\n');
     Ok(text)
 }
 
-/// The API, to be served.
+/// The router of the API.
 pub(crate) fn router(api: Api) -> Router {
     parts()
         .0
@@ -130,7 +130,7 @@ pub(crate) fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-/// What holds for every request.
+/// Checks that apply to every request.
 async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response {
     let caller = request.extensions().get::<Caller>().cloned();
     // A path is as long as its client likes.

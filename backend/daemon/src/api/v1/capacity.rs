@@ -1,4 +1,4 @@
-//! `/v1/capacity`: what there is still room for.
+//! `/v1/capacity`: free room for more instances and VMs.
 
 use std::rc::Rc;
 
@@ -19,7 +19,7 @@ use crate::{
     registry::Registry,
 };
 
-/// VMs that can be asked about at once.
+/// Maximum number of VMs in one request.
 const WISHES: usize = 64;
 
 impl Registry {
@@ -112,7 +112,7 @@ impl Registry {
     }
 }
 
-/// Says what there is still room for.
+/// Shows free room for more instances and VMs.
 #[utoipa::path(get, path = "/v1/capacity", tag = "units", operation_id = "get_capacity",
     responses((status = 200, body = Capacity), Errors))]
 pub(crate) async fn capacity(State(api): State<Api>, caller: Caller) -> Result<Json<Capacity>, Refusal> {
@@ -120,10 +120,10 @@ pub(crate) async fn capacity(State(api): State<Api>, caller: Caller) -> Result<J
     api.bridge.call(|registry: Rc<Registry>| async move { Ok(registry.capacity()) }).await.map(Json)
 }
 
-/// Says whether VMs would have a place now.
+/// Checks if VMs would have a place now.
 ///
-/// They are placed one after the other as PUT would place them, on a copy of the plan: nothing is made, and nothing is held. Quotas of
-/// organisations and projects are not looked at.
+/// They are placed one after the other, as PUT would place them, on a copy of the plan: nothing is created or reserved. Quotas of
+/// organisations and projects are not checked.
 #[utoipa::path(post, path = "/v1/capacity/would-fit", tag = "units", operation_id = "would_fit",
     request_body = Wishes, responses((status = 200, body = WouldFit), ChangeErrors))]
 pub(crate) async fn would_fit(

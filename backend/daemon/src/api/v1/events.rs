@@ -1,4 +1,4 @@
-//! `/v1/events`: what happens, as it happens.
+//! `/v1/events`: the event stream.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -26,32 +26,32 @@ use crate::{
     records::journal::{Event as Entry, Journal, Next},
 };
 
-/// Events in one piece of the answer.
+/// Maximum number of events in one piece of the answer.
 const PIECE: usize = 64;
-/// A reader that does not follow waits at most this long for events that are being written.
+/// Time limit for events that are being written, if the reader does not follow.
 const SETTLING: Duration = Duration::from_secs(1);
-/// How long nothing may be said, so that a dead client is noticed.
+/// Maximum pause of a stream, so that a dead client is noticed.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// Who reads, and how far they are.
+/// A client that reads events, and its position.
 struct Reader {
     journal: Arc<Journal>,
     changes: watch::Receiver<u64>,
     caller: Caller,
-    /// The last event that was read.
+    /// Number of the last event read.
     at: u64,
     follow: bool,
-    /// Whether what was before is of another list.
+    /// True if the client's token belongs to another list.
     lost: bool,
-    /// How long nothing may be said.
+    /// Maximum pause of the stream.
     silence: Duration,
-    /// When something is said at the latest, whatever happens that this reader may not see.
+    /// Time of the next line at the latest, also if no event is visible to this reader.
     silent_until: Instant,
     _place: Place,
 }
 
 impl Reader {
-    /// The next piece of the answer; `None` at its end.
+    /// Returns the next piece of the answer; `None` at its end.
     async fn next(&mut self) -> Option<Bytes> {
         self.silent_until = Instant::now() + self.silence;
         if std::mem::take(&mut self.lost) {
@@ -116,7 +116,7 @@ impl Reader {
         }
     }
 
-    /// Something that is said to this reader only.
+    /// An event for this reader only.
     fn own(&self, kind: &str, detail: &str) -> Event {
         Event {
             sequence: self.sees_all().then_some(self.at),
@@ -138,10 +138,10 @@ fn line(event: &Event) -> Bytes {
 
 /// Follows events.
 ///
-/// One JSON object per line. Who was disconnected goes on with the token of the last event it saw, also when the daemon was killed
-/// meanwhile, and sees a `gap` where that is too long ago, or before the machine was started.
+/// One JSON object per line. A client that was disconnected continues with the token of the last event it received, also after the daemon
+/// was killed. It gets a `gap` if that event is too old, or older than the last boot of the machine.
 #[utoipa::path(get, path = "/v1/events", tag = "events", operation_id = "get_events", params(EventsQuery),
-    responses((status = 200, description = "A line for each event", body = Event, content_type = "application/x-ndjson"), Errors))]
+    responses((status = 200, description = "One line for each event", body = Event, content_type = "application/x-ndjson"), Errors))]
 pub(crate) async fn events(
     State(api): State<Api>,
     caller: Caller,

@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz`, `/metrics`: for those who watch over the daemon.
+//! `/healthz`, `/readyz`, `/metrics`: health, readiness and metrics.
 
 use std::rc::Rc;
 
@@ -17,15 +17,15 @@ use crate::{
     vms::vm::Phase,
 };
 
-/// Says that the daemon answers.
+/// Checks that the daemon answers.
 #[utoipa::path(get, path = "/healthz", tag = "health", operation_id = "healthz",
     responses((status = 200, body = Well), Errors))]
 pub(crate) async fn healthz(State(api): State<Api>, _caller: Caller) -> Result<Json<Well>, Refusal> {
-    // Asked of the thread that everything depends on, not of the one that happens to hear it.
+    // The question goes to the main thread, on which everything depends, and not to the thread that received the request.
     api.bridge.call(|_| async { Ok(Well { ok: true }) }).await.map(Json)
 }
 
-/// Says whether the daemon does what it is there for: every unit lends, and VMs have their devices.
+/// Checks that the daemon is ready: every unit lends, and every VM has its device.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz",
     responses((status = 200, body = Well), Errors))]
 pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Json<Well>, Refusal> {
@@ -42,7 +42,7 @@ pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Jso
         if of_host.is_empty() && failed == 0 {
             return Ok(Well { ok: true });
         }
-        // A tenant is told of its own VMs, and not what units there are.
+        // The answer to a tenant counts its own VMs and names no unit.
         let mut cause = if caller.may_read().is_ok() { of_host } else { Vec::new() };
         if failed > 0 {
             cause.push(format!("{failed} VMs have no device"));
@@ -52,7 +52,7 @@ pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Jso
     api.bridge.call(ready).await.map(Json)
 }
 
-/// Metrics, in the text form of OpenMetrics, which Prometheus reads.
+/// Reads metrics, in the text form of OpenMetrics, which Prometheus reads.
 #[utoipa::path(get, path = "/metrics", tag = "health", operation_id = "metrics",
     responses((status = 200, body = String, content_type = "application/openmetrics-text"), Errors))]
 pub(crate) async fn metrics(

@@ -1,6 +1,6 @@
-//! Version 1 of the API: what clients send and get.
+//! Version 1 of the API: requests and answers.
 //!
-//! Fields are added, never taken away or given another meaning; whatever else changes is another version.
+//! Fields may be added. They are never removed or given another meaning; such a change makes another version.
 
 pub(crate) mod capacity;
 pub(crate) mod events;
@@ -19,10 +19,10 @@ use axum::http::StatusCode;
 
 use crate::registry::Put;
 
-/// How long units and VMs may take to say what they have.
+/// Time limit for units and VMs to report their memory.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// 201 for what was not there, 200 for what was.
+/// 201 for a created object, 200 for an existing one.
 const fn status(put: Put) -> StatusCode {
     match put {
         Put::Made => StatusCode::CREATED,

@@ -18,7 +18,7 @@ use crate::{
     registry::Registry,
 };
 
-/// The size that is kept for a request.
+/// Builds the stored size from a request.
 fn wanted(request: SizeRequest, registry: &Registry) -> Result<SizeObject, Error> {
     let shares = Shares::default();
     let memory = vms::memory(Some(request.memory_bytes))?.unwrap_or(0);
@@ -44,7 +44,7 @@ fn wanted(request: SizeRequest, registry: &Registry) -> Result<SizeObject, Error
     })
 }
 
-/// A size as clients see it.
+/// Builds the answer from a stored size.
 fn show(id: &str, kept: SizeObject) -> Size {
     Size {
         id: id.to_owned(),
@@ -75,7 +75,7 @@ pub(crate) async fn list(State(api): State<Api>, _caller: Caller) -> Result<Json
 
 /// Shows a size.
 #[utoipa::path(get, path = "/v1/sizes/{id}", tag = "sizes", operation_id = "get_size",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Name of the size", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Size), Errors))]
 pub(crate) async fn get(State(api): State<Api>, _caller: Caller, Id(id): Id) -> Result<Json<Size>, Refusal> {
     let get = move |registry: Rc<Registry>| async move {
@@ -84,13 +84,13 @@ pub(crate) async fn get(State(api): State<Api>, _caller: Caller, Id(id): Id) -> 
     api.bridge.call(get).await.map(Json)
 }
 
-/// Makes a size, or changes what VMs of it get.
+/// Creates a size, or changes it.
 ///
-/// VMs that are there keep what they have until they are put again.
+/// Existing VMs of the size keep their figures until their next PUT.
 #[utoipa::path(put, path = "/v1/sizes/{id}", tag = "sizes", operation_id = "put_size", request_body = SizeRequest,
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
-    responses((status = 200, description = "It is as said", body = Size),
-        (status = 201, description = "It was made", body = Size), ChangeErrors))]
+    params(("id" = String, Path, description = "Name of the size", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 200, description = "The existing object matches the request", body = Size),
+        (status = 201, description = "The object was created", body = Size), ChangeErrors))]
 pub(crate) async fn put(
     State(api): State<Api>,
     caller: Caller,
@@ -105,10 +105,10 @@ pub(crate) async fn put(
     api.bridge.call(put).await
 }
 
-/// Takes a size away. VMs of it keep what they have. One that is not there is gone already.
+/// Deletes a size. VMs of the size keep their figures. Succeeds if the size does not exist.
 #[utoipa::path(delete, path = "/v1/sizes/{id}", tag = "sizes", operation_id = "delete_size",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
-    responses((status = 204, description = "It is gone"), ChangeErrors))]
+    params(("id" = String, Path, description = "Name of the size", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 204, description = "The object does not exist any more"), ChangeErrors))]
 pub(crate) async fn delete(
     State(api): State<Api>,
     caller: Caller,

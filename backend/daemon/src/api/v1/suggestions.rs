@@ -1,4 +1,4 @@
-//! `/v1/placement/suggestions`: which VMs had better be on other units, and what load is expected.
+//! `/v1/placement/suggestions`: expected load of units, and suggested moves of VMs.
 
 use std::rc::Rc;
 
@@ -15,9 +15,9 @@ use crate::{
     units::balancing::{HORIZON, LOOK, policy},
 };
 
-/// Moves against fragmentation that are suggested at once.
+/// Maximum number of suggested moves against fragmentation.
 const TIDIED: usize = 8;
-/// What each of them wins at least, in thousandths of the remaining configurations.
+/// Minimum gain of such a move, in thousandths of the remaining configurations.
 const TIDIED_GAIN: u32 = 50;
 
 impl Registry {
@@ -115,10 +115,11 @@ impl Registry {
     }
 }
 
-/// Says which VMs had better be on other units, and what load is expected.
+/// Shows expected load of units, and suggested moves of VMs.
 ///
-/// From the last minutes of each VM's GPU time and memory, and from how instances lie. Nothing is moved by asking; `POST /v1/vms/{id}/move`
-/// moves a VM. The setting `rebalance` says whether load is looked at, and whether what it suggests is done.
+/// They follow from the GPU time and memory of each VM in the last minutes, and from the positions of instances. This request moves
+/// nothing; `POST /v1/vms/{id}/move` moves a VM. The setting `rebalance` controls whether load is measured and whether moves for load are
+/// made.
 #[utoipa::path(get, path = "/v1/placement/suggestions", tag = "units", operation_id = "get_suggestions",
     responses((status = 200, body = Suggestions), Errors))]
 pub(crate) async fn suggestions(

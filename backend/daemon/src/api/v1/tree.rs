@@ -1,4 +1,4 @@
-//! `/v1/organisations`, `/v1/projects`: who VMs belong to, and what all of theirs together may have.
+//! `/v1/organisations`, `/v1/projects`: owners of VMs, and the quotas that their VMs share.
 
 use std::rc::Rc;
 
@@ -18,10 +18,10 @@ use crate::{
     registry::Registry,
 };
 
-/// Sizes that limits can name.
+/// Maximum number of sizes in limits.
 const SIZES: usize = 64;
 
-/// The limits that are kept for a request.
+/// Builds the stored limits from a request.
 fn kept(request: Limits) -> Result<objects::Limits, Error> {
     let usual = objects::Limits::default();
     if request.sizes.as_ref().is_some_and(|sizes| sizes.len() > SIZES) {
@@ -47,7 +47,7 @@ fn kept(request: Limits) -> Result<objects::Limits, Error> {
     })
 }
 
-/// Limits as clients see them.
+/// Builds the answer from stored limits.
 fn shown(kept: objects::Limits) -> Limits {
     Limits {
         sizes: kept.sizes,
@@ -130,7 +130,7 @@ pub(crate) async fn list_organisations(
 
 /// Shows an organisation.
 #[utoipa::path(get, path = "/v1/organisations/{id}", tag = "quota tree", operation_id = "get_organisation",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Name of the organisation", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Organisation), Errors))]
 pub(crate) async fn get_organisation(
     State(api): State<Api>,
@@ -140,14 +140,14 @@ pub(crate) async fn get_organisation(
     api.bridge.call(move |registry| async move { registry.show_organisation(&caller, &id) }).await.map(Json)
 }
 
-/// Makes an organisation, or changes what it may have.
+/// Creates an organisation, or changes its quota and limits.
 ///
-/// What it may have holds at once for what is lent from now on; what is lent beyond it comes back by and by.
+/// A new quota applies at once to new leases. Memory lent beyond it is reclaimed gradually.
 #[utoipa::path(put, path = "/v1/organisations/{id}", tag = "quota tree", operation_id = "put_organisation",
     request_body = OrganisationRequest,
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
-    responses((status = 200, description = "It is as said", body = Organisation),
-        (status = 201, description = "It was made", body = Organisation), ChangeErrors))]
+    params(("id" = String, Path, description = "Name of the organisation", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 200, description = "The existing object matches the request", body = Organisation),
+        (status = 201, description = "The object was created", body = Organisation), ChangeErrors))]
 pub(crate) async fn put_organisation(
     State(api): State<Api>,
     caller: Caller,
@@ -162,10 +162,10 @@ pub(crate) async fn put_organisation(
     api.bridge.call(put).await
 }
 
-/// Takes an organisation away, in which there is nothing. One that is not there is gone already.
+/// Deletes an empty organisation. Succeeds if the organisation does not exist.
 #[utoipa::path(delete, path = "/v1/organisations/{id}", tag = "quota tree", operation_id = "delete_organisation",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
-    responses((status = 204, description = "It is gone"), ChangeErrors))]
+    params(("id" = String, Path, description = "Name of the organisation", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 204, description = "The object does not exist any more"), ChangeErrors))]
 pub(crate) async fn delete_organisation(
     State(api): State<Api>,
     caller: Caller,
@@ -190,7 +190,7 @@ pub(crate) async fn list_projects(State(api): State<Api>, caller: Caller) -> Res
 
 /// Shows a project.
 #[utoipa::path(get, path = "/v1/projects/{id}", tag = "quota tree", operation_id = "get_project",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Name of the project", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Project), Errors))]
 pub(crate) async fn get_project(
     State(api): State<Api>,
@@ -200,12 +200,12 @@ pub(crate) async fn get_project(
     api.bridge.call(move |registry| async move { registry.show_project(&caller, &id) }).await.map(Json)
 }
 
-/// Makes a project, or changes what it may have.
+/// Creates a project, or changes its quota and limits.
 #[utoipa::path(put, path = "/v1/projects/{id}", tag = "quota tree", operation_id = "put_project",
     request_body = ProjectRequest,
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
-    responses((status = 200, description = "It is as said", body = Project),
-        (status = 201, description = "It was made", body = Project), ChangeErrors))]
+    params(("id" = String, Path, description = "Name of the project", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 200, description = "The existing object matches the request", body = Project),
+        (status = 201, description = "The object was created", body = Project), ChangeErrors))]
 pub(crate) async fn put_project(
     State(api): State<Api>,
     caller: Caller,
@@ -226,10 +226,10 @@ pub(crate) async fn put_project(
     api.bridge.call(put).await
 }
 
-/// Takes a project away, in which there is no VM. One that is not there is gone already.
+/// Deletes a project without VMs. Succeeds if the project does not exist.
 #[utoipa::path(delete, path = "/v1/projects/{id}", tag = "quota tree", operation_id = "delete_project",
-    params(("id" = String, Path, description = "Its name", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
-    responses((status = 204, description = "It is gone"), ChangeErrors))]
+    params(("id" = String, Path, description = "Name of the project", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 204, description = "The object does not exist any more"), ChangeErrors))]
 pub(crate) async fn delete_project(
     State(api): State<Api>,
     caller: Caller,

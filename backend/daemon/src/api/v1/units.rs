@@ -1,4 +1,4 @@
-//! `/v1/gpus`, `/v1/units`: devices, and what of them is lent.
+//! `/v1/gpus`, `/v1/units`: GPUs, units, and their lent memory.
 
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ use crate::{
     units::unit::Unit as Room,
 };
 
-/// What a unit is.
+/// Kind of a unit.
 pub(super) const fn kind(is_instance: bool) -> UnitKind {
     if is_instance { UnitKind::Mig } else { UnitKind::TimeSlice }
 }
@@ -123,7 +123,7 @@ pub(crate) async fn gpus(State(api): State<Api>, caller: Caller) -> Result<Json<
 
 /// Shows a GPU.
 #[utoipa::path(get, path = "/v1/gpus/{gpu}", tag = "units", operation_id = "get_gpu",
-    params(("gpu" = u32, Path, description = "Its ordinal")),
+    params(("gpu" = u32, Path, description = "Ordinal of the GPU")),
     responses((status = 200, body = Gpu), Errors))]
 pub(crate) async fn gpu(
     State(api): State<Api>,
@@ -134,12 +134,12 @@ pub(crate) async fn gpu(
     api.bridge.call(move |registry| async move { registry.show_gpu(gpu) }).await.map(Json)
 }
 
-/// Has a GPU emptied.
+/// Drains a GPU.
 ///
-/// No VM comes to it any more, and each that is there moves to another GPU as soon as it has no session, if there is a place for it. Its guest
+/// No new VM is placed on it. Each VM on it moves to another GPU as soon as it has no session, if there is a place for it; its guest
 /// notices nothing. VMs of the configuration file stay.
 #[utoipa::path(post, path = "/v1/gpus/{gpu}/drain", tag = "units", operation_id = "drain_gpu",
-    params(("gpu" = u32, Path, description = "Its ordinal")),
+    params(("gpu" = u32, Path, description = "Ordinal of the GPU")),
     responses((status = 200, body = Gpu), ChangeErrors))]
 pub(crate) async fn drain_gpu(
     State(api): State<Api>,
@@ -153,9 +153,9 @@ pub(crate) async fn drain_gpu(
     api.bridge.call(drain).await.map(Json)
 }
 
-/// Has VMs come to a GPU again that was emptied.
+/// Readmits a drained GPU, so that VMs may be placed on it again.
 #[utoipa::path(post, path = "/v1/gpus/{gpu}/readmit", tag = "units", operation_id = "readmit_gpu",
-    params(("gpu" = u32, Path, description = "Its ordinal")),
+    params(("gpu" = u32, Path, description = "Ordinal of the GPU")),
     responses((status = 200, body = Gpu), ChangeErrors))]
 pub(crate) async fn readmit_gpu(
     State(api): State<Api>,
@@ -169,12 +169,12 @@ pub(crate) async fn readmit_gpu(
     api.bridge.call(readmit).await.map(Json)
 }
 
-/// Switches a GPU to MIG mode, or out of it.
+/// Switches the MIG mode of a GPU on or off.
 ///
-/// It must be drained and empty. Where the driver can switch only with a reset, `mig_pending` says what comes, and nobody uses the GPU
-/// until the operator has reset it; then it goes on by itself. It stays drained until it is readmitted.
+/// The GPU must be drained and empty. If the driver needs a GPU reset for the switch, `mig_pending` shows the new mode, and the GPU is out
+/// of service until the operator resets it; then it continues automatically. It stays drained until it is readmitted.
 #[utoipa::path(put, path = "/v1/gpus/{gpu}/mig", tag = "units", operation_id = "put_gpu_mig", request_body = Division,
-    params(("gpu" = u32, Path, description = "Its ordinal")),
+    params(("gpu" = u32, Path, description = "Ordinal of the GPU")),
     responses((status = 200, body = Gpu), ChangeErrors))]
 pub(crate) async fn switch_mig(
     State(api): State<Api>,
@@ -202,7 +202,7 @@ pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<Json<
 
 /// Shows a placement unit.
 #[utoipa::path(get, path = "/v1/units/{unit}", tag = "units", operation_id = "get_unit",
-    params(("unit" = u32, Path, description = "Its number")),
+    params(("unit" = u32, Path, description = "Number of the unit")),
     responses((status = 200, body = Unit), Errors))]
 pub(crate) async fn get(
     State(api): State<Api>,
@@ -212,7 +212,7 @@ pub(crate) async fn get(
     let get = move |registry: Rc<Registry>| async move {
         registry.find_unit(&caller, unit)?;
         if let Some(room) = registry.units.get(unit) {
-            // Where it does not answer at once, what it said last is shown.
+            // A unit that does not answer in time is shown with its last report.
             _ = timeout(LOOK, room.describe()).await;
         }
         registry.find_unit(&caller, unit)
@@ -220,26 +220,26 @@ pub(crate) async fn get(
     api.bridge.call(get).await.map(Json)
 }
 
-/// Has a unit emptied.
+/// Drains a unit.
 ///
-/// No VM comes to it any more, and each that is there moves to another as soon as it has no session, if there is a place for it. Its guest
-/// notices nothing. An instance that is empty is unmade. A unit that is all of a GPU is drained with it.
+/// No new VM is placed on it. Each VM on it moves to another unit as soon as it has no session, if there is a place for it; its guest
+/// notices nothing. An empty instance is destroyed. A unit that is a whole GPU is drained together with its GPU.
 #[utoipa::path(post, path = "/v1/units/{unit}/drain", tag = "units", operation_id = "drain_unit",
-    params(("unit" = u32, Path, description = "Its number")),
-    responses((status = 204, description = "Nothing comes to it any more"), ChangeErrors))]
+    params(("unit" = u32, Path, description = "Number of the unit")),
+    responses((status = 204, description = "No new VM is placed on the unit"), ChangeErrors))]
 pub(crate) async fn drain(
     State(api): State<Api>,
     caller: Caller,
     Number(unit): Number,
 ) -> Result<StatusCode, Refusal> {
-    // When it is answered the unit may be gone.
+    // The unit may be gone at the time of the answer.
     let drain = move |registry: Rc<Registry>| async move { registry.drain_unit(&caller, unit, true).await };
     api.bridge.call(drain).await.map(|()| StatusCode::NO_CONTENT)
 }
 
-/// Takes a unit back into service that is quarantined, or else one that is drained.
+/// Takes a quarantined unit, or else a drained unit, back into service.
 #[utoipa::path(post, path = "/v1/units/{unit}/readmit", tag = "units", operation_id = "readmit_unit",
-    params(("unit" = u32, Path, description = "Its number")),
+    params(("unit" = u32, Path, description = "Number of the unit")),
     responses((status = 200, body = Unit), ChangeErrors))]
 pub(crate) async fn readmit(
     State(api): State<Api>,

@@ -1,4 +1,4 @@
-//! `/v1/usage`: what was used, for billing.
+//! `/v1/usage`: usage figures, for billing.
 
 use std::rc::Rc;
 
@@ -62,9 +62,9 @@ impl Registry {
     }
 }
 
-/// Shows what was used.
+/// Shows usage.
 ///
-/// As of the last few seconds: what is shown has been written down before, so that no restart takes it back.
+/// Figures are a few seconds old: they are written to disk before they are shown, so no restart takes them back.
 #[utoipa::path(get, path = "/v1/usage", tag = "usage", operation_id = "get_usage",
     responses((status = 200, body = Usage), Errors))]
 pub(crate) async fn usage(State(api): State<Api>, caller: Caller) -> Result<Json<Usage>, Refusal> {

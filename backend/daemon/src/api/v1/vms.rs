@@ -30,13 +30,13 @@ use crate::{
     vms::vm::{Phase, Vm as Room},
 };
 
-/// Bytes that can be asked for at most: 2^52, which every JSON reader gets right.
+/// Upper limit of sizes in requests: 2^52 bytes, which every JSON reader reads exactly.
 const BYTES: u64 = 1 << 52;
 
-/// The largest number of 32 bits that can be asked for: readers of JSON that know signs get it right, too.
+/// Upper limit of 32-bit numbers in requests: JSON readers with signed integers read it, too.
 pub(super) const NUMBER: u32 = i32::MAX.unsigned_abs();
 
-/// The VM that is kept for a request.
+/// Builds the stored VM from a request.
 pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject, Error> {
     for name in [&request.size, &request.organisation, &request.project].into_iter().flatten() {
         Id::check(name)?;
@@ -91,7 +91,7 @@ pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject
     })
 }
 
-/// A quota: at least one chunk, for less is nothing.
+/// Checks a quota: at least one chunk.
 pub(super) fn memory(value: Option<u64>) -> Result<Option<u64>, Error> {
     match value {
         Some(bytes) if bytes < CHUNK => Err(Error::invalid(format!("memory_bytes is less than {CHUNK}"))),
@@ -99,7 +99,7 @@ pub(super) fn memory(value: Option<u64>) -> Result<Option<u64>, Error> {
     }
 }
 
-/// A kind of MIG instance, by the driver's number or name.
+/// Finds a MIG profile by its number in the driver or its name.
 pub(super) fn profile(registry: &Registry, name: &str) -> Result<u32, Error> {
     if name.chars().count() > 64 {
         return Err(Error::invalid("profile is longer than 64 characters"));
@@ -107,7 +107,7 @@ pub(super) fn profile(registry: &Registry, name: &str) -> Result<u32, Error> {
     registry.placer.profile(name)
 }
 
-/// A number of bytes.
+/// Checks a number of bytes.
 pub(super) fn bytes(field: &str, value: Option<u64>) -> Result<Option<u64>, Error> {
     match value {
         Some(bytes) if bytes > BYTES => Err(Error::invalid(format!("{field} is more than {BYTES}"))),
@@ -115,7 +115,7 @@ pub(super) fn bytes(field: &str, value: Option<u64>) -> Result<Option<u64>, Erro
     }
 }
 
-/// A number that has bounds.
+/// Checks a number against its bounds.
 pub(super) fn within(field: &str, value: Option<u32>, least: u32, most: u32) -> Result<Option<u32>, Error> {
     match value {
         Some(number) if !(least..=most).contains(&number) => {
@@ -305,7 +305,7 @@ impl Registry {
 
 /// Lists VMs.
 ///
-/// Those that the caller may look at, by name.
+/// The list holds the VMs that the caller may see, by name.
 #[utoipa::path(get, path = "/v1/vms", tag = "VMs", operation_id = "list_vms",
     responses((status = 200, body = Vms), Errors))]
 pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<impl IntoResponse, Refusal> {
@@ -327,7 +327,7 @@ pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<impl 
 
 /// Shows a VM.
 #[utoipa::path(get, path = "/v1/vms/{id}", tag = "VMs", operation_id = "get_vm",
-    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Name of the VM, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Vm), Errors))]
 pub(crate) async fn get(
     State(api): State<Api>,
@@ -343,15 +343,15 @@ pub(crate) async fn get(
     api.bridge.call(get).await.map(Json)
 }
 
-/// Makes a VM, or changes it to be as said.
+/// Creates a VM, or changes it.
 ///
-/// Answered when its VMM can connect. The name is the client's choice, and no other VM of its organisation has it; one of digits
-/// only is also the VM's number, has to be among `vm-numbers` of the configuration, and takes an operator. A tenant sets what the
-/// limits of its organisation allow. What is changed holds at once, for sessions that run too.
+/// Answers when its VMM can connect. The client chooses the name, which is unique within the organisation. A name of digits only is also
+/// the VM's number; it must be among `vm-numbers` of the configuration and needs an operator. A tenant may set only what the limits of its
+/// organisation allow. Changes apply at once, also to running sessions.
 #[utoipa::path(put, path = "/v1/vms/{id}", tag = "VMs", operation_id = "put_vm", request_body = VmRequest,
-    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
-    responses((status = 200, description = "It is as said", body = Vm),
-        (status = 201, description = "It was made", body = Vm), ChangeErrors))]
+    params(("id" = String, Path, description = "Name of the VM, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 200, description = "The existing object matches the request", body = Vm),
+        (status = 201, description = "The object was created", body = Vm), ChangeErrors))]
 pub(crate) async fn put(
     State(api): State<Api>,
     caller: Caller,
@@ -366,13 +366,12 @@ pub(crate) async fn put(
     api.bridge.call(put).await
 }
 
-/// Ends a VM.
+/// Deletes a VM.
 ///
-/// Its device and its sessions end, and what it had is scrubbed. Answered when its processes are gone. One that is not there is
-/// gone already.
+/// Its device and its sessions end, and its memory is scrubbed. Answers when its processes are gone. Succeeds if the VM does not exist.
 #[utoipa::path(delete, path = "/v1/vms/{id}", tag = "VMs", operation_id = "delete_vm",
-    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
-    responses((status = 204, description = "It is gone"), ChangeErrors))]
+    params(("id" = String, Path, description = "Name of the VM, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    responses((status = 204, description = "The object does not exist any more"), ChangeErrors))]
 pub(crate) async fn delete(
     State(api): State<Api>,
     caller: Caller,
@@ -384,10 +383,10 @@ pub(crate) async fn delete(
 
 /// Fences a VM.
 ///
-/// Its sessions end, everything is taken from it and made clean, and it gets nothing until it is readmitted. Its device lives on. Answered when it
-/// is quarantined, or after 20 seconds; `fence` says how far it is.
+/// Its sessions end, all its memory is taken back and scrubbed, and it gets nothing until it is readmitted. Its device keeps running.
+/// Answers when the VM is quarantined, or after 20 seconds; `fence` shows the current step.
 #[utoipa::path(post, path = "/v1/vms/{id}/fence", tag = "VMs", operation_id = "fence_vm", request_body = FenceRequest,
-    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Name of the VM, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Vm), ChangeErrors))]
 pub(crate) async fn fence(
     State(api): State<Api>,
@@ -409,9 +408,9 @@ pub(crate) async fn fence(
     api.bridge.call(fence).await.map(Json)
 }
 
-/// Lets a VM that was fenced or drained have sessions again.
+/// Readmits a VM that was fenced or drained.
 #[utoipa::path(post, path = "/v1/vms/{id}/readmit", tag = "VMs", operation_id = "readmit_vm",
-    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Name of the VM, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Vm), ChangeErrors))]
 pub(crate) async fn readmit(
     State(api): State<Api>,
@@ -425,11 +424,11 @@ pub(crate) async fn readmit(
     api.bridge.call(readmit).await.map(Json)
 }
 
-/// Lets a VM begin no session any more.
+/// Drains a VM: it can begin no new session.
 ///
-/// Sessions that run go on; when `sessions` is empty, it is idle. Readmission ends it.
+/// Running sessions continue; the VM is idle when `sessions` is empty. Readmission ends the drain.
 #[utoipa::path(post, path = "/v1/vms/{id}/drain", tag = "VMs", operation_id = "drain_vm",
-    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
+    params(("id" = String, Path, description = "Name of the VM, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Vm), ChangeErrors))]
 pub(crate) async fn drain(
     State(api): State<Api>,
@@ -445,10 +444,10 @@ pub(crate) async fn drain(
 
 /// Moves a VM to another unit.
 ///
-/// It must have no session; its next one begins on the other unit, and its guest notices nothing. The place is the best that there
-/// is beside its own, of those that are asked for.
+/// The VM must have no session. Its next session begins on the new unit, and its guest notices nothing. Sluice chooses the best place that
+/// matches the request and differs from the current one.
 #[utoipa::path(post, path = "/v1/vms/{id}/move", tag = "VMs", operation_id = "move_vm",
-    params(("id" = String, Path, description = "Its name, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"),
+    params(("id" = String, Path, description = "Name of the VM, or `organisation/name` with the slash as %2F", pattern = "^((project:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"),
         MoveQuery),
     responses((status = 200, body = Vm), ChangeErrors))]
 pub(crate) async fn relocate(
