@@ -10,16 +10,16 @@ use sluice_api::{
     client::{CallError, Client},
 };
 
-/// Where a system's sluiced answers.
+/// Socket of a system's sluiced.
 const SOCKET: &str = "/run/sluice/api.sock";
 
-/// Which sluiced is asked, and how its answer is shown.
+/// Socket of sluiced, and form of the answer.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Api {
-    /// The socket of the management API [default: SLUICE_API, or /run/sluice/api.sock]
+    /// Socket of the management API [default: SLUICE_API, or /run/sluice/api.sock]
     #[arg(long, value_name = "PATH", conflicts_with = "dir")]
     socket: Option<PathBuf>,
-    /// The directory of a `sluice host`, instead of a socket
+    /// Directory of a `sluice host`, instead of a socket
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print the API's answer as JSON
@@ -27,11 +27,11 @@ pub(crate) struct Api {
     pub(crate) json: bool,
 }
 
-/// What the API says when something cannot be done.
+/// An error of the API.
 #[derive(Debug)]
 pub(crate) struct Refusal(Error);
 
-/// Nobody answers.
+/// No sluiced answers.
 #[derive(Debug)]
 pub(crate) struct NoAnswer {
     socket: PathBuf,
@@ -39,12 +39,12 @@ pub(crate) struct NoAnswer {
 }
 
 impl Refusal {
-    /// Why, step by step.
+    /// Causes of the error, step by step.
     pub(crate) fn causes(&self) -> impl Iterator<Item = String> {
         self.0.cause.iter().map(|cause| plain(cause))
     }
 
-    /// Whether there is no such thing.
+    /// True if the object does not exist.
     pub(crate) fn is_absence(&self) -> bool {
         self.0.code == Code::NotFound
     }

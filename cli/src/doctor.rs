@@ -30,10 +30,10 @@ const CONFIGURATION: &str = "/etc/sluice/sluiced.toml";
 pub(crate) struct Arguments {
     #[command(flatten)]
     api: Api,
-    /// The CUDA driver library [default: that of sluiced, or of its configuration, or libcuda.so.1]
+    /// CUDA driver library [default: that of sluiced, or of its configuration, or libcuda.so.1]
     #[arg(long, value_name = "PATH")]
     driver: Option<PathBuf>,
-    /// Load the driver, say what it is, and end; for the process that does so
+    /// Load the driver, describe it, and exit; internal
     #[arg(long, hide = true)]
     load: bool,
 }

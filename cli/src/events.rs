@@ -17,13 +17,13 @@ const AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 pub(crate) struct Arguments {
     #[command(flatten)]
     api: Api,
-    /// Begin behind the event with this token, which `--json` shows
+    /// Token of an event, from --json; show the events after it
     #[arg(long, value_name = "TOKEN")]
     after: Option<String>,
-    /// End when all events so far are shown, instead of waiting for more
+    /// Exit after the last event so far, instead of waiting for more
     #[arg(long)]
     no_follow: bool,
-    /// End when sluiced does, instead of waiting for the next
+    /// Exit when sluiced exits, instead of waiting for the next
     #[arg(long, conflicts_with = "no_follow")]
     no_reconnect: bool,
 }

@@ -19,7 +19,7 @@ const VM: u32 = 1;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Where the sockets go; made if it is not there
+    /// Directory for the sockets; created if it does not exist
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     #[command(flatten)]
@@ -27,10 +27,10 @@ pub(crate) struct Arguments {
     /// Displays of the graphics device, 0 or 1
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     scanouts: u8,
-    /// Accept memory that the VMM could shrink, where it cannot seal it, as Cloud Hypervisor
+    /// Accept memory that the VMM can shrink, if it cannot seal it, as Cloud Hypervisor cannot
     #[arg(long)]
     trust_vmm_memory: bool,
-    /// Serve this one beside it, on the same device: its number and what `sluiced --vm` takes, for instance `2,direct`; repeatable
+    /// Another VM on the same device, in the form of `sluiced --vm`, for instance `2,direct`; repeatable
     #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1][,memory=SIZE]…")]
     vms: Vec<VmSpec>,
 }

@@ -1,7 +1,7 @@
-//! `sluice`, the command line: runs programs of this host through Sluice, serves a VM, says what is running.
+//! `sluice`, the command line: runs programs of this host through Sluice, serves a VM, shows the state of sluiced.
 //!
-//! `run` and `host` start the real, separate processes and are their supervisor ([`backend`]); they must never do any of their
-//! work themselves. Everything else is a question to a running sluiced, by its management API ([`api`]), and nothing but that API.
+//! `run` and `host` start the real, separate processes and supervise them ([`backend`]); they must never do the work of those
+//! processes. Each other command is a client of a running sluiced, by its management API ([`api`]) and nothing else.
 
 mod api;
 mod backend;
@@ -30,30 +30,30 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use sluice_api::ByteSize;
 
-/// Give programs and virtual machines a share of a GPU.
+/// Share a GPU among programs and virtual machines.
 #[derive(Debug, Parser)]
 #[command(name = "sluice", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(after_help = "\
 Examples:
   sluice run -- ./vectorAdd              run a CUDA program through Sluice, on the software GPU
-  sluice run --memory 1GiB -- ./app      the same with a quota of device memory
-  sluice run --native -- ./vectorAdd     the same straight on the driver, for comparison
+  sluice run --memory 1GiB -- ./app      run a program with a quota of device memory
+  sluice run --native -- ./vectorAdd     run a program directly on the driver, for comparison
   sluice host --dir /tmp/vm1             serve one VM; prints the socket for QEMU
-  sluice create web-1 --memory 16GiB     make a VM; prints the arguments for QEMU and Cloud Hypervisor
-  sluice watch                           units and VMs, live
-  sluice events --json                   what happens, a line each; goes on after a restart of sluiced
-  sluice fence web-1                     take everything from a VM; `sluice readmit` lets it in again
-  sluice doctor                          whether this host can do it, and what to do where it cannot
+  sluice create web-1 --memory 16GiB     create a VM; prints the arguments for QEMU and Cloud Hypervisor
+  sluice watch                           show units and VMs live
+  sluice events --json                   follow events, one per line; continues after a restart of sluiced
+  sluice fence web-1                     take all GPU memory from a VM; `sluice readmit` ends the fence
+  sluice doctor                          check if this host can run Sluice, and suggest what to do if it cannot
 
 Exit status:
-  0    done; `run`: the program's own, as of all that follow
-  1    refused by the management API, or not as it has to be (fence, doctor)
-  2    the command line is not understood
-  3    there is no such VM, unit or other thing
+  0    success; `run` exits with the status of its program
+  1    the management API refused the request, or the result is bad (fence, doctor)
+  2    the command line is invalid
+  3    the VM, unit or other object does not exist
   4    no sluiced answers
-  125  a failure of sluice itself; 126 a program that cannot be run, 127 one that is not there
+  125  sluice itself failed (run, host); 126: the program cannot be run; 127: the program does not exist
 
-Sluice finds its programs and libraries beside `sluice` itself, or in /usr/libexec/sluice and /usr/lib/sluice; \
+Sluice looks for its programs and libraries beside `sluice` itself, then in /usr/libexec/sluice and /usr/lib/sluice; \
 SLUICE_LIBEXEC names another directory. SLUICE_API names another socket of the management API than /run/sluice/api.sock.")]
 struct Arguments {
     #[command(subcommand)]
@@ -62,93 +62,93 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a program of this machine through Sluice, without a VM
+    /// Run a program of this host through Sluice, without a VM
     ///
-    /// Starts a daemon, a device and, for each process that uses CUDA, a worker, in a temporary directory; runs the
-    /// program with Sluice's libcuda.so.1 in front of any other; and ends all of them with it. Standard input, output,
-    /// signals and the exit status are the program's.
+    /// Starts a daemon, a device and, for each process that uses CUDA, a worker, in a temporary directory. Runs the program with Sluice's
+    /// libcuda.so.1 in front of any other, and stops all of them when it exits. Standard input, output, signals and the exit status are
+    /// those of the program.
     Run(run::Arguments),
     /// Serve one VM, in the foreground, until SIGTERM or Ctrl-C
     ///
-    /// Prints a line `vhost-user socket: PATH` when a VMM can connect, for instance
-    /// `qemu-system-x86_64 -chardev socket,id=sluice,path=PATH -device vhost-user-gpu-pci,chardev=sluice …`.
+    /// Prints a line `vhost-user socket: PATH` when a VMM can connect, for instance `qemu-system-x86_64 -chardev socket,id=sluice,path=PATH
+    /// -device vhost-user-gpu-pci,chardev=sluice …`.
     Host(host::Arguments),
-    /// Make a VM, or change it to be as said; print what its VMM connects to
+    /// Create a VM, or change it to match the options; print the connection data for its VMM
     Create(vms::Create),
-    /// Change what a VM may have; what is not named stays as it is
+    /// Change the shares and limits of a VM; keep those that are not named
     Update(vms::Update),
     /// Show a VM
     Show(vms::One),
     /// List VMs
     List(vms::List),
-    /// End a VM, with everything it has
+    /// Delete a VM: stop its device and sessions, and scrub its memory
     Delete(vms::One),
-    /// Take everything a VM has of a GPU, and give it nothing more until it is admitted again
+    /// Fence a VM: take all its GPU memory back, and give it nothing until it is readmitted
     ///
-    /// Its programs get an error, its device lives on. Returns when its memory is clean.
+    /// Its programs get an error, its device keeps running. Returns when its memory is clean.
     Fence(vms::Fence),
-    /// Admit a VM that was fenced or drained, or a quarantined or drained unit or GPU, again
+    /// Readmit a fenced or drained VM, or a quarantined or drained unit or GPU
     Readmit(vms::Target),
-    /// Let a VM begin no session any more, or have a unit or GPU emptied; sessions that run go on
+    /// Drain a VM (it begins no new session), or a unit or GPU (its VMs move away); running sessions continue
     Drain(vms::Target),
-    /// Move a VM that has no session to another unit; its guest notices nothing
+    /// Move a VM without a session to another unit; its guest notices nothing
     Move(place::Move),
-    /// Switch a GPU that is drained and empty to MIG mode, or out of it
+    /// Switch the MIG mode of a drained, empty GPU on or off
     Mig(place::Mig),
-    /// Show what load is expected, and which VMs had better be on other units
+    /// Show expected load of units, and suggested moves of VMs
     Suggestions(place::Suggestions),
     /// List GPUs
     Gpus(look::Asked),
-    /// List placement units: what they are, and what of them is lent
+    /// List placement units: their kind, state and memory
     Units(look::Asked),
-    /// Organisations: what all their VMs may have together
+    /// Manage organisations, and the quotas that their VMs share
     #[command(subcommand)]
     Organisation(tree::Organisation),
-    /// Projects: what all their VMs may have together
+    /// Manage projects, and the quotas that their VMs share
     #[command(subcommand)]
     Project(tree::Project),
-    /// Named sizes of VMs
+    /// Manage named sizes of VMs
     #[command(subcommand)]
     Size(tree::SizeCommand),
-    /// Show what was used: GPU time and memory, by organisation, project and VM
+    /// Show usage: GPU time and memory, by organisation, project and VM
     Usage(look::Asked),
-    /// Follow what happens, from now on
+    /// Follow events, from now on
     Events(events::Arguments),
     /// Show units and VMs live, as `top` shows processes
     Watch(watch::Arguments),
-    /// Show what a running sluiced is and has
+    /// Show the state of sluiced, its units and its VMs
     Status(look::Asked),
-    /// Say whether this host can do what Sluice is for, and what to do where it cannot
+    /// Check if this host can run Sluice, and suggest what to do if it cannot
     Doctor(doctor::Arguments),
-    /// Print the completion of this command line for a shell
+    /// Print the shell completion of this command line
     Completion {
-        /// The shell
+        /// Name of the shell
         shell: clap_complete::Shell,
     },
     /// Write the manual pages into a directory; for packages
     #[command(hide = true)]
     Manual {
-        /// The directory
+        /// Path of the directory
         directory: PathBuf,
     },
 }
 
-/// Options of everything that starts a backend.
+/// Options of each command that starts a backend.
 #[derive(Debug, clap::Args)]
 struct BackendOptions {
-    /// The CUDA driver library to compute on [default: the software GPU, libsoftgpu_cuda.so]
+    /// CUDA driver library to compute on [default: the software GPU, libsoftgpu_cuda.so]
     #[arg(long, value_name = "PATH")]
     driver: Option<PathBuf>,
-    /// The driver's management library (NVML) [default: that of the software GPU, with it]
+    /// Management library (NVML) of the driver [default: that of the software GPU, with it]
     #[arg(long, value_name = "PATH")]
     nvml: Option<PathBuf>,
-    /// Device memory the programs may have, for instance 1GiB [default: all of the device]
+    /// Quota of device memory, for instance 1GiB [default: all of the device]
     #[arg(long, value_name = "SIZE", default_value_t = ByteSize(0), hide_default_value = true)]
     memory: ByteSize,
-    /// What Sluice's own processes say on standard error: error, warn, info, debug or trace
+    /// Log level of Sluice's own processes on standard error: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
-    /// Runs of guest pages that each worker maps one by one; what goes beyond is copied. 0 to copy all
+    /// Runs of guest pages that each worker maps one by one; the rest is copied. 0 copies all
     #[arg(long, value_name = "N")]
     mapped_runs: Option<u32>,
 }
@@ -175,7 +175,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The exit status of a failure.
+/// Exit status of a failure.
 fn code(error: &anyhow::Error, runs: bool) -> u8 {
     // As env and timeout have it: 125 is the tool's own failure, 127 a program that is not there, 126 one that cannot be run.
     match error.downcast_ref::<program::StartError>() {
@@ -187,7 +187,7 @@ fn code(error: &anyhow::Error, runs: bool) -> u8 {
     }
 }
 
-/// Everything that is a question to a sluiced.
+/// Runs a command that is a request to a sluiced.
 fn ask(command: &Command) -> Result<()> {
     match command {
         Command::Run(_) | Command::Host(_) => unreachable!("they start a sluiced of their own"),
@@ -221,7 +221,7 @@ fn ask(command: &Command) -> Result<()> {
     }
 }
 
-/// How a program ended.
+/// End of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     Exited(u8),

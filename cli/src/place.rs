@@ -15,12 +15,12 @@ use crate::{
 pub(crate) struct Move {
     #[command(flatten)]
     api: Api,
-    /// The VM
+    /// Name of the VM
     name: String,
-    /// To an instance of its own, or a unit that is shared by time-slice [default: the best of both]
+    /// Kind of the new unit: an instance of its own, or a unit shared by time-slice [default: the best of both]
     #[arg(long, value_parser = words::<UnitKind>(["mig", "time-slice"]))]
     kind: Option<UnitKind>,
-    /// To this GPU [default: the best]
+    /// Ordinal of the new GPU [default: the best]
     #[arg(long, value_name = "N")]
     gpu: Option<u32>,
 }
@@ -29,9 +29,9 @@ pub(crate) struct Move {
 pub(crate) struct Mig {
     #[command(flatten)]
     api: Api,
-    /// The GPU
+    /// Ordinal of the GPU
     gpu: u32,
-    /// Whether it is to be divided
+    /// MIG mode
     #[arg(value_parser = ["on", "off"])]
     mode: String,
 }
@@ -69,7 +69,7 @@ pub(crate) fn mig(arguments: &Mig) -> Result<()> {
     })
 }
 
-/// Says which VMs had better be on other units.
+/// Shows suggested moves of VMs.
 pub(crate) fn suggestions(arguments: &Suggestions) -> Result<()> {
     let answer = arguments.api.ask(Client::suggestions)?;
     arguments.api.print(&answer, |answer| {

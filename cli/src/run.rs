@@ -21,10 +21,10 @@ const VM: u32 = 1;
 pub(crate) struct Arguments {
     #[command(flatten)]
     options: BackendOptions,
-    /// Run the program straight on the driver, without Sluice in between
+    /// Run the program directly on the driver, without Sluice
     #[arg(long)]
     native: bool,
-    /// The program and its arguments
+    /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }

@@ -21,14 +21,14 @@ pub(crate) enum Organisation {
     List(Asked),
     /// Show an organisation
     Show(Named),
-    /// Make an organisation, or change what it may have
+    /// Create an organisation, or change its quota and limits
     Set {
         #[command(flatten)]
         named: Named,
         #[command(flatten)]
         quota: Quota,
     },
-    /// Take an organisation away, in which there is nothing
+    /// Delete an empty organisation
     Delete(Named),
 }
 
@@ -38,17 +38,17 @@ pub(crate) enum Project {
     List(Asked),
     /// Show a project
     Show(Named),
-    /// Make a project, or change what it may have
+    /// Create a project, or change its quota and limits
     Set {
         #[command(flatten)]
         named: Named,
         #[command(flatten)]
         quota: Quota,
-        /// Its organisation
+        /// Organisation of the project
         #[arg(long, value_name = "NAME")]
         organisation: Option<String>,
     },
-    /// Take a project away, in which there is no VM
+    /// Delete a project without VMs
     Delete(Named),
 }
 
@@ -58,23 +58,23 @@ pub(crate) enum SizeCommand {
     List(Asked),
     /// Show a size
     Show(Named),
-    /// Make a size, or change what VMs of it get; those that are there keep what they have
+    /// Create a size, or change it; existing VMs keep their figures
     Set {
         #[command(flatten)]
         named: Named,
         #[command(flatten)]
         share: Share,
-        /// The kind of unit, where a VM does not say one
+        /// Kind of unit, for VMs that do not specify one
         #[arg(long, value_parser = words::<Policy>(["mig", "time-slice", "any"]))]
         policy: Option<Policy>,
-        /// The kind of MIG instance, where a VM does not say one
+        /// MIG profile, for VMs that do not specify one
         #[arg(long, value_name = "PROFILE")]
         profile: Option<String>,
-        /// The most VMs that share a unit
+        /// Maximum number of VMs on a unit
         #[arg(long, value_name = "N")]
         replicas: Option<u32>,
     },
-    /// Take a size away
+    /// Delete a size
     Delete(Named),
 }
 
@@ -88,57 +88,57 @@ pub(crate) struct Asked {
 pub(crate) struct Named {
     #[command(flatten)]
     api: Api,
-    /// Its name
+    /// Name of the object
     name: String,
 }
 
-/// What VMs may have together.
+/// Quota that VMs share.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Quota {
-    /// Device memory on all units, for instance 64GiB
+    /// Quota of device memory on all units, for instance 64GiB
     #[arg(long, value_name = "SIZE")]
     memory: ByteSize,
-    /// How many VMs; if not given, 64 for tenants, and for operators as many as there can be
+    /// Maximum number of VMs [default: 64 for VMs created by tenants, no limit for operators]
     #[arg(long, value_name = "N")]
     vms: Option<u32>,
     #[command(flatten)]
     limits: Limits,
 }
 
-/// What tenants may set of their VMs. What is not given has a default that takes nothing from others.
+/// Limits for the VMs that tenants create. The defaults take nothing from other VMs.
 #[derive(Debug, clap::Args)]
 struct Limits {
-    /// A size that tenants may have, whose figures then hold exactly; repeatable [default: any memory]
+    /// Size that tenants may use, with exactly its figures; repeatable [default: any memory]
     #[arg(long = "allow-size", value_name = "NAME")]
     sizes: Vec<String>,
-    /// The largest weight [default: 100]
+    /// Maximum weight [default: 100]
     #[arg(long, value_name = "N")]
     max_weight: Option<u32>,
-    /// The highest priority [default: normal]
+    /// Highest priority [default: normal]
     #[arg(long, value_parser = words::<Priority>(["low", "normal", "high"]))]
     max_priority: Option<Priority>,
-    /// The largest cap in thousandths of a unit's time, which a VM without one gets [default: none]
+    /// Maximum cap in thousandths of a unit's time, also the cap of VMs without one [default: no limit]
     #[arg(long, value_name = "N")]
     max_cap: Option<u32>,
-    /// The largest guarantee in thousandths of a unit's time [default: 0]
+    /// Maximum guarantee in thousandths of a unit's time [default: 0]
     #[arg(long, value_name = "N")]
     max_guarantee: Option<u32>,
-    /// The strictest isolation [default: shared]
+    /// Strictest isolation [default: shared]
     #[arg(long, value_parser = words::<Isolation>(["shared", "strict", "strict-plus"]))]
     max_isolation: Option<Isolation>,
-    /// The largest headroom [default: 0]
+    /// Maximum headroom [default: 0]
     #[arg(long, value_name = "SIZE")]
     max_headroom: Option<ByteSize>,
-    /// The most guest memory that may be pinned, which a VM that does not say gets [default: none]
+    /// Maximum of pinned guest memory, also for VMs that specify no limit [default: no limit]
     #[arg(long, value_name = "SIZE")]
     max_pinned: Option<ByteSize>,
-    /// The shortest time after which a VM is readmitted without an operator [default: tenants may not say one]
+    /// Minimum time to automatic readmission [default: tenants may not set it]
     #[arg(long, value_name = "SECONDS")]
     min_readmit_after: Option<u32>,
     /// Let tenants choose GPU, slice, profile, multiprocessors and NUMA node
     #[arg(long)]
     allow_unit_choice: bool,
-    /// The most VMs that one user makes [default: 16]
+    /// Maximum number of VMs that one user may create [default: 16]
     #[arg(long, value_name = "N")]
     vms_per_owner: Option<u32>,
 }

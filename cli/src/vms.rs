@@ -12,37 +12,37 @@ use crate::{
     table::{Table, bytes, limit, text},
 };
 
-/// What a VM, or VMs of a size, may have.
+/// Shares and limits of a VM, or of the VMs of a size.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Share {
-    /// Device memory it may have of each unit, for instance 16GiB
+    /// Quota of device memory on each unit, for instance 16GiB
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
-    /// Of that, what is kept for it
+    /// Part of --memory that is guaranteed
     #[arg(long, value_name = "SIZE")]
     guaranteed: Option<ByteSize>,
-    /// Memory beside the quota, to which what the driver takes is charged first [default: 0]
+    /// Allowance beside the quota, to which memory the driver takes is charged first [default: 0]
     #[arg(long, value_name = "SIZE")]
     headroom: Option<ByteSize>,
-    /// Guest memory it may have pinned
+    /// Limit of pinned guest memory
     #[arg(long, value_name = "SIZE")]
     pinned: Option<ByteSize>,
-    /// Share of GPU time in relation to others; 100 is usual
+    /// Share of GPU time relative to other VMs; 100 is usual
     #[arg(long, value_name = "N")]
     weight: Option<u32>,
-    /// Whose work goes first
+    /// Scheduling priority
     #[arg(long, value_parser = words::<Priority>(["low", "normal", "high"]))]
     priority: Option<Priority>,
-    /// Thousandths of a unit's time that it never exceeds
+    /// Upper limit of a unit's time, in thousandths
     #[arg(long, value_name = "N")]
     cap: Option<u32>,
-    /// Thousandths of a unit's time that it has whenever it wants them
+    /// Guaranteed part of a unit's time in thousandths, available on demand
     #[arg(long, value_name = "N")]
     guarantee: Option<u32>,
 }
 
 impl Share {
-    /// A size of which this was said.
+    /// A size with these shares.
     pub(crate) fn size(&self) -> SizeRequest {
         SizeRequest {
             memory_bytes: self.memory.unwrap_or_default().0,
@@ -64,18 +64,18 @@ fn number(size: Option<ByteSize>) -> Option<u64> {
     size.map(|size| size.0)
 }
 
-/// What can be changed of a VM.
+/// Properties of a VM that can be changed.
 #[derive(Debug, clap::Args)]
 struct Terms {
-    /// A named size, which gives what is not said here
+    /// Named size, which supplies the values not given here
     #[arg(long, value_name = "NAME")]
     size: Option<String>,
     #[command(flatten)]
     share: Share,
-    /// Seconds after which it is admitted again when it was fenced
+    /// Seconds from a fence to automatic readmission
     #[arg(long, value_name = "SECONDS")]
     readmit_after: Option<u32>,
-    /// Seconds after which work of which nothing ends makes its worker be ended
+    /// Seconds without a completion of submitted work after which a worker is killed
     #[arg(long, value_name = "SECONDS")]
     hang_after: Option<u32>,
     /// Memory of the guest, for the arguments of its VMM
@@ -84,7 +84,7 @@ struct Terms {
 }
 
 impl Terms {
-    /// A request that says this, and else what `request` says.
+    /// A request with these terms; `request` supplies the rest.
     fn over(&self, request: VmRequest) -> VmRequest {
         let Share { memory, guaranteed, headroom, pinned, weight, priority, cap, guarantee } = self.share;
         VmRequest {
@@ -109,26 +109,26 @@ impl Terms {
 pub(crate) struct Create {
     #[command(flatten)]
     api: Api,
-    /// Its name: letters, digits, '.', '_' and '-'; no other VM of its organisation has it
+    /// Name of the VM, unique in its organisation: letters, digits, '.', '_' and '-'
     name: String,
     #[command(flatten)]
     terms: Terms,
-    /// Its organisation
+    /// Organisation of the VM
     #[arg(long, value_name = "NAME")]
     organisation: Option<String>,
-    /// Its project
+    /// Project of the VM
     #[arg(long, value_name = "NAME")]
     project: Option<String>,
-    /// On what kind of unit it may be
+    /// Kind of unit
     #[arg(long, value_parser = words::<Policy>(["mig", "time-slice", "any"]))]
     policy: Option<Policy>,
-    /// With whom it may be there: with others by turns, on a unit of its own, on a GPU of its own
+    /// Isolation from other VMs: a unit shared by turns, a unit of its own, or a GPU of its own
     #[arg(long, value_parser = words::<Isolation>(["shared", "strict", "strict-plus"]))]
     isolation: Option<Isolation>,
-    /// Displays of its graphics device: 1 for guest kernels before 6.12
+    /// Displays of the graphics device: 1 for guest kernels before 6.12
     #[arg(long, value_name = "N")]
     scanouts: Option<u8>,
-    /// There is no VM: programs of this host connect to the device themselves
+    /// Serve programs of this host, which connect to the device themselves; there is no VM
     #[arg(long)]
     direct: bool,
 }
@@ -137,7 +137,7 @@ pub(crate) struct Create {
 pub(crate) struct Update {
     #[command(flatten)]
     api: Api,
-    /// Its name, or ORGANISATION/NAME where several organisations have one of that name
+    /// Name of the VM, or ORGANISATION/NAME if several organisations have a VM of that name
     name: String,
     #[command(flatten)]
     terms: Terms,
@@ -147,7 +147,7 @@ pub(crate) struct Update {
 pub(crate) struct One {
     #[command(flatten)]
     api: Api,
-    /// Its name, or ORGANISATION/NAME where several organisations have one of that name
+    /// Name of the VM, or ORGANISATION/NAME if several organisations have a VM of that name
     name: String,
 }
 
@@ -155,10 +155,10 @@ pub(crate) struct One {
 pub(crate) struct List {
     #[command(flatten)]
     api: Api,
-    /// Only those of this organisation
+    /// Show only VMs of this organisation
     #[arg(long, value_name = "NAME")]
     organisation: Option<String>,
-    /// Only those of this project
+    /// Show only VMs of this project
     #[arg(long, value_name = "NAME")]
     project: Option<String>,
 }
@@ -167,30 +167,30 @@ pub(crate) struct List {
 pub(crate) struct Fence {
     #[command(flatten)]
     api: Api,
-    /// The VM
+    /// Name of the VM
     name: String,
-    /// Why, for the log
+    /// Reason, for the log
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }
 
-/// A VM, or a unit or GPU instead.
+/// A VM, a unit or a GPU.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Target {
     #[command(flatten)]
     api: Api,
-    /// The VM
+    /// Name of the VM
     #[arg(required_unless_present_any = ["unit", "gpu"])]
     name: Option<String>,
-    /// A unit instead
+    /// Number of a unit, instead of a VM
     #[arg(long, value_name = "N", conflicts_with_all = ["name", "gpu"])]
     unit: Option<u32>,
-    /// A GPU instead
+    /// Ordinal of a GPU, instead of a VM
     #[arg(long, value_name = "N", conflicts_with = "name")]
     gpu: Option<u32>,
 }
 
-/// Makes a VM, or changes it to be as said.
+/// Creates a VM, or changes it to match the command line.
 pub(crate) fn create(arguments: &Create) -> Result<()> {
     let placement = Placement {
         policy: arguments.policy.unwrap_or_default(),
@@ -210,7 +210,7 @@ pub(crate) fn create(arguments: &Create) -> Result<()> {
     arguments.api.print(&put.object, |vm| format!("VM {} is {done}\n\n{}", text(&vm.id), connect(vm)))
 }
 
-/// Changes what was said of a VM, and nothing else of it.
+/// Changes the named properties of a VM, and no others.
 pub(crate) fn update(arguments: &Update) -> Result<()> {
     let vm = arguments.api.ask(|api| api.vm(&arguments.name))?;
     let request = arguments.terms.over(kept(vm, arguments.terms.size.is_some()));
@@ -218,7 +218,7 @@ pub(crate) fn update(arguments: &Update) -> Result<()> {
     arguments.api.print(&put.object, describe)
 }
 
-/// A request that leaves a VM as it is. With a new size, what a size gives is left to it.
+/// A request that leaves a VM as it is. With a new size, it omits the values that a size supplies.
 fn kept(vm: Vm, resized: bool) -> VmRequest {
     // What is answered as 0 was not said, and where it could be said 0 is the same.
     let bytes = |bytes: u64| Some(bytes).filter(|bytes| *bytes > 0);
@@ -293,7 +293,7 @@ pub(crate) fn list(arguments: &List) -> Result<()> {
     })
 }
 
-/// Ends a VM.
+/// Deletes a VM.
 pub(crate) fn delete(arguments: &One) -> Result<()> {
     arguments.api.ask(|api| api.delete_vm(&arguments.name))?;
     arguments.api.say(|| format!("VM {} is gone", plain(&arguments.name)))
@@ -312,7 +312,7 @@ pub(crate) fn fence(arguments: &Fence) -> Result<()> {
     Ok(())
 }
 
-/// Lets a VM in again, or has VMs come to a unit or GPU again.
+/// Readmits a VM, a unit or a GPU.
 pub(crate) fn readmit(arguments: &Target) -> Result<()> {
     let api = &arguments.api;
     match (&arguments.name, arguments.unit, arguments.gpu) {
@@ -329,7 +329,7 @@ pub(crate) fn readmit(arguments: &Target) -> Result<()> {
     }
 }
 
-/// Lets a VM begin no session any more, or has a unit or GPU emptied.
+/// Drains a VM, a unit or a GPU.
 pub(crate) fn drain(arguments: &Target) -> Result<()> {
     let api = &arguments.api;
     match (&arguments.name, arguments.unit, arguments.gpu) {
@@ -355,7 +355,7 @@ pub(crate) fn lent(vm: &Vm) -> u64 {
     vm.units.iter().map(|unit| unit.lent_bytes).fold(0, u64::saturating_add)
 }
 
-/// Whether a VM has its device, or what keeps it from the GPU.
+/// State of a VM's device, or of its fence or drain.
 pub(crate) fn state(vm: &Vm) -> String {
     match vm.fence.step {
         FenceStep::Active if vm.draining => "draining".to_owned(),
@@ -419,7 +419,7 @@ fn describe(vm: &Vm) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What a VMM needs, to be copied into a shell.
+/// Connection data for a VMM, in a form for the shell.
 fn connect(vm: &Vm) -> String {
     let connect = &vm.connect;
     let words = |list: &[String]| list.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
@@ -435,7 +435,7 @@ fn connect(vm: &Vm) -> String {
     )
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for the shell.
 fn quoted(word: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "-_=,.:/@%+".contains(c);
     if !word.is_empty() && word.chars().all(harmless) {

@@ -28,13 +28,13 @@ const BAR: u32 = 20;
 pub(crate) struct Arguments {
     #[command(flatten)]
     api: Api,
-    /// Show once, and end
+    /// Show the table once and exit
     #[arg(long)]
     once: bool,
-    /// Seconds between two looks
+    /// Seconds between two refreshes
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
-    /// What comes first
+    /// Sort key
     #[arg(long, value_parser = ["name", "memory", "time"], default_value = "memory")]
     sort: String,
 }
