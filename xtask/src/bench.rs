@@ -12,13 +12,13 @@ use crate::cargo::{cargo, run_visibly, target_folder};
 /// Run the benchmarks.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// What virtual machines add: the same rows in one, for each way to the device.
+    /// Measure the overhead of virtual machines: the same rows in one, for each way to the device.
     #[arg(long)]
     vm: bool,
-    /// Write the rows to this file.
+    /// File to write the rows to.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Only rows whose name contains one of these.
+    /// Texts of which the name of a row must contain one.
     filter: Vec<String>,
 }
 

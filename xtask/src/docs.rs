@@ -16,7 +16,7 @@ use crate::{api_page, matrix, runner};
 /// Write the generated pages of docs/.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Options {
-    /// Write nothing; fail when a page is out of date.
+    /// Write nothing; fail if a page is out of date.
     #[arg(long)]
     check: bool,
 }

@@ -17,12 +17,12 @@ const CARGO_FUZZ: &str = "0.13.2";
 /// Fuzz one target.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// A file in fuzz/fuzz_targets, without the ending; `list` names them.
+    /// Name of a file in fuzz/fuzz_targets, without the ending; `list` prints all names.
     name: String,
-    /// For how long.
+    /// Duration in minutes.
     #[arg(long, default_value_t = 10)]
     minutes: u64,
-    /// Processes at once.
+    /// Number of processes.
     #[arg(long, default_value_t = 1)]
     jobs: u32,
 }

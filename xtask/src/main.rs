@@ -34,29 +34,29 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Install what demo and tests need: Debian packages, guest kernels, the CUDA compiler.
+    /// Install the prerequisites of demo and tests: Debian packages, guest kernels, the CUDA compiler.
     Setup,
-    /// Boot two Debian VMs that share a GPU, run CUDA programs in them, and show what the management API does for them.
+    /// Boot two Debian VMs that share a GPU, run CUDA programs in them, and demonstrate the management API.
     Demo,
     /// Run the tests and write target/test-run.json.
     Test(test::Options),
-    /// Install the packages in fresh Debian VMs as a newcomer does, and judge what comes of it: minutes, a host and a guest.
+    /// Install the packages in fresh Debian VMs as a newcomer does, and judge the result: minutes, a host and a guest.
     Newcomer,
-    /// Hold docs/SPECIFICATION.md against the tests it names and their verdicts in the last test run.
+    /// Check docs/SPECIFICATION.md against the tests it names and their verdicts in the last test run.
     Promises,
     /// Fuzz one target.
     Fuzz(fuzz::Options),
     /// Run the benchmarks.
     Bench(bench::Options),
-    /// Write the pages of docs/ that are derived from the code.
+    /// Write the pages of docs/ that are generated from the code.
     Docs(docs::Options),
-    /// Collect into docs/support-matrix.md what the tests in virtual machines noted.
+    /// Write docs/support-matrix.md from the notes of the tests in virtual machines.
     Matrix,
-    /// Make packages for hosts and guests.
+    /// Build packages for hosts and guests.
     Package(package::Options),
 }
 
-/// Where the record of a test run goes.
+/// Path of the record of a test run.
 fn record_file() -> Result<PathBuf> {
     Ok(cargo::target_folder()?.join("test-run.json"))
 }

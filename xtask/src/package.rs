@@ -8,11 +8,11 @@ use sluice_tests::paths::Binaries;
 use crate::cargo::{cargo, run_visibly, target_folder};
 use crate::runner;
 
-/// Make packages: Debian packages for hosts and guests, an RPM package and a tarball for guests.
+/// Build packages: Debian packages for hosts and guests, an RPM package and a tarball for guests.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Take what is built already, and for guests the same as for the host, whatever glibc that needs: faster, and not to be
-    /// given away.
+    /// Use existing builds, and for guests the host's build, with whatever glibc it needs: faster, and not for
+    /// distribution.
     #[arg(long)]
     quick: bool,
 }

@@ -30,9 +30,9 @@ const WITH_VM: &[&str] = &["vm", "guest", "newcomer", "cloud_hypervisor", "firec
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tier {
-    /// What every change must pass; under 25 minutes on two cores.
+    /// The tests that every change must pass; under 25 minutes on two cores.
     Ci,
-    /// Also the long tests and miri.
+    /// The `ci` tests, the long tests and miri.
     Full,
 }
 
@@ -74,22 +74,22 @@ enum Stage {
 /// Run the tests.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// How much to run.
+    /// Tier of tests.
     #[arg(long, value_enum, default_value = "ci")]
     tier: Tier,
-    /// Only these stages; the run then proves no promise.
+    /// Stages to run; the run then proves no promise.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Stage>,
-    /// Only tests whose full name (`binary::path::test`) contains this.
+    /// Text that the full name (`binary::path::test`) of a test must contain.
     #[arg(long, default_value = "")]
     filter: String,
-    /// Only tests of these packages, instead of the whole workspace.
+    /// Packages to test, instead of the whole workspace.
     #[arg(long, short)]
     package: Vec<String>,
     /// Do not install or download anything first.
     #[arg(long)]
     skip_setup: bool,
-    /// Name each test, not only those that fail.
+    /// Print the name of each test, not only of failures.
     #[arg(long, short)]
     verbose: bool,
 }

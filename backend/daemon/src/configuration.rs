@@ -1,4 +1,4 @@
-//! What `sluiced` is told at its start: flags, or a TOML file whose values flags override.
+//! Configuration of `sluiced`: flags, or a TOML file whose values flags override.
 
 use std::path::{Path, PathBuf};
 
@@ -14,118 +14,118 @@ use sluice_protocol::limits;
 
 use crate::spec::{self, Ancestor};
 
-/// Session starts per second and VM that are let through in the long run, unless configured.
+/// Session starts per second and VM in the long run, unless configured.
 const STARTS_PER_SECOND: u32 = 200;
 /// Bytes of a unit left to its driver beside what contexts take, unless configured.
 const RESERVE: ByteSize = ByteSize(32 << 20);
-/// Bytes of a log, unless configured, and at least: one change is a line of up to some hundred KiB.
+/// Default size of a log in bytes, and its minimum: one change is a line of up to some hundred KiB.
 const LOG: ByteSize = ByteSize(64 << 20);
 const SMALLEST_LOG: ByteSize = ByteSize(4 << 20);
 /// All VMs of a unit together have its memory and no more, in thousandths.
 const NO_OVERCOMMITMENT: u32 = 1000;
-/// Switches scrubbing off: a variable of the environment with a name that nobody sets by accident, and no setting, so that
-/// no configuration can carry it to where tenants are.
+/// Switches scrubbing off. It is an environment variable with a name that is not set by accident, and no setting, so that no
+/// configuration can carry it to a host with tenants.
 const UNSAFE_NO_SCRUB: &str = "SLUICE_UNSAFE_NO_SCRUB";
 
-/// The command line of `sluiced`.
+/// Command line of `sluiced`.
 #[derive(Debug, Default, clap::Parser)]
 #[command(
     name = "sluiced",
     version,
-    about = "The host daemon of Sluice: has a virtio-gpu device started for each VM, and a worker for each guest process."
+    about = "The host daemon of Sluice: starts a virtio-gpu device for each VM, and a worker for each guest process."
 )]
 pub struct Arguments {
-    /// Read the configuration from this TOML file; flags override it
+    /// Configuration file in TOML; flags override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where sockets are put: vm-ID.sock for each VM, and those of the management API
+    /// Directory for sockets: vm-ID.sock for each VM, and those of the management API
     #[arg(long, value_name = "DIR")]
     pub runtime_dir: Option<PathBuf>,
-    /// Where sluice-launcher, sluice-device and sluice-worker are [default: beside this program]
+    /// Directory of sluice-launcher, sluice-device and sluice-worker [default: beside this program]
     #[arg(long, value_name = "DIR")]
     pub libexec: Option<PathBuf>,
     /// Absolute path of the CUDA driver library that workers load
     #[arg(long, value_name = "PATH")]
     pub driver: Option<PathBuf>,
-    /// Runs of guest pages that each worker maps one by one; what goes beyond is copied. 0 to copy all
+    /// Runs of guest pages that each worker maps one by one; the rest is copied. 0 copies all
     #[arg(long, value_name = "N")]
     pub mapped_runs: Option<u32>,
-    /// Absolute path of the driver's management library (NVML), from which the inventory learns
+    /// Absolute path of the driver's management library (NVML), which the inventory reads
     #[arg(long, value_name = "PATH")]
     pub nvml: Option<PathBuf>,
-    /// Devices whose memory is lent to VMs, where NVML does not say how many there are; 0 for VMs without devices
+    /// Number of devices whose memory is lent to VMs, if NVML does not report it; 0 for VMs without devices
     #[arg(long, value_name = "N")]
     pub units: Option<u32>,
-    /// Device memory of each VM that does not say its own, for instance 16GiB; 0 for all there is
+    /// Device memory of each VM that does not specify it, for instance 16GiB; 0 for all of the device
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteSize>,
-    /// A VM: its number, how its device is started and what it may have, for instance `1`, `1,scanouts=1,memory=16GiB`, or
+    /// VM: its number, the settings of its device and its limits, for instance `1`, `1,scanouts=1,memory=16GiB`, or
     /// `1,direct` for programs of this host; repeatable
     #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1][,memory=SIZE]…")]
     pub vms: Vec<VmSpec>,
-    /// Numbers for VMs that are made at run time, through the management API, for instance `1000:4096`
+    /// Numbers for VMs created at run time, through the management API, for instance `1000:4096`
     #[arg(long, value_name = "FIRST:COUNT")]
     pub vm_numbers: Option<NumberRange>,
-    /// The socket of the management API [default: api.sock in the runtime directory]
+    /// Socket of the management API [default: api.sock in the runtime directory]
     #[arg(long, value_name = "PATH")]
     pub api: Option<PathBuf>,
-    /// Its socket for those who only read [default: api-read.sock in the runtime directory]
+    /// Read-only socket of the management API [default: api-read.sock in the runtime directory]
     #[arg(long, value_name = "PATH")]
     pub api_read: Option<PathBuf>,
-    /// The group that may connect to the sockets of VMs, where VMMs run as other users
+    /// Group that may connect to the sockets of VMs, if VMMs run as other users
     #[arg(long, value_name = "GID")]
     pub vm_socket_gid: Option<u32>,
-    /// Who may connect to them, as chmod has it [default: 0660 with a group, else 0600]
+    /// Mode of the sockets of VMs, in the form of chmod [default: 0660 with a group, else 0600]
     #[arg(long, value_name = "MODE")]
     pub vm_socket_mode: Option<SocketMode>,
-    /// Where what must outlive sluiced is kept, fences above all [default: the runtime directory]
+    /// Directory for data that must outlive sluiced, fences above all [default: the runtime directory]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Where the audit log, the events and the receipts of scrubs are kept [default: the state directory]
+    /// Directory for the audit log, the events and the receipts of scrubs [default: the state directory]
     #[arg(long, value_name = "DIR")]
     pub log_directory: Option<PathBuf>,
-    /// Accept memory of VMs that their VMM could shrink, and with that end their device, where a VMM cannot seal it, as
-    /// Cloud Hypervisor
+    /// Accept memory of VMs that their VMM can shrink, and with that end their device, if the VMM cannot seal it, as
+    /// Cloud Hypervisor cannot
     #[arg(long)]
     pub trust_vmm_memory: bool,
     /// Clear memory inside a worker each time its guest frees it, too
     #[arg(long)]
     pub scrub_every_free: bool,
-    /// Read back every byte that was scrubbed, not samples only
+    /// Read back every scrubbed byte, instead of samples
     #[arg(long)]
     pub verify_all: bool,
-    /// Session starts per second and VM in the long run; more have to wait
+    /// Limit of session starts per second and VM in the long run; further starts wait
     #[arg(long, value_name = "N")]
     pub starts_per_second: Option<u32>,
-    /// Run each worker as a user of its own from this range of ids; needs root
+    /// Range of user ids: run each worker as a user of its own; needs root
     #[arg(long, value_name = "FIRST:COUNT")]
     pub worker_uids: Option<NumberRange>,
-    /// A cgroup v2 directory delegated to Sluice, in which each worker gets a group of its own
+    /// Delegated cgroup v2 directory, in which each worker gets a group of its own
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
-    /// Say whether a sluiced with this configuration could go on with what runs now, and do nothing
+    /// Check if a sluiced with this configuration can take over the running VMs and processes, and exit
     #[arg(long)]
     pub check_reload: bool,
-    /// Print what this program says of itself, for documentation and packages, and do nothing
+    /// Print a description of this program, for documentation and packages, and exit
     #[arg(long, value_name = "FORM", hide = true)]
     pub describe: Option<Description>,
-    /// Standard input is a socket to a supervisor: say `ready` on it, and end everything when it closes
+    /// Treat standard input as a socket to a supervisor: write `ready` to it, and stop everything when it closes
     #[arg(long)]
     pub supervised: bool,
     /// Remove the runtime directory with all it contains at the end
     #[arg(long, requires = "supervised")]
     pub ephemeral: bool,
-    /// Remove this directory too at the end; repeatable
+    /// Directory to remove at the end as well; repeatable
     #[arg(long, value_name = "DIR", requires = "supervised")]
     pub scratch: Vec<PathBuf>,
 }
 
-/// What `sluiced` says of itself.
+/// A description that `sluiced` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Description {
-    /// Its manual page.
+    /// The manual page.
     Manual,
-    /// The management API, as OpenAPI has it.
+    /// The management API, as OpenAPI.
     Openapi,
 }
 
@@ -167,7 +167,7 @@ struct File {
     fence: FencePolicy,
 }
 
-/// How much of what is scrubbed is read back.
+/// Amount of scrubbed memory that is read back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum VerifyWord {
@@ -175,16 +175,16 @@ enum VerifyWord {
     All,
 }
 
-/// When misbehaviour of a VM is enough to fence it.
+/// Amount of misbehaviour after which a VM is fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct FencePolicy {
-    /// So many of its workers that break a rule of custody …
+    /// Fence a VM if this many of its workers break a rule of custody …
     pub count: u32,
-    /// … in so many seconds.
+    /// … within this many seconds.
     pub seconds: u32,
-    /// Whether one is fenced at once that used more GPU time, as the driver has it, than its workers say. Not without being
-    /// asked: what drivers for hardware have for the time of processes that take turns has not been measured.
+    /// True to fence a VM at once if it used more GPU time, by the driver's figures, than its workers report. Off by
+    /// default: the figures of hardware drivers for processes that take turns have not been measured.
     pub undercharged: bool,
 }
 
@@ -194,21 +194,21 @@ impl Default for FencePolicy {
     }
 }
 
-/// What somebody may do through the management API.
+/// A role in the management API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// Everything.
+    /// All rights.
     Admin,
-    /// VMs and units of everybody; not who may have how much.
+    /// Manages VMs and units of all owners, but not quotas.
     Operator,
-    /// VMs of one organisation or project.
+    /// Manages VMs of one organisation or project.
     Tenant,
-    /// Look at everything.
+    /// Reads everything.
     ReadOnly,
 }
 
-/// Who has a role.
+/// Users and groups with a role.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Access {
@@ -220,10 +220,10 @@ pub struct Access {
     /// … and the members of these groups.
     #[serde(default)]
     pub gids: Vec<u32>,
-    /// A tenant's organisation …
+    /// Organisation of a tenant …
     #[serde(default)]
     pub organisation: Option<String>,
-    /// … or project.
+    /// … or its project.
     #[serde(default)]
     pub project: Option<String>,
 }
@@ -248,76 +248,76 @@ impl Access {
 /// A checked configuration.
 #[derive(Debug)]
 pub struct Configuration {
-    /// Where sockets are put.
+    /// Directory for sockets.
     pub runtime_dir: PathBuf,
-    /// Where the programs are.
+    /// Directory of the programs.
     pub libexec: PathBuf,
-    /// The driver library that workers load; absolute.
+    /// Driver library that workers load; absolute path.
     pub driver: String,
     /// Runs of guest pages that a worker maps one by one.
     pub mapped_runs: u32,
-    /// The driver's management library; absolute.
+    /// Management library of the driver; absolute path.
     pub nvml: Option<PathBuf>,
-    /// What all VMs of a unit may have together, in thousandths of its memory.
+    /// Memory that all VMs of a unit may have together, in thousandths of the unit's memory.
     pub overcommit_permille: u32,
-    /// Whether VMs of several organisations may share a unit whose driver does not say how much memory each process has, as no
-    /// driver does of a MIG instance.
+    /// True if VMs of several organisations may share a unit whose driver does not report the memory of each process.
+    /// No driver reports it for a MIG instance.
     pub share_unmeasured_between_organisations: bool,
-    /// What is done about units that are overloaded.
+    /// Reaction to overloaded units.
     pub rebalance: Rebalance,
-    /// Devices whose memory is lent, if that was said.
+    /// Number of devices whose memory is lent, if configured.
     pub units: Option<u32>,
-    /// Bytes of a unit left to its driver beside what contexts take.
+    /// Bytes of a unit left to its driver beside the memory of contexts.
     pub reserve: u64,
-    /// Devices that those VMs are on, if not on all that are not divided.
+    /// Devices of the VMs of the file; by default all that are not divided.
     pub vm_gpus: Option<Vec<u32>>,
-    /// The VMs, ids unique, with what they may have and whose they are resolved.
+    /// VMs with unique ids, their limits and owners resolved.
     pub vms: Vec<VmSpec>,
-    /// Device memory of each VM that does not say its own.
+    /// Device memory of each VM that does not specify it.
     pub memory: ByteSize,
-    /// Projects and organisations with a limit, ids unique.
+    /// Projects and organisations with a limit, with unique ids.
     pub ancestors: Vec<Ancestor>,
-    /// Numbers for VMs that are made at run time.
+    /// Numbers for VMs created at run time.
     pub vm_numbers: Option<NumberRange>,
-    /// Who may do what through the management API, beside root and the user of this process, who may do all.
+    /// Roles in the management API. Root and the user of this process may do everything.
     pub access: Vec<Access>,
-    /// The socket of the management API.
+    /// Socket of the management API.
     pub api: PathBuf,
-    /// Its socket for those who only read.
+    /// Read-only socket of the management API.
     pub api_read: PathBuf,
-    /// The group that may connect to the sockets of VMs.
+    /// Group that may connect to the sockets of VMs.
     pub vm_socket_gid: Option<u32>,
-    /// Who may connect to them.
+    /// Mode of the sockets of VMs.
     pub vm_socket_mode: SocketMode,
-    /// Where what must outlive the daemon is kept.
+    /// Directory for data that must outlive the daemon.
     pub state_dir: PathBuf,
-    /// Where the audit log and the receipts of scrubs are kept.
+    /// Directory for the audit log and the receipts of scrubs.
     pub log_directory: PathBuf,
-    /// Bytes of the audit log.
+    /// Size of the audit log, in bytes.
     pub audit_log_size: u64,
-    /// Bytes of each unit's receipts of scrubs.
+    /// Size of each unit's receipts of scrubs, in bytes.
     pub receipts_size: u64,
-    /// Whether memory of VMs is accepted that their VMM could shrink.
+    /// True to accept memory of VMs that their VMM can shrink.
     pub trust_vmm_memory: bool,
-    /// Whether memory is cleared inside workers as well.
+    /// True to clear memory inside workers as well.
     pub scrub_every_free: bool,
-    /// How much of what is scrubbed is read back.
+    /// Amount of scrubbed memory that is read back.
     pub verify: Verify,
-    /// Whether memory is scrubbed at all; false in tests that show what scrubbing is for.
+    /// True if memory is scrubbed. False only in tests that show the effect of scrubbing.
     pub scrub: bool,
-    /// When a VM is fenced for what its workers do.
+    /// Policy for fencing VMs.
     pub fence: FencePolicy,
     /// Session starts per second and VM.
     pub starts_per_second: u32,
-    /// Users for workers.
+    /// User ids for workers.
     pub worker_uids: Option<NumberRange>,
-    /// Where cgroups are made.
+    /// Directory for cgroups.
     pub cgroup: Option<PathBuf>,
-    /// Whether standard input is a supervisor.
+    /// True if standard input is a supervisor.
     pub supervised: bool,
-    /// Whether the runtime directory is removed at the end.
+    /// True to remove the runtime directory at the end.
     pub ephemeral: bool,
-    /// What else is.
+    /// Further directories to remove at the end.
     pub scratch: Vec<PathBuf>,
 }
 
@@ -325,7 +325,7 @@ impl Configuration {
     /// Merges flags and file, and checks the result.
     ///
     /// # Errors
-    /// What is missing or contradictory, for a person.
+    /// A message for people about a missing or contradictory setting.
     pub fn load(arguments: Arguments) -> Result<Self> {
         let file = match &arguments.config {
             Some(path) => read(path)?,
@@ -436,24 +436,24 @@ impl Configuration {
         })
     }
 
-    /// Whether VMs of the file are on a device while it is not divided.
+    /// True if VMs of the file are on a device while it is not divided.
     pub(crate) fn has_vms_on(&self, device: u32) -> bool {
         !self.vms.is_empty() && self.vm_gpus.as_ref().is_none_or(|gpus| gpus.contains(&device))
     }
 
-    /// Bytes that VMs of the file are promised of a device that is not divided.
+    /// Bytes of an undivided device that are promised to VMs of the file.
     pub(crate) fn promised_on(&self, device: u32) -> u64 {
         let here = if self.has_vms_on(device) { &self.vms[..] } else { &[] };
         here.iter().map(|vm| vm.guaranteed.0).fold(0, u64::saturating_add)
     }
 
-    /// Where the device of VM `id` listens.
+    /// Socket of the device of VM `id`.
     #[must_use]
     pub fn device_socket(&self, id: u32) -> PathBuf {
         device_socket(&self.runtime_dir, id)
     }
 
-    /// Where the device of a VM listens for guests that share no memory.
+    /// Socket of the device of VM `id` for guests that share no memory.
     #[must_use]
     pub fn stream_socket(&self, id: u32) -> PathBuf {
         stream_socket(&self.runtime_dir, id)
@@ -471,14 +471,14 @@ fn is_library(path: &Path, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// The first number that is there twice.
+/// The first duplicate number.
 fn first_twice(numbers: impl Iterator<Item = u32>) -> Option<u32> {
     let mut numbers: Vec<u32> = numbers.collect();
     numbers.sort_unstable();
     numbers.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
-/// Projects and organisations in one list, for which they need numbers of their own.
+/// Merges projects and organisations into one list, in which each number is unique.
 fn ancestors(organisations: &[Ancestor], projects: &[Ancestor]) -> Result<Vec<Ancestor>> {
     let projects = projects.iter().map(|project| Ancestor { is_project: true, ..*project });
     let all: Vec<Ancestor> = organisations.iter().copied().chain(projects.clone()).collect();

@@ -80,73 +80,73 @@ const ENVIRONMENT: [&str; 6] =
 /// Events taken from the kernel at once.
 const EVENTS: usize = 1024;
 
-/// The launcher's command line.
+/// Command line of the launcher.
 #[derive(Debug, clap::Parser)]
 #[command(
     name = "sluice-launcher",
     version,
-    about = "Starts the processes of Sluice for sluiced. Not meant to be run by hand.",
+    about = "Starts the processes of Sluice for sluiced. Do not run it by hand.",
     long_about = "Starts the processes of Sluice for sluiced, which is at the other end of the SEQPACKET socket on \
-                  standard input. Not meant to be run by hand."
+                  standard input. Do not run it by hand."
 )]
 pub struct Arguments {
-    /// The device program
+    /// Path of the device program
     #[arg(long, value_name = "PATH")]
     pub device: PathBuf,
-    /// The worker program
+    /// Path of the worker program
     #[arg(long, value_name = "PATH")]
     pub worker: PathBuf,
-    /// The arbiter program
+    /// Path of the arbiter program
     #[arg(long, value_name = "PATH")]
     pub arbiter: Option<PathBuf>,
-    /// The inventory program
+    /// Path of the inventory program
     #[arg(long, value_name = "PATH")]
     pub inventory: Option<PathBuf>,
-    /// The management library that the inventory loads
+    /// Management library that the inventory loads
     #[arg(long, value_name = "PATH", requires = "inventory")]
     pub nvml: Option<PathBuf>,
-    /// Units, numbered from 0, whose arbiter may be started
+    /// Number of units, counted from 0, whose arbiter may be started
     #[arg(long, value_name = "N", default_value_t = 0, requires = "arbiter")]
     pub units: u32,
-    /// Where the sockets of devices are made
+    /// Directory for the sockets of devices
     #[arg(long, value_name = "DIR")]
     pub socket_dir: PathBuf,
-    /// The group of those sockets, if not the launcher's
+    /// Group of the sockets, if not the launcher's
     #[arg(long, value_name = "GID")]
     pub socket_gid: Option<u32>,
-    /// Who may connect to them
+    /// Mode of the sockets
     #[arg(long, value_name = "MODE", default_value_t)]
     pub socket_mode: SocketMode,
-    /// Devices accept memory that their VMM could shrink
+    /// Let devices accept memory that their VMM can shrink
     #[arg(long)]
     pub trust_vmm_memory: bool,
-    /// A VM that may be started; repeatable
+    /// VM that may be started; repeatable
     #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1]")]
     pub vms: Vec<Vm>,
-    /// Numbers of VMs that may be started although they are not named
+    /// Numbers of further VMs that may be started
     #[arg(long, value_name = "FIRST:COUNT")]
     pub vm_numbers: Option<NumberRange>,
     /// User ids for workers
     #[arg(long, value_name = "FIRST:COUNT")]
     pub worker_uids: Option<NumberRange>,
-    /// A delegated cgroup v2 directory
+    /// Delegated cgroup v2 directory
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
-    /// Version of the messages that sluiced speaks; another than the launcher's own is refused
+    /// Message version of sluiced; any other than the launcher's own is refused
     #[arg(long, value_name = "N", value_parser = control::version_of_option)]
     pub messages: Option<u32>,
-    /// Standard output is the lifeline of a supervisor: when it closes, everything ends
+    /// Treat standard output as the lifeline of a supervisor: when it closes, everything ends
     #[arg(long)]
     pub supervised: bool,
 }
 
-/// The launcher cannot go on.
+/// The launcher cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum LauncherError {
-    /// It cannot be set up.
+    /// The setup failed.
     #[error("cannot set up the launcher: {0}")]
     SetUp(#[source] io::Error),
-    /// The kernel refuses to say what happened.
+    /// The kernel refuses to deliver events.
     #[error("cannot wait for events: {0}")]
     Wait(#[source] Errno),
     /// The socket to `sluiced` is broken.

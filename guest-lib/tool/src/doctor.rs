@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Print JSON
+    /// Print the findings as JSON
     #[arg(long)]
     json: bool,
 }

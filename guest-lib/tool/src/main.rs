@@ -1,7 +1,7 @@
-//! `sluice-guest`, the command of a guest: says whether CUDA programs can work here and what to do where they cannot
-//! ([`doctor`]), and takes Sluice's libraries out of the loader's way and back ([`loader`]).
+//! `sluice-guest`, the command of a guest: checks if CUDA programs can work here and suggests what to do if they cannot
+//! ([`doctor`]), and switches Sluice's libraries on and off for the loader ([`loader`]).
 //!
-//! It must never be needed for programs to work: they load the libraries and nothing else.
+//! Programs must work without it: they load the libraries and nothing else.
 
 mod doctor;
 mod loader;
@@ -15,14 +15,14 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use sluice_guest_node::Kind;
 
-/// The guest's side of Sluice: what is wrong, and which driver programs find.
+/// Diagnose the guest's side of Sluice, and choose the driver that programs load.
 #[derive(Debug, Parser)]
 #[command(name = "sluice-guest", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(after_help = "\
 Exit status:
-  0  as it has to be
-  1  not as it has to be; the last line says what
-  2  the command line is not understood")]
+  0  success
+  1  failure; the last line names it
+  2  the command line is invalid")]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -30,31 +30,31 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Say whether CUDA programs can work here, and what to do where they cannot; changes nothing
+    /// Check if CUDA programs can work here, and suggest what to do if they cannot; changes nothing
     Doctor(doctor::Arguments),
-    /// Let programs find Sluice's libcuda.so.1 and libnvidia-ml.so.1 before any other; needs root
+    /// Let programs load Sluice's libcuda.so.1 and libnvidia-ml.so.1 before any other; needs root
     Enable,
-    /// Leave programs what they find without Sluice, for instance NVIDIA's own driver; needs root
+    /// Let programs load the libraries of a system without Sluice, for instance NVIDIA's own driver; needs root
     Disable,
-    /// Succeed if a render node is a Sluice device; for the rule that opens those to every user
+    /// Succeed if a render node is a Sluice device; for the udev rule that opens those to every user
     #[command(hide = true)]
     Recognise {
-        /// The node, for instance /dev/dri/renderD128
+        /// Path of the node, for instance /dev/dri/renderD128
         node: PathBuf,
     },
-    /// Take Sluice's devices from the kernel's driver before the system is suspended, and give them back after it; systemd does so by
-    /// itself
+    /// Take Sluice's devices from the kernel's driver before a suspension of the system, and give them back after it;
+    /// systemd runs it automatically
     Suspension {
-        /// Before or after it
+        /// Moment of the call
         moment: suspension::Moment,
     },
-    /// Load the driver as programs do, and say which it is; for the process that does so
+    /// Load the driver as programs do, and describe it; internal
     #[command(hide = true)]
     Load,
     /// Write the manual pages into a directory; for packages
     #[command(hide = true)]
     Manual {
-        /// The directory
+        /// Path of the directory
         directory: PathBuf,
     },
 }

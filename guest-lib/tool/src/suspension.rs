@@ -20,12 +20,12 @@ const DRIVER: &str = "sys/bus/virtio/drivers/virtio_gpu";
 /// Names of the devices that were taken, a line each. In `/run`, for after a boot the driver has them all.
 const TAKEN: &str = "run/sluice-guest.suspended";
 
-/// When `systemd-sleep` calls.
+/// Moment at which `systemd-sleep` calls.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum Moment {
-    /// Before the system is suspended.
+    /// Before the suspension
     Pre,
-    /// When it is back.
+    /// After the suspension
     Post,
 }
 
