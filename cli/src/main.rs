@@ -47,7 +47,7 @@ Examples:
 
 Exit status:
   0    success; `run` exits with the status of its program
-  1    the management API refused the request, or the result is bad (fence, doctor)
+  1    failure: the management API refused the request, or the result is bad (fence, doctor)
   2    the command line is invalid
   3    the VM, unit or other object does not exist
   4    no sluiced answers

@@ -21,7 +21,7 @@ use sluice_guest_node::Kind;
 #[command(after_help = "\
 Exit status:
   0  success
-  1  failure; the last line names it
+  1  failure, or a bad finding of doctor; the last line names it
   2  the command line is invalid")]
 struct Arguments {
     #[command(subcommand)]
