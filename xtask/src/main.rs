@@ -72,7 +72,7 @@ fn main() -> ExitCode {
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Docs(options) => docs::run(&options),
-        Command::Matrix => matrix::run(),
+        Command::Matrix => matrix::run().and_then(|()| docs::run(&docs::Options::default())),
         Command::Package(options) => package::run(&options),
     };
     match result {

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use sluice_tests::matrix::{self, Cell, Outcome};
 use sluice_tests::paths;
 
-use crate::{docs, runner};
+use crate::runner;
 
 fn file() -> PathBuf {
     paths::workspace().join("docs/support-matrix.json")
@@ -24,8 +24,8 @@ fn kept() -> Result<Vec<Cell>> {
     }
 }
 
-/// Puts what the tests noted beside what is kept, or in its place, and writes the page.
-pub(crate) fn run() -> Result<bool> {
+/// Puts the notes of the tests beside those that are kept, or in their place. The page follows from them.
+pub(crate) fn run() -> Result<()> {
     let noted = matrix::noted(&matrix::notes())?;
     println!("{} cells were noted by tests since the last clean build", noted.len());
     let cells = matrix::merge(kept()?, noted);
@@ -33,7 +33,7 @@ pub(crate) fn run() -> Result<bool> {
     text.push('\n');
     fs::write(file(), text).with_context(|| format!("writing {}", file().display()))?;
     println!("wrote {}", runner::shown(&file()));
-    docs::run(&docs::Options::default())
+    Ok(())
 }
 
 /// The page.

@@ -88,6 +88,7 @@ impl Package {
                 ("docs/openapi.json", "usr/share/sluice/openapi.json"),
                 ("README.md", "usr/share/doc/sluice-host/README.md"),
                 ("docs/operations.md", "usr/share/doc/sluice-host/operations.md"),
+                ("docs/configuration.md", "usr/share/doc/sluice-host/configuration.md"),
                 ("docs/api.md", "usr/share/doc/sluice-host/api.md"),
                 ("docs/threat-model.md", "usr/share/doc/sluice-host/threat-model.md"),
                 ("NOTICE", "usr/share/doc/sluice-host/NOTICE"),
