@@ -1,4 +1,4 @@
-//! When sums and states are checked, and how far the inventory's figures may be from ours.
+//! The audit of the arbiter: checks of sums and states, and the tolerance between the inventory's figures and the arbiter's.
 
 use crate::{
     custody::{Custody, Millis},

@@ -1,10 +1,11 @@
-//! To whom the driver books memory that is lent.
+//! Booking: the process to which the driver books memory that is lent.
 //!
-//! A management library says how many bytes each process has, and not which count: a chunk may be booked to the arbiter, which
-//! made it, to the worker that imported it, to both, or to no process. So at start-up a chunk is lent to a *probe*, a process that does
-//! nothing else, and its figure before is compared with the one after. A probe asks for its chunk when it has a context, and for
-//! another one when it has mapped the first; neither question is answered before a look that began later, so nothing depends on how
-//! fast anybody is. Nothing here waits without end: a probe is over when its time is.
+//! A management library reports how many bytes each process has, but not which memory it counts: a chunk may be booked to the
+//! arbiter, which made it, to the worker that imported it, to both, or to no process. So at start-up the arbiter lends a chunk
+//! to a *probe*, a process that does nothing else, and compares its figure before with the one after. A probe requests its
+//! chunk when it has a context, and another one when it has mapped the first; the arbiter answers neither request before a look
+//! that began later, so the result does not depend on the speed of any process. Every wait is bounded: a probe ends when its
+//! time is over.
 
 use crate::{
     custody::Millis,

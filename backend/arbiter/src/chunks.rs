@@ -6,15 +6,16 @@
 //!     │  last importer gone                               ▲           └──────────► SUSPECT
 //!     └───────────────────────────────────────────────────┘
 //! ```
-//! A chunk that was lent belongs to the VM that got it (`vm`) for as long as it exists: whoever has a descriptor of it, or
-//! was handed one on, can reach it, and nobody can list them all. CLEAN then means clean for that VM. To serve another one
-//! its memory goes back to the driver, which gives nobody what anybody still holds, and comes again as another chunk.
+//! A chunk that was lent belongs to the VM that got it (`vm`) for as long as it exists: any process that has a descriptor of
+//! it, or was passed one, can reach it, and no list of these processes is complete. CLEAN then means clean for that VM. To
+//! serve another VM, its memory goes back to the driver, which gives out no memory that a process still holds, and comes again
+//! as another chunk.
 //!
 //! Beside its state a chunk has *importers*: every process that got a descriptor of it and is not known to be gone from the
-//! driver. When the last one is gone the chunk is *left behind*: it is scrubbed once more, and may go back to the driver.
-//! Only CLEAN chunks are lent. Fresh from the driver is DIRTY.
+//! driver. When the last one is gone the chunk is *left behind*: it is scrubbed once more, and may go back to the driver. Only
+//! CLEAN chunks are lent. A chunk fresh from the driver is DIRTY.
 //!
-//! Pure: no driver, no time. A step that its state does not allow is [`Broken`] and changes nothing.
+//! Pure: no driver, no time. A step that the chunk's state does not allow is [`Broken`] and changes nothing.
 
 use crate::{
     ids::{ChunkId, Class, VmKey, WorkerId},

@@ -1,7 +1,8 @@
 //! A thread that closes descriptors of workers.
 //!
-//! The last close of a file may take seconds: a memory file of a hundred gigabytes, a socket that lingers. A worker may send any
-//! descriptor, also one that is never received because its socket is closed first, so the loop closes none of them.
+//! The last close of a file may take seconds: a memory file of a hundred gigabytes, a socket that lingers. A worker may send
+//! any descriptor, also one that is never received because its socket is closed first, so the server loop closes no descriptor
+//! itself.
 
 use rustix::fd::OwnedFd;
 use std::{

@@ -1,15 +1,15 @@
-//! The arbiter's decisions: who gets what, and what the driver is to do next.
+//! The arbiter's decisions: who gets which memory, and the next task of the driver.
 //!
-//! [`Custody`] is pure: it is told what happened ([`Custody::request`], [`Custody::worker_died`], [`Custody::finished`], …),
-//! decides at once, and says by [`Effect`]s what is to be sent and by [`Custody::plan`] what the driver is to do next. It
-//! calls no driver, owns no descriptor and reads no clock, so that its promises are tested over any order of messages and
+//! [`Custody`] is pure: its methods report an event ([`Custody::request`], [`Custody::worker_died`], [`Custody::finished`], …).
+//! It decides at once, returns [`Effect`]s that name the messages to send, and [`Custody::plan`] gives the driver's next task.
+//! It calls no driver, owns no descriptor and reads no clock, so that its promises are tested over any order of messages and
 //! deaths.
 //!
 //! - [`lending`]: takes, gives, shares, and takers that wait;
-//! - [`moving`]: how memory gets from one VM to another;
-//! - [`growth`]: what drivers of workers take for themselves, and the ballast released for it;
+//! - [`moving`]: the move of memory from one VM to another;
+//! - [`growth`]: memory that drivers of workers take for themselves, and the ballast released for it;
 //! - [`rise`]: workers that take and never give;
-//! - [`tasks`]: what the driver does next, and what follows when it is done.
+//! - [`tasks`]: the driver's next task, and its consequences when it is done.
 
 mod growth;
 mod lending;

@@ -1,7 +1,7 @@
-//! The client of the inventory: who uses the device, and whether a dead worker is gone from it.
+//! The client of the inventory: the processes that use the device, and whether a dead worker is gone from it.
 //!
-//! The inventory may hang, die and be replaced at any time; nothing here waits for it. An unanswered question means that
-//! the answer is not known, and what depends on it stays as it is.
+//! The inventory may hang, die and be replaced at any time, so this module never waits for it. An unanswered question means
+//! that the answer is not known, and state that depends on the answer stays as it is.
 
 use crate::{custody::Millis, ids::WorkerId};
 use rustix::{fd::OwnedFd, io::Errno};

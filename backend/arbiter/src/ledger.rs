@@ -1,7 +1,7 @@
-//! Accounts: what each VM may have, and what it has.
+//! Accounts: the limits of each VM, and the memory it has.
 //!
-//! Pure and with one writer. Sums are kept, never derived from what a worker says, and every step is checked arithmetic: a
-//! step that would leave a sum wrong is refused and reported as [`Broken`]. It knows nothing of chunks; the
+//! Pure and with one writer. Sums are kept, never derived from a worker's messages, and every step is checked arithmetic: a
+//! step that would leave a sum wrong is refused and reported as [`Broken`]. The ledger knows nothing of chunks; the
 //! [`audit`](crate::audit) compares the two.
 
 use crate::ids::VmKey;

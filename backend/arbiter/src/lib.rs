@@ -1,20 +1,20 @@
 //! Custody of the device memory of one placement unit.
 //!
-//! The arbiter takes all of the unit's memory in chunks, lends them to workers as descriptors, counts what each VM has,
-//! takes chunks back when their holders say so or die, scrubs them, and lends them again. It owns the driver's handles of
-//! all chunks; it must never map a guest's memory or look at a guest's byte, and believes nothing a worker says.
+//! The arbiter takes all of the unit's memory in chunks, lends them to workers as descriptors, counts the memory of each VM,
+//! takes chunks back when their holders give them back or die, scrubs them, and lends them again. It owns the driver's handles
+//! of all chunks; it must never map a guest's memory or look at a guest's byte, and trusts no message of a worker.
 //!
-//! Rooms, from the inside out:
+//! Modules, from the inside out:
 //! - [`ids`], [`ledger`], [`chunks`]: names, accounts, chunk states. Pure.
-//! - [`custody`]: the decisions over them. Pure: told what happened, it says what to do.
-//! - [`audit`]: whether sums and states hold together, and agree with the inventory.
-//! - [`mod@unit`], [`scrub`]: the driver; and the thread in which everything of it happens that takes time.
-//! - [`receipts`]: what says of each scrub that it was done, in files of bounded length.
-//! - `booking`: to whom the driver books lent memory, as a probe shows. Pure.
-//! - [`tally`]: what workers say they have done, added up. Pure.
-//! - `time`: who may submit work, in a thread of its own.
+//! - [`custody`]: the decisions over them. Pure: it receives events and returns actions.
+//! - [`audit`]: checks that sums and states hold together, and agree with the inventory.
+//! - [`mod@unit`], [`scrub`]: the driver; and the thread for all driver work that takes time.
+//! - [`receipts`]: the record that each scrub was done, in files of bounded length.
+//! - `booking`: the process to which the driver books lent memory, as a probe shows. Pure.
+//! - [`tally`]: the sum of the usage that workers report. Pure.
+//! - `time`: the right to submit work, in a thread of its own.
 //! - [`page`], `workers`, [`inventory`]: the other parties.
-//! - `rounds`: whose turn it is to be served; `closer`: the thread that closes workers' descriptors.
+//! - `rounds`: the order in which workers are served; `closer`: the thread that closes workers' descriptors.
 //! - [`server`]: the loop.
 
 pub mod audit;

@@ -1,4 +1,4 @@
-//! Pages that an arbiter and a worker share: what is granted, for the worker to read, and what the worker reports.
+//! Pages that an arbiter and a worker share: the grants, which the worker reads, and the worker's report.
 
 use crate::tally::Work;
 use core::{sync::atomic::Ordering, time::Duration};

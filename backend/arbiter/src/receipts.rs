@@ -1,6 +1,6 @@
-//! The receipts of scrubs: a line for each chunk, in a ring of files that never become longer than they may.
+//! The receipts of scrubs: a line for each chunk, in a ring of files of bounded length.
 //!
-//! The files are open already when they come, so that nothing here needs a path or a name. When one is full, the oldest is
+//! The arbiter receives the files already open, so this module needs no path and no name. When one is full, the oldest is
 //! emptied and written next: the last receipts are always there. A line that cannot be written is counted, and nothing else
 //! waits for it.
 

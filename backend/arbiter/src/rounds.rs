@@ -1,4 +1,4 @@
-//! Whose turn it is to be served: VMs one after the other, and the workers of each one after the other.
+//! The order in which workers are served: VMs one after the other, and the workers of each VM one after the other.
 //!
 //! A VM with many busy workers gets as many turns as a VM with one.
 

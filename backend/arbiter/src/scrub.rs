@@ -1,7 +1,6 @@
-//! The hand: the thread in which everything of the driver happens that takes time. It scrubs, and leaves a receipt for
-//! each chunk.
+//! The scrubber thread: it does all driver work that takes time. It scrubs, and leaves a receipt for each chunk.
 //!
-//! It has one task at a time and owns the chunks of that task until it is done, so nobody else can use them meanwhile.
+//! It has one task at a time and owns the chunks of that task until it is done, so no other thread can use them meanwhile.
 
 use crate::{
     custody::{Order, Outcome, Task},

@@ -1,8 +1,8 @@
-//! The loop: one thread that hears `sluiced`, workers, the scrubber and the inventory, and asks
-//! [`Custody`] what follows.
+//! The server loop: one thread that receives from `sluiced`, workers, the scrubber and the inventory, and passes each event to
+//! [`Custody`].
 //!
-//! It never waits for anybody but in `epoll_wait`, and makes no driver call but the export of a chunk that is lent. Each
-//! party is heard for a bounded number of messages per turn.
+//! It waits only in `epoll_wait`, and makes no driver call but the export of a chunk that is lent. It receives a bounded number
+//! of messages per turn from each party.
 
 use crate::{
     audit::Audit,

@@ -1,7 +1,7 @@
-//! What the workers of VMs say they have done, added up.
+//! The sum of the usage that the workers of VMs report.
 //!
-//! It is their word, and only shown: it decides nothing. So it is bounded by what a device could do in the worker's life, it
-//! never becomes less, and it stays when the worker is gone.
+//! A report is not verified, so the sum is only shown and decides nothing. It is bounded by the work that a device could do in
+//! the worker's life, it never becomes less, and it stays when the worker is gone.
 
 use crate::{
     custody::Millis,

@@ -1,13 +1,13 @@
 //! The unit's time: a thread that gives and takes permits.
 //!
-//! It hears bells, looks at what workers report, asks the [`Scheduler`] what follows, and writes permits. It makes no driver
-//! call and shares nothing with custody but the loop that tells it who there is, so that neither delays the other.
+//! It waits for eventfds, reads the reports of workers, calls the [`Scheduler`], and writes permits. It makes no driver call
+//! and shares nothing with custody but the loop that tells it which workers exist, so that neither delays the other.
 //!
-//! A report is a worker's word. It can only cost the worker's own VM: whoever says that work waits has turns and pays for
-//! them; whoever says that work is under way pays for that; whoever says neither loses its permit to whoever does. What it
-//! can hide is work that it submits without a permit and says nothing of. The driver slices processes, so such work has at most
-//! what a turn that ended leaves behind has: a part beside the VM whose turn it is. One that says so is ended; what one that does
-//! not uses is seen by the driver, and [`Time::compare`] tells of it.
+//! A report is not verified. It can only cost the worker's own VM: a worker that reports waiting work has turns and pays for
+//! them; one that reports work under way pays for that; one that reports neither loses its permit to one that does. A worker
+//! can hide only work that it submits without a permit and does not report. The driver slices processes, so such work has at
+//! most the share of work that outlasts a turn: a part beside the VM whose turn it is. A worker that reports such work is
+//! ended. If a worker does not report it, the driver's own figures show it, and [`Time::compare`] returns the VM.
 
 use crate::{
     ids::{VmKey, WorkerId},

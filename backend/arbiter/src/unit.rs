@@ -1,7 +1,7 @@
-//! The driver's side: one context, chunks made and mapped, and the stream that scrubs.
+//! The driver's side of the unit: one context, chunks made and mapped, and the stream that scrubs.
 //!
 //! Every chunk is mapped here for as long as it is in custody, so that scrubbing costs no mapping. The addresses are the
-//! arbiter's own; what is in the chunks is never looked at but to see that it is zero.
+//! arbiter's own; it reads the content of chunks only to check that it is zero.
 
 #![expect(unsafe_code, reason = "says which of its own mappings the driver may write")]
 

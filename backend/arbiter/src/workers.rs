@@ -1,7 +1,7 @@
-//! Links to workers: socket, pidfd, custody page, and what is still to be said.
+//! Links to workers: socket, pidfd, custody page, and messages that are still to be sent.
 //!
-//! A worker that does not read its answers is not heard either, and ended when that lasts; what others cause to be said
-//! to it does not pile up.
+//! The arbiter receives nothing from a worker that does not read its answers, and ends it if that lasts; messages to it that
+//! others cause do not pile up.
 
 use crate::{
     custody::Millis,

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "asks the kernel for the groups of a peer")]
 
-//! Who is at the other end of a connection, and what they may do.
+//! The caller at the other end of a connection, and its rights.
 //!
-//! The kernel says who connected: user, group, process, and all groups the process is in. The configuration says what they
-//! may do. Root and the user of this process may do everything: they could anyway.
+//! The kernel reports the caller: user, group, process, and all groups the process is in. The configuration gives its rights.
+//! Root and the user of this process may do everything: they could anyway.
 
 use std::{
     os::fd::{AsRawFd as _, BorrowedFd},

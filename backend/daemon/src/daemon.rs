@@ -1,4 +1,4 @@
-//! `sluiced` itself: everything started, served and ended in order.
+//! `sluiced` itself: it starts, serves and ends everything in order.
 
 use std::{
     cell::{Cell, RefCell},

@@ -1,7 +1,7 @@
-//! Places at which tests have this process killed.
+//! Fault points: places at which tests kill this process.
 //!
-//! With the feature `fault-points`, and only then, a process whose environment says `SLUICE_FAULT=NAME:COUNT` kills itself
-//! when it passes the place of that name for the COUNT-th time, as the kernel would. No product is built with the feature.
+//! With the feature `fault-points`, and only then, a process whose environment has `SLUICE_FAULT=NAME:COUNT` kills itself when
+//! it passes the place of that name for the COUNT-th time, as the kernel would. No product is built with the feature.
 
 /// A place.
 #[cfg(feature = "fault-points")]

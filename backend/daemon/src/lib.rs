@@ -1,8 +1,8 @@
 //! `sluiced`, the one process per host that knows every VM and session.
 //!
-//! It ([`daemon`]) serves the management API ([`api`]), has the launcher start a device for each VM, and answers devices that want a
-//! worker for a session ([`vms::vm`]). It must never parse a guest byte, load a GPU library or sit on the data path: killed, it leaves
-//! devices and workers running.
+//! It ([`daemon`]) serves the management API ([`api`]), has the launcher start a device for each VM, and answers devices that
+//! request a worker for a session ([`vms::vm`]). It must never parse a guest byte, load a GPU library or sit on the data path:
+//! if it is killed, devices and workers keep running.
 //!
 //! Descriptors flow down, requests flow up, on one SEQPACKET socket per authority.
 

@@ -1,4 +1,4 @@
-//! A lock for which operators do not queue behind tenants.
+//! A lock at which operators do not queue behind tenants.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Everything that can be asked of the daemon, and every change that can be made, in one place.
+//! The registry: every query and every change of the daemon's state, in one place.
 //!
-//! A change is checked, noted in the audit log, written down, made, and only then answered; others that change something wait
-//! meanwhile, and those who only look do not. Whoever asks has been told apart by the kernel ([`crate::caller`]); whether
-//! they may is decided here, where it is known what it is about.
+//! A change is checked, noted in the audit log, written down, made, and only then answered; other changes wait meanwhile, and
+//! queries do not. The kernel identifies the caller ([`crate::caller`]); the registry decides whether the caller may do it,
+//! since it knows the object of the request.
 
 use std::{
     cell::{Cell, RefCell},

@@ -1,4 +1,5 @@
-//! The settings of a VM as units, arbiters and the launcher know them: what follows from a [`VmSpec`], and whether it can be.
+//! The settings of a VM as units, arbiters and the launcher know them: derived from a [`VmSpec`], and checked for whether they
+//! are possible.
 
 use std::time::Duration;
 

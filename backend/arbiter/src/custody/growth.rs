@@ -1,14 +1,15 @@
-//! The driver's share: device memory that the drivers of workers take for themselves.
+//! The driver share: device memory that the drivers of workers take for themselves.
 //!
-//! The unit's free memory is kept occupied by clean ballast. A worker asks for a *grow grant* before its driver takes memory:
-//! the grant is charged to the VM, ballast is released for it, and a margin comes with it, so that small growth asks nothing.
-//! Grants of different VMs run side by side. A charge is corrected when the inventory says how much a worker's driver has.
+//! The arbiter keeps the unit's free memory occupied by clean ballast. A worker requests a *grow grant* before its driver takes
+//! memory: the grant is charged to the VM, ballast is released for it, and a margin comes with it, so that small growth needs
+//! no request. Grants of different VMs run side by side. The arbiter corrects a charge when the inventory reports how much a
+//! worker's driver has.
 //!
-//! The size of the ballast follows from the charges alone: chunks + charges + reserve = the unit. So memory that a driver
-//! takes without a charge comes out of the reserve and is never replaced: the reserve cannot be pumped dry and refilled.
+//! The size of the ballast follows from the charges alone: chunks + charges + reserve = the unit. So memory that a driver takes
+//! without a charge comes out of the reserve and is never replaced: the reserve cannot be pumped dry and refilled.
 //!
-//! After a worker's death, drivers of other VMs wait until all that is free was taken again, for it may hold what the dead
-//! one left. How long a VM's deaths may hold up others is bounded by [`turns`].
+//! After a worker's death, drivers of other VMs wait until all free memory is occupied again, for it may hold data of the dead
+//! worker. [`turns`] bounds how long the deaths of one VM's workers may delay other VMs.
 
 mod turns;
 

@@ -1,4 +1,4 @@
-//! Workers that take and never give: what a leak looks like from outside.
+//! The leak detector: workers that take and never give.
 
 use super::{Custody, Life, Millis};
 use crate::ids::WorkerId;

@@ -1,5 +1,5 @@
-//! The driver's next task, and its consequences. One task at a time: the scrubber is the driver's only user
-//! besides exports.
+//! The driver's next task, and its consequences. The driver has one task at a time: besides exports, the scrubber is its only
+//! user.
 
 use super::{Custody, Life, growth::Need};
 use crate::{

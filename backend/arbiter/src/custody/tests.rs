@@ -1,5 +1,6 @@
-//! Any order of messages, deaths and driver results, against a model that knows who can reach which memory and what is in
-//! it. In the model every process that can reach a chunk writes to it at all times, and every driver that may grow does.
+//! Tests over any order of messages, deaths and driver results, against a model that knows which processes can reach which
+//! memory and its content. In the model every process that can reach a chunk writes to it at all times, and every driver that
+//! may grow does.
 
 mod planted;
 

@@ -1,8 +1,8 @@
-//! From the tasks that serve connections to the one thread that knows everything.
+//! The way from the tasks that serve connections to the one thread that holds the daemon's state.
 //!
-//! What the daemon has is of one thread and not locked; a request's handler may be of any. So it sends what is to be done,
-//! and gets what came of it. What was begun is carried through even where the client has gone, and counts as its user's until
-//! then: requests of one user wait for each other ([`super::places`]), those of others do not wait for them.
+//! The state belongs to one thread and is not locked, while a request's handler may run on any. So the handler sends a job and
+//! receives its result. A job that has begun is completed even if its client disconnects, and counts for its user until then:
+//! requests of one user wait for each other ([`super::places`]), those of other users do not wait for them.
 
 use std::{future::Future, pin::Pin, rc::Rc};
 

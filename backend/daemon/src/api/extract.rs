@@ -1,4 +1,4 @@
-//! What handlers take from a request, with errors in the API's own form.
+//! Extractors: the parts of a request that handlers take, with errors in the API's own form.
 
 use std::time::Duration;
 

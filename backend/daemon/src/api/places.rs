@@ -1,9 +1,9 @@
-//! How much of the management API one user may take.
+//! Limits on one user's share of the management API.
 //!
 //! The number of connections and of followers of events is bounded, in all and for each user, and some of them are kept for
-//! operators. A user has a bounded number of requests in flight, those of clients that have disconnected included; the rest
-//! wait in order, and only for that user's own. Changes of a user who is no operator are bounded in time, since each leaves a
-//! line in the audit log and an event.
+//! operators. A user has a bounded number of requests in flight, those of clients that have disconnected included; further
+//! requests wait in order, and only behind that user's own. Changes by a user who is no operator are limited in rate, since
+//! each leaves a line in the audit log and an event.
 
 use std::{
     collections::BTreeMap,

@@ -1,7 +1,7 @@
-//! Connections of the management API: who may connect, and how much a client may take.
+//! Connections of the management API: the right to connect, and the limits of a client.
 //!
-//! A client is bounded in what it sends (a body of 64 KiB), in the time it takes to send a request or to take an answer, and
-//! in the number of its connections. One that is slow or dead holds up nobody but itself.
+//! A client is bounded in the bytes it sends (a body of 64 KiB), in the time it takes to send a request or to take a response,
+//! and in the number of its connections. A slow or dead client delays only itself.
 
 use std::{
     fs, io,

@@ -1,11 +1,11 @@
 #![expect(unsafe_code, reason = "takes over descriptors that whoever started this process passes by number")]
 
-//! Who started this process, where that is a service manager: it is told how this process is, keeps sockets for it, and passes
-//! them to the process that follows when this one is killed.
+//! The service manager (systemd), if one started this process: it receives this process's status, keeps sockets for it, and
+//! passes them to the next process when this one is killed.
 //!
-//! A socket that somebody keeps does not close with this process, so that those at its other end (devices, arbiters, the
-//! launcher) notice nothing, and the next daemon goes on talking to them. That is all that is kept: whom a socket leads to is
-//! in [`crate::records::state::adoption`].
+//! A kept socket does not close with this process, so that the processes at its other end (devices, arbiters, the launcher)
+//! notice nothing, and the next daemon continues the conversation. Nothing else is kept: the peer of each socket is in
+//! [`crate::records::state::adoption`].
 
 use std::{
     cell::RefCell,

@@ -1,7 +1,7 @@
-//! The launcher as `sluiced` sees it: started when needed, asked one thing at a time.
+//! The launcher's client in `sluiced`: it starts the launcher when needed and sends it one request at a time.
 //!
-//! An answer belongs to a request by its order alone. A launcher that does not answer in time, or not sensibly, is
-//! therefore killed, and a new one started with the next request.
+//! An answer belongs to a request by its order alone. So a launcher that does not answer in time, or answers nonsense, is
+//! killed, and a new one is started with the next request.
 
 use std::{
     cell::{Cell, RefCell},

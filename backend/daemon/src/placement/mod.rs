@@ -1,7 +1,7 @@
-//! Where VMs go: requests are answered and plans carried out.
+//! Placement in the daemon: it answers requests for units and carries plans out.
 //!
-//! The registry asks for places; the searches themselves are [`sluice_placement`], which knows no process. Owns the fleet as it is, and
-//! which changes of it are under way. It never speaks to a worker or a device.
+//! The registry calls it; the searches themselves are [`sluice_placement`], which knows no process. It owns the fleet as it is,
+//! and the list of changes that are under way. It never speaks to a worker or a device.
 
 pub(crate) mod placer;
 pub(crate) mod placing;

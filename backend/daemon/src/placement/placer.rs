@@ -1,8 +1,9 @@
-//! Which VM is on which unit: the plan of [`sluice_placement`], and the instances made and unmade for it.
+//! The placer: the plan of [`sluice_placement`], which says which VM is on which unit, and the instances made and unmade for
+//! it.
 //!
-//! Owns the plan. A change of it is written down before anything is made for it, so that a daemon that is killed leaves
-//! nothing behind that the next one does not know; what nobody wrote down is somebody else's and is never touched. It must
-//! never decide where a VM goes: that is the plan's.
+//! It owns the plan. A change of the plan is written down before anything is made for it, so that a daemon that is killed
+//! leaves nothing behind that the next one does not know; an instance without a record is foreign and is never touched. The
+//! placer must never decide where a VM goes: the plan decides that.
 
 use std::{
     cell::{Cell, RefCell},

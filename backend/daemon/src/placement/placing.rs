@@ -1,7 +1,7 @@
-//! Carries placement out: gives VMs the units that the plan has for them, and moves them where that is wanted.
+//! Carries placement out: gives VMs the units that the plan has for them, and moves VMs on request.
 //!
-//! A VM is moved while it has no session: those that begin meanwhile wait for its new unit. What it had on the old one stays
-//! there, is swept, and is nobody's any more.
+//! A VM is moved while it has no session: sessions that begin meanwhile wait for its new unit. Its memory on the old unit stays
+//! there, is swept, and then belongs to no VM.
 
 use std::{
     rc::Rc,

@@ -1,4 +1,4 @@
-//! Takes samples of the load of all VMs, and moves idle VMs where the configuration says so.
+//! Takes samples of the load of all VMs, and moves idle VMs if the configuration allows it.
 
 use std::{
     collections::BTreeMap,

@@ -1,11 +1,11 @@
-//! What has happened, for clients of the management API to follow.
+//! The event log, for clients of the management API to follow.
 //!
-//! A bounded list, kept in a file that outlives the daemon but not the machine: nothing is flushed for it. Who follows it too
-//! slowly, or comes back after too long, or after the machine was started anew, is told that there is a gap. It must never
-//! grow with what guests do, nor wait for who reads it.
+//! A bounded list, kept in a file that outlives the daemon but not the machine: nothing is flushed for it. A follower that is
+//! too slow, returns after too long, or returns after a restart of the machine is told that there is a gap. The log must never
+//! grow with the actions of guests, nor wait for its readers.
 //!
-//! A thread writes the file, so that a slow disk does not hold up the code that notes an event. Readers see an event after it is
-//! written: a number that a reader was told never belongs to another event.
+//! A thread writes the file, so that a slow disk does not delay the code that notes an event. Readers see an event after it is
+//! written: a number that a reader has received never belongs to another event.
 
 use std::{
     borrow::Cow,

@@ -1,7 +1,8 @@
-//! `/metrics`: what is known, in the text form of OpenMetrics, by Prometheus' conventions.
+//! `/metrics`: the known figures, in the text form of OpenMetrics, by Prometheus' conventions.
 //!
-//! A scrape shows what rooms were last told and asks nobody: arbiters report every 500 ms by themselves. Labels are names of
-//! what an administrator made and words of ours; never a process, an address, or anything else that a guest could make many of.
+//! A scrape shows the last reported figures and sends no request: arbiters report every 500 ms by themselves. Labels are names
+//! of objects that an administrator made and words of ours; never a process, an address, or anything else that a guest could
+//! make many of.
 
 use std::{collections::BTreeMap, fmt, fs};
 

@@ -1,7 +1,7 @@
-//! Records: everything that outlives a request, on disk and for those who watch.
+//! Records: all data that outlives a request, on disk and for monitoring.
 //!
-//! The registry and the units write here. Owns the checkpoint, the audit log, the events, the usage and the figures of `/metrics`. It
-//! decides nothing, and nothing waits for its disk unless it asked for that.
+//! The registry and the units write here. It owns the checkpoint, the audit log, the events, the usage and the figures of
+//! `/metrics`. It decides nothing, and no caller waits for its disk without asking for that.
 
 pub(crate) mod journal;
 pub(crate) mod metrics;

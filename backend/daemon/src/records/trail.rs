@@ -1,6 +1,6 @@
-//! The audit log: every change that was asked for, by whom, with what was there before and what is to be there after.
+//! The audit log: every change that was requested, its caller, and the values before and after it.
 //!
-//! A line is on the disk before the change is made; one that fails afterwards gets a second line that says so. Where a line
+//! A line is on the disk before the change is made; a change that fails afterwards gets a second line that says so. If a line
 //! cannot be written the change is not made. The log is a row of files of bounded length: when the first is full the others
 //! move back by one, and the oldest is dropped. A refusal for want of a role or by a limit is noted too, at a bounded rate per
 //! user.

@@ -1,12 +1,12 @@
-//! What was used, for billing: per VM, project and organisation, and on the whole host.
+//! Usage, for billing: per VM, project and organisation, and on the whole host.
 //!
-//! Figures only grow, also across restarts: what clients are told is what has been written down, so that a daemon that is
-//! killed takes nothing back that somebody was told. The figures of a VM are kept under its identity, which no later VM of
-//! the same name has. They outlive the VM; when there are too many of VMs that are gone, the oldest of the organisation
-//! with the most are dropped, and stay in the sums.
+//! Figures only grow, also across restarts: clients receive only figures that are written down, so that a daemon that is killed
+//! takes no reported figure back. The figures of a VM are kept under its identity, which no later VM of the same name has. They
+//! outlive the VM; when there are too many of removed VMs, the oldest of the organisation with the most are dropped, and stay
+//! in the sums.
 //!
-//! The same file says which figures of each arbiter are in the sums already: the next daemon, which adopts the arbiter,
-//! bills what the arbiter counted since then, once.
+//! The same file records which figures of each arbiter are in the sums already: the next daemon, which adopts the arbiter,
+//! bills the arbiter's count since then, once.
 
 use std::{
     cell::{Cell, RefCell},

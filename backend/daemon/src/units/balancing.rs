@@ -1,7 +1,7 @@
-//! What load suggests: which VMs had better be on other units.
+//! Suggestions from load: VMs that had better be on other units.
 //!
-//! Owns the recent history of load, a few numbers per VM, and nothing older. What follows from it is the plan's to say
-//! ([`sluice_placement::rebalance`]); VMs are moved by it only where the configuration says so, and then only those without a
+//! It owns the recent history of load, a few numbers per VM, and nothing older. The plan derives the suggestions
+//! ([`sluice_placement::rebalance`]); VMs are moved by them only if the configuration allows it, and then only VMs without a
 //! session.
 
 use std::{

@@ -1,7 +1,7 @@
-//! Decides what follows for VMs when something happens on a unit.
+//! The handler of unit events: it decides the consequences for VMs when something happens on a unit.
 //!
-//! Rooms report by notices, one after the other; what is decided here is carried out by the rooms. It must never wait for a
-//! process: a notice behind it may be the one that protects a tenant.
+//! The other modules send notices, which are handled one after the other; those modules also carry out its decisions. It must
+//! never wait for a process: a later notice may be the one that protects a tenant.
 
 use std::{
     cell::RefCell,

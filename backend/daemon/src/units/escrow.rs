@@ -1,8 +1,8 @@
-//! What projects and organisations may have of each unit.
+//! Escrows: the shares of projects and organisations in each unit.
 //!
-//! A limit of a project spans units, and each arbiter decides alone: so each is granted an *escrow*, a part of the limit of
-//! its own, and the parts never add up to more than the whole. To move a part, the unit that has it is told of less first;
-//! what it still has lent then can only fall, and only what is beyond both is given to another.
+//! A limit of a project spans units, and each arbiter decides alone: so each is granted an *escrow*, a part of the limit of its
+//! own, and the parts never add up to more than the whole. To move a part, the daemon first tells the unit that has it of the
+//! lower part; the memory it still lends can then only fall, and only the amount beyond both is given to another unit.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
-//! The inventory as `sluiced` sees it: a process that holds the driver's management library, which can hang.
+//! The inventory's client in `sluiced`: the inventory is a process that holds the driver's management library, which can hang.
 //!
-//! Nothing here waits for it without a limit: an inventory that does not answer is killed and started again, and whoever
-//! depends on it is given a socket of the new one. Until then what it would have said is unknown, and nobody guesses.
-//! That holds for changes above all: one whose answer did not come may have happened or not, and only the list of
-//! instances says which.
+//! Nothing here waits for it without a limit: an inventory that does not answer is killed and started again, and each process
+//! that depends on it receives a socket of the new one. Until then its answers are unknown, and nothing here guesses them. That
+//! holds for changes above all: a change whose answer did not come may have happened or not, and only the list of instances
+//! shows which.
 
 use std::{
     cell::{Cell, RefCell},

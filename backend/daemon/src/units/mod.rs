@@ -1,7 +1,7 @@
-//! The units: an arbiter for each whole device or instance, what they report, and what follows from it.
+//! The units: an arbiter for each whole device or instance, its reports, and the consequences.
 //!
-//! The daemon starts them, and placement opens and closes those of instances. Owns the channels to arbiters and inventory, the escrows
-//! of projects and organisations, and the last readings. It never decides who is on a unit.
+//! The daemon starts them, and placement opens and closes those of instances. It owns the channels to arbiters and inventory,
+//! the escrows of projects and organisations, and the last readings. It never decides which VM is on a unit.
 
 pub(crate) mod balancing;
 pub(crate) mod custodian;

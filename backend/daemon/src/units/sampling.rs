@@ -1,7 +1,7 @@
-//! Looks at what every VM has, again and again, for usage and for those who ask.
+//! Periodic samples of the memory and load of every VM, for usage and for other readers.
 //!
-//! Nobody is waited for: what an arbiter said since the last look counts, and it is asked again for the next. A VM without a
-//! session and without memory is not asked about.
+//! Sampling never waits: it uses the arbiter's reports since the last sample, and requests new ones for the next. A VM without
+//! a session and without memory is skipped.
 
 use std::{collections::BTreeMap, rc::Rc, time::Duration};
 

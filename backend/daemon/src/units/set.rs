@@ -1,7 +1,7 @@
-//! The units there are: whole devices, and the instances that placement opens and closes.
+//! The set of units: whole devices, and the instances that placement opens and closes.
 //!
-//! Owns who keeps an arbiter running for each. A number is a unit's for as long as it is here; what a unit is for, and who is
-//! on it, is decided elsewhere.
+//! It owns the task that keeps an arbiter running for each unit. A number belongs to a unit for as long as the unit is in the
+//! set; other modules decide the purpose of a unit and its VMs.
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 

@@ -1,8 +1,8 @@
-//! One placement unit: its arbiter, and what the arbiter is told.
+//! One placement unit: its arbiter, and the messages to the arbiter.
 //!
-//! Owns what each VM may have of the unit, and tells every arbiter of the unit anew: an arbiter that has died took
-//! nothing with it but what it had lent, and the one that follows takes the unit's memory again and sweeps it. The daemon
-//! never decides about memory: it says who there is, and what they may have, and the arbiter decides alone.
+//! It owns the limits of each VM on the unit, and sends them to every new arbiter of the unit: an arbiter that has died took
+//! nothing with it but its loans, and the next one takes the unit's memory again and sweeps it. The daemon never decides about
+//! memory: it reports the VMs and their limits, and the arbiter decides alone.
 
 use std::{
     cell::{Cell, RefCell},

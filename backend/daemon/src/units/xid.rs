@@ -1,7 +1,7 @@
-//! What follows from an error that a GPU reports, by the vendor's catalogue of Xids.
+//! The action for an error that a GPU reports, by the vendor's catalogue of Xids.
 //!
-//! The number drives the action. A unit is taken out of service only for an error that is documented to be about the device: a
-//! number that is not in the catalogue is told of, and not held against every VM of the unit.
+//! The number selects the action. A unit is taken out of service only for an error that is documented to be about the device: a
+//! number that is not in the catalogue is reported, and not held against every VM of the unit.
 
 /// What an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

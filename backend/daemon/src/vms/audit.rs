@@ -1,8 +1,8 @@
-//! Looks for what should not be there: workers without a session, sessions without a worker.
+//! Finds orphans: workers without a session, and sessions without a worker.
 //!
-//! A worker belongs to a session from the moment the launcher says that it runs. A worker that belongs to none for
-//! longer than that message takes is ended; a session that neither gets a worker nor is refused raises an event. The launcher, which
-//! started the workers, says which processes they are: a process is not asked for anything that it could change itself.
+//! A worker belongs to a session from the moment the launcher reports that it runs. A worker that belongs to no session for
+//! longer than that message takes is ended; a session that neither gets a worker nor is refused raises an event. The launcher,
+//! which started the workers, names the processes: the audit uses nothing that a process could change itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

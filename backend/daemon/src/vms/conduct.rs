@@ -1,4 +1,4 @@
-//! When what a VM's workers do is enough to fence it.
+//! The strike counter: the limits at which the misbehaviour of a VM's workers fences the VM.
 
 use std::{
     collections::{BTreeMap, VecDeque},

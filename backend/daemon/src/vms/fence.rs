@@ -1,12 +1,12 @@
-//! The steps by which everything is taken from a VM, and by which it is admitted again.
+//! The steps that take everything from a VM, and that admit it again.
 //!
-//! **Active** → **Fencing** (nothing new is given to it) → **Killed** (its workers are ended) → **Revoked** (what was lent to
-//! it comes back) → **Scrubbed** (what came back is made clean) → **Quarantined** (it waits) → **Active**, in the next epoch.
-//! A VM that cannot be brought through a step in time is quarantined there and then, but not called clean, and what is not
-//! clean is not admitted.
+//! **Active** → **Fencing** (nothing new is given to it) → **Killed** (its workers are ended) → **Revoked** (memory lent to it
+//! comes back) → **Scrubbed** (that memory is made clean) → **Quarantined** (it waits) → **Active**, in the next epoch. A VM
+//! that does not complete a step in time is quarantined at that step, but not called clean, and a VM that is not clean is not
+//! admitted.
 //!
-//! This is a pure function of what is seen: it can be asked again at any step, by this daemon or by the next, and says the
-//! same. Each condition includes those of the steps before it, so that nothing a daemon once saw has to be believed by another.
+//! This is a pure function of the observed state: this daemon or the next can evaluate it again at any step, with the same
+//! result. Each condition includes those of the steps before it, so that no daemon depends on an observation of another.
 
 use serde::{Deserialize, Serialize};
 use sluice_api::v1::{FenceStep, FencedBy};

@@ -1,8 +1,8 @@
 //! Carries out the steps of [`crate::vms::fence`] for one VM.
 //!
-//! What is to be done at a step is done again for as long as the step lasts: nothing is lost with a daemon that is killed, and
-//! nothing harms that is done twice. That nothing is given any more and that workers end waits for no disk: where the VM stands
-//! is written down meanwhile, and the steps behind that, up to the answer, are taken when it is.
+//! The action of a step is repeated for as long as the step lasts: a daemon that is killed loses nothing, and every action may
+//! be done twice without harm. Two things wait for no disk: that nothing more is given, and that workers end. The VM's step is
+//! written down meanwhile, and the later steps, up to the answer, are taken when it is written.
 
 use std::{
     rc::Rc,

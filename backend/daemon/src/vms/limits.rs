@@ -1,7 +1,7 @@
-//! The bounds of what a tenant may set of its own VMs.
+//! The bounds of the settings that a tenant may give its own VMs.
 //!
-//! The registry asks here before it makes or changes a VM for a tenant. Operators are not asked. Owns no state: an operator
-//! sets the limits on an organisation or a project, and [`Limits::default`] holds where none are set.
+//! The registry calls it before it makes or changes a VM for a tenant; operators are exempt. It owns no state: an operator sets
+//! the limits on an organisation or a project, and [`Limits::default`] holds if none are set.
 
 use std::collections::BTreeSet;
 

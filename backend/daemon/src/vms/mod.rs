@@ -1,7 +1,7 @@
 //! The VMs: each one's device, sessions, fence and limits.
 //!
-//! The registry makes and changes VMs; placement says on which units. Owns the tasks that serve their devices. Nothing here decides
-//! about a unit, and nothing here speaks HTTP.
+//! The registry makes and changes VMs; placement chooses their units. It owns the tasks that serve their devices. Nothing here
+//! decides about a unit, and nothing here speaks HTTP.
 
 pub mod vm;
 

@@ -1,7 +1,7 @@
-//! The VMs there are, each with the tasks that serve it.
+//! The set of VMs, each with the tasks that serve it.
 //!
-//! Owns who comes and who goes; what a VM may have is decided elsewhere. A VM that is removed is gone with its processes
-//! when the removal returns, so that its number can be another's.
+//! It adds and removes VMs; other modules decide their limits. When a removal returns, the VM and its processes are gone, so
+//! that its number can be given to another VM.
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 

@@ -1,7 +1,7 @@
 //! One VM: its device and the workers of its sessions.
 //!
-//! Owns who is alive. It must never trust what a device says: a device may have been taken over by its guest, and can
-//! at worst spend its own VM's share of workers. Sessions are counted by processes that run, never by messages.
+//! It owns the list of live processes. It must never trust a message of a device: a device may have been taken over by its
+//! guest, and can at worst spend its own VM's share of workers. Sessions are counted by processes that run, never by messages.
 
 use std::{
     cell::{Cell, RefCell},

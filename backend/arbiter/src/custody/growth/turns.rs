@@ -1,9 +1,9 @@
-//! Fairness between VMs: grants go to the VM whose last one is longest ago, and a VM's deaths hold up others for a bounded
+//! Fairness between VMs: grants go to the VM whose last grant is longest ago, and a VM's deaths delay other VMs for a bounded
 //! part of the time.
 //!
-//! After a death, drivers of other VMs wait for what the dead worker leaves. Each VM has a credit of such time: at most
-//! [`limits::DEATH_MILLISECONDS`], earned at a tenth of the time. A death that finds no credit holds up nobody else; instead
-//! the VM's next sessions wait until it has earned some again.
+//! After a death, drivers of other VMs wait until the memory of the dead worker is occupied again. Each VM has a credit of such
+//! time: at most [`limits::DEATH_MILLISECONDS`], earned at a tenth of the time. A death without credit delays no other VM;
+//! instead the VM's next sessions wait until it has earned some again.
 
 use super::super::Millis;
 use crate::ids::VmKey;

@@ -1,7 +1,8 @@
 //! The processes at the other ends of the sockets that are kept for the next daemon ([`crate::handover::keeper`]).
 //!
-//! Written at every change where somebody keeps sockets, and else never. It need not survive the machine: what it is about does
-//! not either. What it says is believed only as far as the kernel says the same: a process is known by its number and its start.
+//! It is written at every change if a service manager keeps sockets, and otherwise never. It need not survive the machine,
+//! since the processes do not either. An entry counts only if the kernel confirms it: a process is known by its number and its
+//! start.
 
 use std::{
     cell::{Cell, Ref, RefCell},

@@ -1,12 +1,12 @@
-//! A small file that is at any moment one that was written as a whole, whenever its writer is killed or the power fails.
+//! A small file that always has a content that was written as a whole, even if its writer is killed or the power fails.
 //!
-//! The first line is a header: the form of the content and its SHA-256. The content, one JSON document, follows. A new file
-//! is written beside the old one and flushed; the old one is renamed to be the previous, the new one to be the current, and
-//! the directory is flushed. Only then is it said to be there. A reader takes the current one; where there is none, a writer
-//! was killed between the two renames, and the previous is what was last said to be there.
+//! The first line is a header: the form of the content and its SHA-256. The content, one JSON document, follows. A new file is
+//! written beside the old one and flushed; the old one is renamed to be the previous, the new one to be the current, and the
+//! directory is flushed. Only then is the write reported as done. A reader takes the current one; if there is none, a writer
+//! was killed between the two renames, and the previous is the last one that was reported.
 //!
-//! A disk may take seconds, or for ever: who must not wait as long writes by [`off_thread`]. Who has a file written sees to it
-//! that one thread does at a time.
+//! A disk may take seconds, or for ever: a caller that must not wait as long writes by [`off_thread`]. The caller ensures that
+//! one thread at a time writes a file.
 
 use std::{
     fs::{self, File, OpenOptions},

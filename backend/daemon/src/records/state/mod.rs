@@ -1,8 +1,8 @@
-//! What must outlive the daemon.
+//! State that must outlive the daemon.
 //!
-//! [`mod@file`] is how something is kept: versioned, checksummed, whole or not at all. [`checkpoint`] is what is kept: fences,
-//! quarantines, arbiters, and the [`objects`] that clients of the management API have made.
-//! [`adoption`] is about processes, which outlive the daemon but not the machine.
+//! [`mod@file`] is the way to keep it: versioned, checksummed, whole or not at all. [`checkpoint`] is its content: fences,
+//! quarantines, arbiters, and the [`objects`] that clients of the management API have made. [`adoption`] is about processes,
+//! which outlive the daemon but not the machine.
 
 pub(crate) mod adoption;
 pub(crate) mod checkpoint;

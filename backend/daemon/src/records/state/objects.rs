@@ -1,6 +1,6 @@
-//! What clients of the management API have made: VMs, organisations, projects, sizes.
+//! The objects that clients of the management API have made: VMs, organisations, projects, sizes.
 //!
-//! The form in which they are kept, which is not the form in which clients see them: that one has a version of its own.
+//! This is their form on disk. The form that clients see is another one, with a version of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
