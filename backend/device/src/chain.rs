@@ -1,4 +1,4 @@
-//! Descriptor chains: one private copy of the command, and the place its answer goes to.
+//! Descriptor chains: one private copy of the command, and the place for its answer.
 
 use sluice_protocol::{gpu, limits};
 use virtio_queue::{DescriptorChain, desc::split::Descriptor};

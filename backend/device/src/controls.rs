@@ -1,7 +1,7 @@
-//! Sessions of a driver without contexts: the control resources that are open, and what makes other resources theirs.
+//! Sessions of a driver without contexts: the open control resources, and the mark that ties other resources to them.
 //!
-//! The guest's kernel tells which resource is transferred, and so whose doorbell it is. It does not tell who made a
-//! resource: that the first page of one carries a session's nonce does.
+//! The guest's kernel reports which resource is transferred, and so whose doorbell it is. It does not report who made a
+//! resource: the session's nonce in the resource's first page shows that.
 
 use sluice_protocol::session::Nonce;
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
-//! What the commands mean: resources, contexts, sessions and waiters put together. One device per connection.
+//! The device model: it carries out commands with resources, contexts, sessions and waiters. One device per connection.
 //!
-//! Everything happens on one thread, in short steps that never wait. Answers are collected and given to the queue by
-//! the caller, so this module does not know whether the queue is a VM's, a process' or a test's.
+//! Everything happens on one thread, in short steps that never wait. Answers are collected, and the caller gives them to the
+//! queue, so this module does not know whether the queue belongs to a VM, a process or a test.
 
 use crate::{
     chain::{ANSWER_BYTES, Copied, Place},

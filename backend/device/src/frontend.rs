@@ -1,7 +1,7 @@
-//! One front-end: what its messages set, and the thread that serves its queues.
+//! One front-end: the state that its messages set, and the thread that serves its queues.
 //!
-//! New guest memory is checked before anything else knows of it. Queues have no memory of their own, so a front-end that
-//! replaces its memory, or is refused with it, never has this process touch a page that was not checked.
+//! New guest memory is checked before any other module knows of it. Queues have no memory of their own, so a front-end that
+//! replaces its memory, or is refused with it, never makes this process touch a page that was not checked.
 
 use crate::{
     endpoint::{Endpoint, QUEUE_SLOTS, QUEUES},

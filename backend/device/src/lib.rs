@@ -1,17 +1,17 @@
 //! The vhost-user virtio-gpu endpoint of one VM.
 //!
-//! It owns the connection to the VMM, the map of guest RAM, the virtio-gpu resources and contexts of the guest, and for
-//! each guest process with a session the control socket, the doorbell and the life of one worker. It knows nothing of
-//! CUDA and never reads what passes between shim and worker.
+//! It owns the connection to the VMM, the map of guest RAM, the virtio-gpu resources and contexts of the guest, and for each
+//! guest process with a session the control socket, the doorbell and the life of one worker. It knows nothing of CUDA and never
+//! reads the data that passes between shim and worker.
 //!
-//! It must never die and never stop draining its queue, because a stock VMM cannot reconnect and a guest process that
-//! waits for a full queue cannot even be killed: nothing here waits for a worker or for `sluiced`, whatever a guest or
-//! a worker sends is a value and not a panic, and a panic that happens all the same ends one session.
+//! It must never die and never stop draining its queue, because a stock VMM cannot reconnect and a guest process that waits for
+//! a full queue cannot even be killed. So nothing here waits for a worker or for `sluiced`, input of a guest or a worker is a
+//! value and never a panic, and a panic that happens all the same ends one session.
 //!
-//! A command travels [`frontend`] (vhost-user) → [`endpoint`] (the queues) → [`chain`] (one private copy) → [`device`] (what it means, with
-//! [`resources`], [`contexts`] or [`controls`], and [`sessions`]) and its answer back, at once or through [`waiters`] when there is
-//! something to wait for. [`workers`] speaks to workers, [`link`] to `sluiced`, [`poller`] is the one place where
-//! anything is waited for.
+//! A command travels [`frontend`] (vhost-user) → [`endpoint`] (the queues) → [`chain`] (one private copy) → [`device`] (its
+//! meaning, with [`resources`], [`contexts`] or [`controls`], and [`sessions`]) and its answer back, at once or through
+//! [`waiters`] if the command has to wait. [`workers`] speaks to workers, [`link`] to `sluiced`; [`poller`] is the one place
+//! that waits.
 
 #![warn(
     clippy::indexing_slicing,

@@ -1,15 +1,15 @@
-//! The way to `sluiced`: requests for workers go up, workers come down.
+//! The link to `sluiced`: requests for workers go up, workers come down.
 //!
-//! One socket per process, one thread for it, however many connections there are. Devices only ever put something in a
-//! queue here, so `sluiced` may be slow, stopped or gone without anybody noticing on the data path. The thread also
-//! buries: workers whose device is gone, or which came too late, are killed and waited for here, so that `sluiced`
-//! learns of the end of every worker it has sent.
+//! One socket per process, one thread for it, however many connections there are. Devices only ever put messages in a queue
+//! here, so `sluiced` may be slow, stopped or gone without an effect on the data path. The thread also reaps workers: those
+//! whose device is gone, or which came too late, are killed and waited for here, so that `sluiced` learns of the end of every
+//! worker it has sent.
 //!
-//! A session counts until `sluiced` has answered, also where its device has gone meanwhile: otherwise whoever comes and goes
-//! would have more asked of `sluiced` than a device may, which ends the link of all of them.
+//! A session counts until `sluiced` has answered, even if its device has gone meanwhile: otherwise clients that come and go
+//! could make this process request more of `sluiced` than a device may, which ends the link of all of them.
 //!
-//! What a process had is free when it has exited, so a worker is asked for only when those of the sessions that were
-//! over by then are gone, and with them what they had been lent.
+//! The resources of a process are free when it has exited, so a worker is requested only when the workers of the sessions that
+//! were over by then are gone, and with them the memory they had been lent.
 
 use crate::{
     users::{Kind, Share, Taken},

@@ -1,7 +1,7 @@
-//! The memory table: which guest-physical pages exist, in which file they lie, and which of them a resource owns.
+//! The memory table: the guest-physical pages, the files in which they lie, and the resource that owns each of them.
 //!
-//! A page belongs to one resource at most. So the sum of all page lists is bounded by guest RAM, and a page never goes
-//! back to the guest while another resource still lends it to a worker.
+//! A page belongs to one resource at most. So the sum of all page lists is bounded by guest RAM, and a page never goes back to
+//! the guest while another resource still lends it to a worker.
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use sluice_protocol::{gpu::PAGE, limits};

@@ -1,5 +1,5 @@
-//! The device's few words in a control resource: the state that tells a guest its worker is lost, and attach-table
-//! entries that the device refuses itself. And the nonce in the first page of any.
+//! The device's few words in a control resource: the state that tells a guest that its worker is lost, and attach-table entries
+//! that the device refuses itself. It also reads the nonce in the first page of any resource.
 
 use crate::memory::Run;
 use core::sync::atomic::Ordering;

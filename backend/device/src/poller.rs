@@ -1,7 +1,7 @@
-//! The one place where the device waits: an epoll of worker sockets, pidfds, wake eventfds and one timer.
+//! The poller, the one place where the device waits: an epoll of worker sockets, pidfds, wake eventfds and one timer.
 //!
-//! It is itself an epoll descriptor inside the loop of a connection ([`crate::frontend`]), which so delivers queue kicks
-//! and everything else on one thread.
+//! It is itself an epoll descriptor inside the loop of a connection ([`crate::frontend`]), which so delivers queue kicks and
+//! everything else on one thread.
 
 use rustix::{
     event::{EventfdFlags, epoll, eventfd},

@@ -1,8 +1,8 @@
-//! A vhost-user connection that somebody else has made.
+//! A relay for a vhost-user connection that another process has made.
 //!
-//! By the conventions for back-end programs a manager may start one with a socket that is connected already. The
-//! vhost-user library only takes connections from a listener, so such a socket is joined to a listener of our own by two
-//! threads that pass messages and descriptors on. Queue kicks do not travel here, so it costs nothing that is noticed.
+//! By the conventions for back-end programs a manager may start one with a socket that is connected already. The vhost-user
+//! library only takes connections from a listener, so two threads join such a socket to a listener of our own and pass messages
+//! and descriptors on. Queue kicks do not travel here, so it costs nothing that is noticed.
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},

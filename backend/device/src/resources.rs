@@ -1,4 +1,4 @@
-//! The resource table: guest memory objects, the contexts that may use them, and what is withheld until no worker
+//! The resource table: guest memory objects, the contexts that may use them, and the answers that are withheld until no worker
 //! has their pages.
 
 use crate::{

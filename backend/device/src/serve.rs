@@ -1,4 +1,4 @@
-//! Connections: one for a VMM, any number one after the other and at once for processes.
+//! Connections: one for a VMM; for processes any number, one after the other and at once.
 
 use crate::{
     device::Device,

@@ -1,8 +1,8 @@
-//! Sessions: what the device knows of one guest process that uses CUDA.
+//! Sessions: the device's state of one guest process that uses CUDA.
 //!
-//! A session waits for a worker, has one, has one that dies, or has lost it. Its attachments are the resources its
-//! worker maps, entry by entry; an entry is occupied from the moment the worker is asked to map until it says that it
-//! has unmapped or is gone.
+//! A session waits for a worker, has one, has one that dies, or has lost it. Its attachments are the resources that its worker
+//! maps, entry by entry; an entry is occupied from the moment the worker is requested to map until it reports that it has
+//! unmapped or is gone.
 
 use crate::{page::ControlPages, workers::Worker};
 use sluice_protocol::limits;

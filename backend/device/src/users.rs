@@ -1,7 +1,7 @@
-//! What the programs of one user have of a device that serves programs.
+//! Shares of one user's programs in a device that serves programs.
 //!
-//! Programs that connect to a device share its sessions, its connections and its host memory. Each user has a share of them, so that
-//! nothing that one user's programs do takes what another user's need. The user is the one that the kernel names of a
+//! Programs that connect to a device share its sessions, its connections and its host memory. Each user has a share of them, so
+//! that the programs of one user never take the part of another user. The user is the one that the kernel reports for a
 //! connection's other end; programs of different containers that are the same user of the host have one share together.
 
 use core::sync::atomic::{AtomicU64, Ordering};

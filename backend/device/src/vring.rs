@@ -1,11 +1,11 @@
-//! Queues as this device uses them: nothing the front-end does to its descriptors keeps a thread of ours.
+//! Queues as this device uses them: no action of the front-end on its descriptors blocks a thread of ours.
 //!
-//! Kick and call are the front-end's open files. One that is a hostile process can have a read or a write of them wait for
-//! ever, flags or not: by taking a kick before we do, by filling a call. So a kick is read without waiting, and a call
-//! is written only while there is room; should the front-end fill it just then, [`release`] empties it again.
+//! Kick and call are the front-end's open files. A hostile process can make a read or a write of them wait for ever, flags or
+//! not: by taking a kick before we do, by filling a call. So a kick is read without waiting, and a call is written only while
+//! there is room; should the front-end fill it just then, [`release`] empties it again.
 //!
-//! A front-end that is a process hands over the reading end of a pipe for errors, of which it keeps the other: the kernel
-//! hangs it up while the process exits, so that [`left`] knows who has gone before anybody had the time to say so.
+//! A front-end that is a process hands over the reading end of a pipe for errors, and keeps the other end: the kernel hangs it
+//! up while the process exits, so that [`left`] finds at once who has gone.
 
 use crate::memory::Memory;
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Withheld answers that are the sleep of guest threads: bounded per session and per device, oldest first out, and
-//! answered after a bounded time even when nothing happened, for each one holds a slot of the guest's queue.
+//! Withheld answers, in which guest threads sleep: bounded per session and per device, oldest first out, and answered after a
+//! bounded time even if nothing happened, for each one holds a slot of the guest's queue.
 
 use crate::chain::Place;
 use sluice_protocol::{gpu, limits};

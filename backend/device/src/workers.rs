@@ -1,4 +1,4 @@
-//! A worker as the device sees it: a socket, a pidfd, a pipe and an eventfd. What comes from it is hostile.
+//! A worker as the device sees it: a socket, a pidfd, a pipe and an eventfd. Its messages are hostile.
 
 use crate::{
     memory::Piece,

@@ -1,7 +1,7 @@
-//! The calls that are made, one method each.
+//! The driver calls that the backend makes, one method each.
 //!
-//! Handles come from this driver and are forgotten before they are destroyed (the session's tables see to it); addresses
-//! come as [`Device`] and [`Host`] ranges, which are made where addresses are checked. The driver checks the rest.
+//! Handles come from this driver and are forgotten before they are destroyed (the session's tables ensure it); addresses come
+//! as [`Device`] and [`Host`] ranges, which are made where addresses are checked. The driver checks the rest.
 
 #![expect(unsafe_code, reason = "calls the driver's C functions")]
 #![expect(clippy::missing_errors_doc, reason = "every method fails with the driver's own code")]

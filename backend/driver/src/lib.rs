@@ -1,6 +1,6 @@
 //! The driver: one library, loaded by absolute path, one table of optional entry points.
 //!
-//! The only room from which worker and arbiter call the driver ([`Driver`]'s methods, one per call). An entry point that the
+//! Worker and arbiter call the driver only through this crate ([`Driver`]'s methods, one per call). An entry point that the
 //! library does not have answers `CUDA_ERROR_NOT_SUPPORTED`; nothing here panics because a driver is older than our table.
 
 #![expect(unsafe_code, reason = "loads a C library and takes its entry points at their declared signatures")]

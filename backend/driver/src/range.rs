@@ -1,7 +1,7 @@
 //! Ranges of memory that driver calls may touch.
 //!
-//! A wrong one makes the driver read or write whatever lies there, this process's own memory included. So they are made
-//! where addresses are checked, and nowhere else.
+//! A wrong range makes the driver read or write other memory, this process's own included. So ranges are made where addresses
+//! are checked, and nowhere else.
 
 #![expect(unsafe_code, reason = "declares what whoever makes a range has to know")]
 

@@ -1,8 +1,8 @@
 //! The threads that change instances, one per device.
 //!
-//! A driver takes its time over that, while it clears memory and restarts engines. So questions are answered by another
-//! thread meanwhile: what a dead worker had is waited for, and must not wait for this. On a device there is one change at a
-//! time, in the order in which they were asked for; devices do not wait for each other.
+//! A driver takes its time over a change, while it clears memory and restarts engines. So another thread answers questions
+//! meanwhile: the arbiters wait for the memory of dead workers, and must not wait for a change. On a device there is one change
+//! at a time, in the order of the requests; devices do not wait for each other.
 
 use crate::nvml::{Meant, Nvml};
 use sluice_cuda_abi::nvml::{Result as Answered, Status};

@@ -1,14 +1,14 @@
-//! `sluice-inventory`: what the driver's management library (NVML) knows, for `sluiced` and the arbiters.
+//! `sluice-inventory`: the knowledge of the driver's management library (NVML), for `sluiced` and the arbiters.
 //!
-//! It holds the library so that nobody else has to: NVML can hang for minutes, or for good, when a GPU misbehaves. So
-//! nothing may wait for this process without a limit; `sluiced` kills it when it does not answer and starts another.
-//! It keeps no state that would be missed: every answer is asked of the library when it is needed, and a process is
-//! called gone only after the driver has just said so.
+//! It holds the library so that no other process has to: NVML can hang for minutes, or for good, when a GPU misbehaves. So
+//! nothing may wait for this process without a limit; `sluiced` kills it when it does not answer and starts another. It keeps
+//! no state that would be missed: it asks the library for every answer when it is needed, and reports a process as gone only
+//! after the driver has just reported so.
 //!
 //! From the outside in: [`mod@serve`] answers on sockets, [`changes`] makes and unmakes instances and [`xid`] waits for errors
-//! of devices, on threads of their own, and [`nvml`] is the library. It never starts a program, opens no network, and
-//! sees nothing that a guest wrote. Which instance is to go is decided by `sluiced`; here only one that is exactly as
-//! `sluiced` describes it is unmade.
+//! of devices, on threads of their own, and [`nvml`] is the library. It never starts a program, opens no network, and sees no
+//! data that a guest wrote. `sluiced` decides which instance is to go; this process unmakes it only if it is exactly as
+//! `sluiced` describes it.
 
 mod changes;
 mod nvml;

@@ -1,9 +1,9 @@
-//! The management library: loaded by absolute path, asked through the bindings of its own header.
+//! The management library: loaded by absolute path, called through the bindings of its own header.
 //!
-//! The bindings are `nvml-wrapper-sys`; its companion `nvml-wrapper` is not used here, for it has no way to make
-//! instances, lists their places wrongly (always none), gives up on a process list that grows meanwhile, and hides the
-//! library's codes, which `sluiced` is to see. An entry point that the library does not have answers
-//! `NVML_ERROR_FUNCTION_NOT_FOUND`; newer forms of a call are tried before older ones.
+//! The bindings are `nvml-wrapper-sys`; its companion `nvml-wrapper` is not used here, for it has no way to make instances,
+//! lists their places wrongly (always none), gives up on a process list that grows meanwhile, and hides the library's codes,
+//! which `sluiced` needs. An entry point that the library does not have answers `NVML_ERROR_FUNCTION_NOT_FOUND`; newer forms of
+//! a call are tried before older ones.
 
 #![expect(
     unsafe_code,

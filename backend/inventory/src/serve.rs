@@ -1,7 +1,7 @@
-//! Answering: one request at a time, in the order in which sockets become readable.
+//! The server loop: one request at a time, in the order in which sockets become readable.
 //!
-//! Nothing here waits for a peer. A client whose socket is full, closed or brings something that is no request is
-//! forgotten; `sluiced` gives it a new socket. Only `sluiced` may bring clients, and when it is gone, so is this process.
+//! Nothing here waits for a peer. A client whose socket is full or closed, or that sends an invalid request, is forgotten;
+//! `sluiced` gives it a new socket. Only `sluiced` may bring clients, and when it is gone, this process ends.
 
 use crate::{
     changes::Changes,

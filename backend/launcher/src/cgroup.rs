@@ -1,4 +1,4 @@
-//! A cgroup v2 group for each worker, where the operator has delegated a directory.
+//! A cgroup v2 group for each worker, if the operator has delegated a directory.
 //!
 //! A process that has left its process group, or has forked in spite of its filter, is still in its cgroup: writing
 //! `cgroup.kill` ends all of it. Without a delegated directory a worker is ended by its pidfd alone.

@@ -1,18 +1,18 @@
 //! The launcher: the one process that forks.
 //!
-//! It owns what it takes to start devices, workers, arbiters and the inventory (privilege, paths, user ids, cgroups), all from its own command
-//! line, and waits for every process it started. It must never parse anything but fixed-size messages, nor take a path,
-//! a user, a VM or a unit from one; a message it does not understand is answered with an error and nothing else happens.
+//! It owns the means to start devices, workers, arbiters and the inventory (privilege, paths, user ids, cgroups), all from its
+//! own command line, and waits for every process it started. It must never parse anything but fixed-size messages, nor take a
+//! path, a user, a VM or a unit from one; a message it does not understand is answered with an error and has no other effect.
 //!
-//! One thread, one epoll set: the control socket to `sluiced`, a pidfd and a log ([`sluice_runtime::child_log`]) per child, and under a
-//! supervisor a lifeline.
+//! One thread, one epoll set: the control socket to `sluiced`, a pidfd and a log ([`sluice_runtime::child_log`]) per child, and
+//! under a supervisor a lifeline.
 //!
-//! **When the launcher dies.** Devices and workers are to outlive it and `sluiced`, so that both can be restarted under a
-//! running VM: children carry no parent-death signal, since that signal fires exactly when re-adoption would be needed.
-//! Their nets are others: a worker ends when its control socket to the device closes. The launcher that follows is told which
-//! workers go on: it gives neither their users nor their groups away, and ends what else it finds in its groups. Under a supervisor (`sluice run`,
-//! `sluice host`) there is nothing to re-adopt and everything has to be gone with it: there, and only there, children do
-//! carry the signal, and the launcher outlives a killed `sluiced` until the supervisor's end closes the lifeline.
+//! **When the launcher dies.** Devices and workers must outlive it and `sluiced`, so that both can be restarted under a running
+//! VM: children carry no parent-death signal, since that signal fires exactly when re-adoption would be needed. They have other
+//! safety nets: a worker ends when its control socket to the device closes. The next launcher is told which workers go on: it
+//! reuses neither their users nor their groups, and ends any other process that it finds in its groups. Under a supervisor
+//! (`sluice run`, `sluice host`) there is nothing to re-adopt and everything has to be gone with it: there, and only there,
+//! children do carry the signal, and the launcher outlives a killed `sluiced` until the supervisor's end closes the lifeline.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

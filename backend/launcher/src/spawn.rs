@@ -1,10 +1,11 @@
 #![expect(unsafe_code, reason = "what a new process does between fork and exec, in its own copy of this one")]
 
-//! Starting one program with nothing but what it is meant to have.
+//! The start of one program with only the resources it is meant to have.
 //!
 //! A child gets the descriptors it is given, at [`FIRST`] and up, and a pipe of its own as standard error, so that no open file
-//! is shared with another process; a fixed environment; a process group of its own; no way to gain privileges and of root's only those its program needs, no core dumps, a bound on descriptors. It must never get anything else of the
-//! launcher's: every other descriptor closes at exec, whatever its flags were.
+//! is shared with another process; a fixed environment; a process group of its own; no way to gain privileges and of root's
+//! only those that its program needs; no core dumps; a bound on descriptors. It must never get anything else of the launcher's:
+//! every other descriptor closes at exec, whatever its flags were.
 
 use std::{
     ffi::OsString,

@@ -1,7 +1,8 @@
 //! One end of a socket between two backend processes.
 //!
-//! Every process uses [`receive`], so the rules for a message stand here once: it has one size, carries its own number of descriptors, and
-//! the first one is of our version. Callers are blocking threads, threads behind `epoll` or `poll`, and `sluiced`'s event loop.
+//! Every process uses [`receive`], so the rules for a message are written once: it has one size, carries its own number of
+//! descriptors, and the first one is of our version. Callers are blocking threads, threads behind `epoll` or `poll`, and
+//! `sluiced`'s event loop.
 
 use crate::control::{BYTES, SETUP_BYTES, VersionError, codec, same_version};
 use core::{fmt, marker::PhantomData};

@@ -1,9 +1,9 @@
 //! Messages between backend processes.
 //!
-//! Every socket between two processes is a Unix SEQPACKET socket for one authority; descriptors flow down, requests flow
-//! up. Messages are fixed-size: 64 bytes, a type word and scalars, with a fixed number of descriptors each. What comes up
-//! from a worker or a device is hostile (either may have been taken over by a guest), so nothing in it has a length.
-//! The one variable message, [`WorkerSetup`], goes down only.
+//! Every socket between two processes is a Unix SEQPACKET socket for one authority; descriptors flow down, requests flow up.
+//! Messages are fixed-size: 64 bytes, a type word and scalars, with a fixed number of descriptors each. A message from a worker
+//! or a device is hostile (either may have been taken over by a guest), so nothing in it has a length. The one variable
+//! message, [`WorkerSetup`], goes down only.
 
 use crate::inventory::{Instance, Name, Places, Profile, Recovery, Switch, Visible};
 use sluice_protocol::field::{Field, FieldError, Reader, Writer};

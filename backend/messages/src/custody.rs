@@ -1,14 +1,13 @@
-//! Custody: how device memory is lent to workers.
+//! Custody: the protocol by which device memory is lent to workers.
 //!
-//! The arbiter of a placement unit owns all memory of the unit in *chunks* and lends them to workers as descriptors. A
-//! worker says [`Request`]s on a socket of its own and gets [`Answer`]s; each lending is a *lease* with a number that is
-//! never used again. What the arbiter grants a VM stands in the *custody page*, one per worker, which the worker can only
-//! read.
+//! The arbiter of a placement unit owns all memory of the unit in *chunks* and lends them to workers as descriptors. A worker
+//! sends [`Request`]s on a socket of its own and gets [`Answer`]s; each lending is a *lease* with a number that is never used
+//! again. The arbiter's grants to a VM stand in the *custody page*, one per worker, which the worker can only read.
 //!
-//! A request that carries a `serial` is answered by a message that carries it too. A worker that breaks the protocol is
-//! ended. What a worker does with the unit's time it says in the *report page*, which only it writes and its arbiter reads, and
-//! by a *bell*. Nothing a worker says is believed about memory: a lease is over for the VM's quota when the worker gives it
-//! back, and its memory serves another VM only when every process that ever imported it is gone.
+//! A request that carries a `serial` is answered by a message that carries it too. A worker that breaks the protocol is ended.
+//! A worker reports its use of the unit's time in the *report page*, which only it writes and its arbiter reads, and signals
+//! the arbiter by an eventfd, the *bell*. The arbiter trusts no report about memory: a lease is over for the VM's quota when
+//! the worker gives it back, and its memory serves another VM only when every process that ever imported it is gone.
 
 use crate::control::messages;
 use core::sync::atomic::Ordering;

@@ -1,8 +1,8 @@
-//! What the inventory tells of devices and their instances: the values in its messages.
+//! The values in the inventory's messages, which describe devices and their instances.
 //!
 //! A GPU is divided along an axis of memory slices into *GPU instances*, and each of those into compute instances, of which
-//! Sluice makes one that is all of it. Profiles, places and names are the driver's, told as it tells them: nothing here
-//! knows a GPU by its model.
+//! Sluice makes one that is all of it. Profiles, places and names are the driver's, passed on unchanged: nothing here knows a
+//! GPU by its model.
 
 use sluice_protocol::field::{Field, FieldError, Reader, Writer};
 

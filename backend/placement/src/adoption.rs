@@ -1,8 +1,8 @@
-//! After a restart: which of the instances that exist are ours.
+//! Adoption after a restart: which of the existing instances are ours.
 //!
-//! An instance is ours if a record names it: same GPU, same numbers, same profile, position and UUID. UUIDs
-//! and numbers can come back after a destroy and a create, so neither alone proves anything. What nobody recorded is
-//! foreign, and is never touched.
+//! An instance is ours if a record names it: same GPU, same numbers, same profile, position and UUID. UUIDs and numbers can
+//! come back after a destroy and a create, so neither alone proves anything. An instance without a record is foreign, and is
+//! never touched.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What would still fit, and how much of the room is wasted by how it is divided.
+//! Capacity: the number of VMs that would still fit, and the share of the room that is lost to fragmentation.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -1,14 +1,14 @@
-//! How many sets of instances could still be added to a GPU: the measure that placement minimises the loss of.
+//! The number of sets of instances that could still be added to a GPU: placement minimises the loss of this number.
 //!
-//! Count a set as the list of its instances from left to right. Stand at a slice: either no instance starts here, and one
-//! goes on at the next slice; or one of the shapes starts here, and one goes on behind its end. So
+//! Count a set as the list of its instances from left to right. Stand at a slice: either no instance starts here, and one goes
+//! on at the next slice; or one of the shapes starts here, and one goes on behind its end. So
 //!
 //! ```text
 //! f(slice, compute) = f(slice + 1, compute) + Σ f(slice + size, compute - c)   over shapes that start here and are free
 //! ```
 //!
-//! counts every set exactly once, in at most slices × compute × shapes additions, whatever the geometry. No search is
-//! involved. For axes as short as real ones the answers for all occupations are computed once and looked up.
+//! counts every set exactly once, in at most slices × compute × shapes additions, whatever the geometry. No search is involved.
+//! For axes as short as real ones the answers for all occupations are computed once and looked up.
 
 use crate::axis::Placement;
 

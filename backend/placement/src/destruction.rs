@@ -1,11 +1,11 @@
-//! The end of a MIG instance: first its compute instance, then the GPU instance, patiently, and not for ever.
+//! The end of a MIG instance: first its compute instance, then the GPU instance, with retries up to a limit.
 //!
-//! The driver refuses while anybody holds a handle, monitors included, and counts its own scrubber as a holder: `IN_USE`
-//! is common and passes. So each call is tried again after 50 ms, then after twice as long each time up to 1.6 s, and after
-//! 10 s the instance is quarantined: it stays where it is, keeps its slices, and is tried again once per audit.
+//! The driver refuses while any process holds a handle, monitors included, and counts its own scrubber as a holder: `IN_USE` is
+//! common and passes. So each call is tried again after 50 ms, then after twice as long each time up to 1.6 s, and after 10 s
+//! the instance is quarantined: it stays in place, keeps its slices, and is tried again once per audit.
 //!
-//! A state machine without a clock. Its caller asks [`Destruction::next`] what to do at a time, does it, and tells
-//! [`Destruction::answer`] how it went. Times are those of any clock that only goes forward.
+//! A state machine without a clock. Its caller gets the next action of a given time from [`Destruction::next`], does it, and
+//! passes the result to [`Destruction::answer`]. Times are those of any clock that only goes forward.
 
 use std::time::Duration;
 

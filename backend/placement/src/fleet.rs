@@ -1,7 +1,7 @@
-//! The plan: GPUs, their units, and which VM lives in which. One writer, no I/O.
+//! The plan: GPUs, their units, and the VMs in each unit. One writer, no I/O.
 //!
 //! A **unit** is a whole GPU or one MIG instance. Slices belong to a unit from its reservation until its instance is known to
-//! be gone, so that nothing can be planned on top of what is being made or destroyed:
+//! be gone, so that nothing can be planned on top of an instance that is being made or destroyed:
 //!
 //! ```text
 //!           decide, then reserve      created             proven_clean
@@ -12,7 +12,8 @@
 //!    └──────────────────────────────────────────────────────────────── Closing ──▶ quarantined, tried again by audits
 //! ```
 //!
-//! What others put on a GPU is **foreign**: it occupies slices here and is never the subject of any decision.
+//! An instance that another party put on a GPU is **foreign**: it occupies slices here and is never the subject of any
+//! decision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! What a GPU can be divided into, as its driver reports it, and what is left of it in a given state.
+//! The geometry of a GPU: its possible divisions, as its driver reports them, and the remainder in a given state.
 //!
-//! Nothing here knows a GPU model: slices, profiles and positions are values that NVML gave, and a geometry that
-//! contradicts itself is refused ([`GeometryError`]) rather than interpreted. Sizes are bounded, so that a driver that
-//! answers nonsense costs neither memory nor time.
+//! Nothing here knows a GPU model: slices, profiles and positions are values that NVML gave, and a geometry that contradicts
+//! itself is refused ([`GeometryError`]) rather than interpreted. Sizes are bounded, so that a driver that answers nonsense
+//! costs neither memory nor time.
 
 pub use crate::axis::Placement;
 use crate::configurations::{Configurations, Shape};

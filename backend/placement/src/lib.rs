@@ -1,8 +1,8 @@
-//! Where VMs go: which GPU, whole or in MIG instances, at which position, beside whom.
+//! Placement of VMs: the GPU, whole or in MIG instances, the position, and the neighbours.
 //!
-//! Pure logic. Plain values come in (what the driver reports, what VMs ask for, how loaded things are), decisions and
-//! suggestions go out. There is no I/O, no clock, no thread and no table of GPU models; equal inputs give equal
-//! answers. Whoever uses it reads the driver, carries decisions out, and keeps [`Record`]s over a restart.
+//! Pure logic. Plain values come in (the driver's report, the requests of VMs, the load), decisions and suggestions go out.
+//! There is no I/O, no clock, no thread and no table of GPU models; equal inputs give equal answers. Its caller reads the
+//! driver, carries decisions out, and keeps [`Record`]s over a restart.
 //!
 //! # The problem
 //!
@@ -22,8 +22,9 @@
 //!
 //! # The rule
 //!
-//! N(state) is the number of sets of instances that could still be added ([`Geometry::remaining`]; 723 for an empty H200). An instance goes where N falls least; of equals to the higher start, then to the lower GPU. The same rule chooses
-//! among GPUs: one that is nearly full has little to lose, so GPUs are filled before others are opened.
+//! N(state) is the number of sets of instances that could still be added ([`Geometry::remaining`]; 723 for an empty H200). An
+//! instance goes where N falls least; of equals to the higher start, then to the lower GPU. The same rule chooses among GPUs:
+//! one that is nearly full has little to lose, so GPUs are filled before others are opened.
 //!
 //! # How it is used
 //!
@@ -48,7 +49,7 @@
 //! fleet.proven_clean(unit)?;
 //! assert_eq!((epoch, fleet.records().len()), (1, 1));
 //!
-//! // The VM goes, then the instance: ask what to do, do it, say how it went.
+//! // The VM goes, then the instance: get the next step, do it, report the result.
 //! let now = Duration::ZERO;
 //! let empty = fleet.leave(VmId(7))?.ok_or("its unit is empty")?;
 //! fleet.close(empty, now)?;
@@ -58,17 +59,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Rooms
+//! # Modules
 //!
-//! - [`geometry`], `configurations`: what a GPU can be divided into, and N.
-//! - [`request`]: what a VM asks for.
+//! - [`geometry`], `configurations`: the possible divisions of a GPU, and N.
+//! - [`request`]: the request of a VM.
 //! - [`fleet`]: the plan, and the life of a unit from reservation to destruction.
 //! - [`decide`]: one VM, now.
 //! - [`batch`], `patterns`: many at once, by search; finds a solution whenever there is one.
-//! - [`capacity`]: how many more would fit; fragmentation.
+//! - [`capacity`]: the number of VMs that still fit; fragmentation.
 //! - [`adoption`], [`destruction`]: after a restart; the end of an instance.
 //! - [`moves`]: emptying a GPU, and making room by moving idle VMs.
-//! - [`forecast`], [`rebalance`]: what load suggests.
+//! - [`forecast`], [`rebalance`]: suggestions from load.
 
 pub mod adoption;
 pub mod batch;

@@ -1,8 +1,8 @@
 //! Plans of moves: to empty a GPU or a unit, to make room for one more, to undo fragmentation.
 //!
 //! Only VMs without a session move, and each is given its new place before it leaves the old one: a plan never needs slices
-//! that are only free afterwards, so it can be stopped after any of its moves. Plans are suggestions. They
-//! are made on a copy, and become real one [`Fleet::follow`] at a time.
+//! that are only free afterwards, so it can be stopped after any of its moves. Plans are suggestions. They are made on a copy,
+//! and are carried out one [`Fleet::follow`] at a time.
 
 use crate::batch::{Answer, Item, pack};
 use crate::decide::{Refusal, Way, ways};

@@ -1,12 +1,13 @@
 //! The second half of the batch solver: GPU by GPU instead of instance by instance.
 //!
-//! What a GPU can take of the wishes is a **pattern**: how many of each kind. Its patterns are few (an empty Hopper GPU has
-//! 38 that cannot be extended), and which of them fit together is a question about small numbers, no longer about
-//! positions. GPUs are taken in turn; each takes a pattern that cannot be extended by what is still wished for, as leaving
-//! room unused never helps the others; and wishes that the rest of the GPUs is known not to hold are remembered.
+//! A **pattern** is a set of requests that one GPU can take: how many of each kind. A GPU has few patterns (an empty Hopper GPU
+//! has 38 that cannot be extended), and the choice of those that fit together is a question about small numbers, no longer
+//! about positions. GPUs are taken in turn; each takes a pattern that the remaining requests cannot extend, since leaving room
+//! unused never helps the others; and requests that the rest of the GPUs is known not to hold are remembered.
 //!
-//! Most of what cannot fit is seen without a search: give each kind a weight, and no GPU takes more weight than its heaviest
-//! pattern has. If the wishes weigh more than all GPUs together can take, by any of many such weights, they do not fit.
+//! Most requests that cannot fit are seen without a search: give each kind a weight, and no GPU takes more weight than its
+//! heaviest pattern has. If the requests weigh more than all GPUs together can take, by any of many such weights, they do not
+//! fit.
 
 use std::collections::{BTreeMap, HashSet};
 

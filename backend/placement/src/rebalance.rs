@@ -1,10 +1,10 @@
-//! Suggestions from measured load: which VM should move away from a shared unit that is, or will soon be, overloaded.
+//! Suggestions from measured load: the VM that should move away from a shared unit that is, or will soon be, overloaded.
 //!
-//! Whoever measures gives each VM's demand for what is short, GPU time or memory, at equal distances: 1 is all of its unit. Units
-//! are not alike, so what a VM demands is kept in multiprocessors or bytes, and is a smaller part of a larger unit. What is suggested
-//! is a move after which the worse of the two units is clearly better off. So that nothing moves to and fro: a unit must stay above the upper
-//! mark for a while before it counts as hot, stays hot until it is below the lower mark, and neither unit nor VM is
-//! suggested again before some samples have passed.
+//! The caller gives each VM's demand for the scarce resource, GPU time or memory, at equal distances: 1 is all of its unit.
+//! Units are not alike, so a VM's demand is kept in multiprocessors or bytes, and is a smaller part of a larger unit. A
+//! suggestion is a move after which the worse of the two units is clearly better off. So that nothing moves to and fro: a unit
+//! must stay above the upper mark for a while before it counts as hot, stays hot until it is below the lower mark, and neither
+//! unit nor VM is suggested again before some samples have passed.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a VM asks for: how its unit may be shared, what it needs of it, and whom it keeps away from.
+//! The request of a VM: how its unit may be shared, the resources it needs of it, and the VMs it keeps away from.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,9 +1,9 @@
 //! The log of a child: its standard error, a pipe of its own, read here and passed on to this process's own standard error.
 //!
-//! Every line that is passed on begins with a label that this process writes, has no control characters and is bounded, so
-//! that no child can pass its line off as another's. How many lines pass is bounded per child, per VM and for all that
-//! guests reach: what is beyond is dropped and counted. A child that writes too fast is not read for a while; its pipe fills
-//! and it loses lines itself, but neither it nor this process waits.
+//! Every line that is passed on begins with a label that this process writes, has no control characters and is bounded, so that
+//! no child can pass its line off as another's. The number of lines is bounded per child, per VM and for all processes that
+//! guests reach: lines beyond the bound are dropped and counted. A child that writes too fast is not read for a while; its pipe
+//! fills and it loses lines itself, but neither it nor this process waits.
 
 use std::{
     collections::BTreeMap,

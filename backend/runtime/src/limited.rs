@@ -1,4 +1,4 @@
-//! Log lines that a guest can provoke: one per second and place in the code, with the number of those left out before it.
+//! Log lines that a guest can provoke: one per second and place in the code, with the number of lines left out before it.
 
 use std::{
     sync::{

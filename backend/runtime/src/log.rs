@@ -1,4 +1,5 @@
-//! What the backend processes say: `tracing` to standard error (see [`move_log`]), which is the journal's where a service manager started them.
+//! The log of the backend processes: `tracing` to standard error (see [`move_log`]), which is the journal if a service manager
+//! started the process.
 //!
 //! Logging never panics, never fails and never waits: see [`output`].
 

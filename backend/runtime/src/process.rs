@@ -1,4 +1,4 @@
-//! Processes as descriptors: whether they live, and ending them.
+//! Processes as descriptors: a check of whether they live, and a way to end them.
 
 use std::os::fd::OwnedFd;
 

@@ -1,4 +1,4 @@
-//! Token buckets: how often something may happen.
+//! Token buckets: limits on how often something may happen.
 
 use std::time::{Duration, Instant};
 

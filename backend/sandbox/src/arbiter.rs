@@ -1,5 +1,5 @@
-//! `sluice-arbiter`. It holds a driver for as long as it lives, so it may what a worker may before its driver is settled: a
-//! driver opens devices, and an export can open a file. Beside that it ends workers and waits for their ends.
+//! The filter of `sluice-arbiter`. It holds a driver for as long as it lives, so it may do what a worker may before its driver
+//! is settled: a driver opens devices, and an export can open a file. Beside that it ends workers and waits for their ends.
 
 use crate::{
     filter::{Profile, Rule},

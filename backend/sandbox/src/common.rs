@@ -1,4 +1,4 @@
-//! What every confined process needs: memory, threads, time, descriptors it already has.
+//! The rules that every confined process needs: memory, threads, time, descriptors it already has.
 
 use crate::filter::Rule;
 use libc::{

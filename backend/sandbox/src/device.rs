@@ -1,5 +1,5 @@
-//! `sluice-device`. It is reached by a guest directly and must be able to do next to nothing: no files, no programs, no
-//! new sockets except accepted ones.
+//! The filter of `sluice-device`. A guest reaches it directly, so it must be able to do next to nothing: no files, no programs,
+//! no new sockets except accepted ones.
 
 use crate::{
     common,

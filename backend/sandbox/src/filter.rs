@@ -1,4 +1,4 @@
-//! From lists to filters in the kernel.
+//! Compiles lists of rules into filters of the kernel.
 
 #![expect(unsafe_code, reason = "an allocator setting before the filter")]
 

@@ -1,5 +1,5 @@
-//! `sluice-inventory`. The management library opens devices and reads files for as long as it lives; it can never need
-//! another program, another process or a network. The device nodes have to exist: a library that would make them with a
+//! The filter of `sluice-inventory`. The management library opens devices and reads files for as long as it lives; it can never
+//! need another program, another process or a network. The device nodes have to exist: a library that would make them with a
 //! helper program is ended.
 
 use crate::{

@@ -1,5 +1,5 @@
-//! The launcher. Filters are inherited, so this one has to leave alone whatever a device or a worker may do and what
-//! starting a program takes; it takes away the ways into other processes and into the kernel.
+//! The filter of the launcher. Filters are inherited, so this one has to allow everything that a device or a worker may do and
+//! that starting a program takes; it takes away the ways into other processes and into the kernel.
 
 use crate::filter::{Profile, Rule};
 use libc::*;

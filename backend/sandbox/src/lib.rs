@@ -1,12 +1,11 @@
-//! Seccomp filters of the backend processes, a reason per rule.
+//! Seccomp filters of the backend processes, with a reason per rule.
 //!
-//! A process enters its filter once, after it has opened and loaded what it needs and before it reads a byte that a
-//! guest could have chosen. What is not in the list of its role ends it at once (`SIGSYS`), in every thread, for a
-//! process that makes a call it never makes has been taken over or was changed without changing its list.
+//! A process enters its filter once, after it has opened and loaded what it needs and before it reads a byte that a guest could
+//! have chosen. A system call that is not in the list of its role ends it at once (`SIGSYS`), in every thread: a process that
+//! makes such a call has been taken over, or was changed without changing its list.
 //!
-//! Each role is a file: [`device`], [`arbiter`], [`worker`], [`worker_settled`], [`inventory`], [`launcher`]; what every
-//! process needs is in
-//! [`common`]. This crate never opens anything and knows nothing of what the processes do.
+//! Each role is a file: [`device`], [`arbiter`], [`worker`], [`worker_settled`], [`inventory`], [`launcher`]; the rules that
+//! every process needs are in [`common`]. This crate never opens anything and knows nothing of the work of the processes.
 
 mod arbiter;
 mod common;

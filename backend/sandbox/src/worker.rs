@@ -1,5 +1,5 @@
-//! `sluice-worker` from its start until its driver is initialised. A driver opens devices, reads files and loads code;
-//! what it can never need is another process, another program, or a way into one.
+//! The filter of `sluice-worker` from its start until its driver is initialised. A driver opens devices, reads files and loads
+//! code; it can never need another process, another program, or a way into one.
 
 use crate::{
     common,

@@ -1,4 +1,5 @@
-//! `sluice-worker` while it serves a guest, with a driver that opens nothing any more: no files, no sockets, no code.
+//! The filter of `sluice-worker` while it serves a guest, with a driver that opens nothing any more: no files, no sockets, no
+//! code.
 
 use crate::{
     common,

@@ -1,6 +1,6 @@
-//! How long work takes, by what it is: an average that follows quickly, for as many kinds of work as fit.
+//! Estimates of how long work takes, by kind: an average that follows quickly, for as many kinds of work as fit.
 //!
-//! One thread asks while another teaches; a cell is one word, so neither waits. A kind that loses its cell to another is
+//! One thread reads while another writes; a cell is one word, so neither waits. A kind that loses its cell to another is
 //! unknown again, and unknown work counts as short.
 
 use crate::Nanos;

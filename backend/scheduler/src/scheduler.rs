@@ -1,12 +1,12 @@
-//! Whose turn it is.
+//! The order of turns.
 //!
-//! [`Scheduler`] is told what VMs want ([`Scheduler::see`]) and asked what follows ([`Scheduler::turn`]), which is a permit
-//! for each VM and the time at which to ask again. One VM is *current*: it has the turn. Others may have work under way that
-//! they submitted in their turns; they are charged their part of the time until it ends.
+//! [`Scheduler`] takes the demand of VMs ([`Scheduler::see`]) and returns the decision ([`Scheduler::turn`]): a permit for each
+//! VM and the time of the next call. One VM is *current*: it has the turn. Others may have work under way that they submitted
+//! in their turns; they are charged their part of the time until it ends.
 //!
-//! Time is charged by what the caller can observe itself: who had the turn and wanted it, and whose work was under way. A VM
-//! whose turn it is and that does nothing with it is charged all the same, but holds nobody up: the next one is admitted
-//! after a moment. Its permit stays open a little longer, for it may just be slow to wake.
+//! Time is charged by what the caller can observe itself: which VM had the turn and wanted it, and whose work was under way. A
+//! VM that has the turn and does nothing with it is charged all the same, but delays no other: the next one is admitted after a
+//! moment. Its permit stays open a little longer, for it may just be slow to wake.
 
 use crate::Nanos;
 

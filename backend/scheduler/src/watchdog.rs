@@ -1,7 +1,7 @@
-//! Whether work that a worker has submitted ends.
+//! The watchdog: it checks that work that a worker has submitted ends.
 //!
-//! A kernel that never ends is no crime: its VM pays for the time, and others go on beside it. It is ended only where
-//! somebody waits for the worker to have nothing under way any more, or where the VM's policy says so.
+//! A kernel that never ends is allowed: its VM pays for the time, and others go on beside it. It is ended only while its VM is
+//! fenced or drained, since the end of its work is waited for then, or if the VM's policy says so.
 
 use crate::Nanos;
 

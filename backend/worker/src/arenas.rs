@@ -1,11 +1,12 @@
 //! Guest memory of the session: mapped at the guest's own addresses, pinned for the driver.
 //!
-//! The control thread maps what the device names; the memory helper pins it. No descriptor outlives its message.
+//! The control thread maps the resources that the device names; the memory helper pins them. No descriptor outlives its
+//! message.
 //!
 //! Pages that cannot be laid side by side (pieces of huge pages, or too many runs) are *gathered*: reached through a few
-//! windows, page by page. Private memory then lies at the arena's address, and that is what the driver knows: it is filled
-//! from the guest's pages before the driver copies from there, and emptied into them after the driver has copied there and
-//! before anybody is told. Nothing else of the device reaches a gathered arena.
+//! windows, page by page. Private memory then lies at the arena's address, and the driver knows that memory: it is filled from
+//! the guest's pages before the driver copies from there, and emptied into them after the driver has copied there and before
+//! the copy is reported as complete. Nothing else of the device reaches a gathered arena.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use rustix::{

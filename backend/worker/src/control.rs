@@ -1,4 +1,4 @@
-//! The control thread: sets the worker up, maps what the device names, ends the process when the device goes.
+//! The control thread: sets the worker up, maps the resources that the device names, and ends the process when the device goes.
 
 use crate::{
     arenas::{AttachError, Attached, Counts, Extent, Incoming, Mapped},

@@ -1,5 +1,5 @@
-//! A dispatcher without a process: for unit tests and for fuzzing. Helpers and feeder are real threads; the driver is
-//! whatever library is named; the guest's page and one arena lie in this process.
+//! A dispatcher without a process, for unit tests and for fuzzing. Helpers and feeder are real threads; the driver is any
+//! library that the caller names; the guest's page and one arena lie in this process.
 
 use crate::{
     arenas::{Attached, Mapped},

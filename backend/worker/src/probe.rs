@@ -1,8 +1,8 @@
-//! A probe: a worker without a session, by which an arbiter sees to whom the driver books memory that is lent.
+//! A probe: a worker without a session, which shows an arbiter to which process the driver books lent memory.
 //!
-//! It takes one chunk as every worker does, maps it, and asks for the next one. The arbiter answers a probe only when it has
-//! looked, so each answer finds everything done that came before the question. It never answers the second one, but ends
-//! the process.
+//! It takes one chunk as every worker does, maps it, and requests the next one. The arbiter answers a probe only after a look
+//! at the inventory, so each answer covers everything that came before the request. It never answers the second request, but
+//! ends the process.
 
 use crate::{
     control::{RunError, start_confined},

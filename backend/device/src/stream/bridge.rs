@@ -1,4 +1,4 @@
-//! What a guest's kernel would say to the device, said on behalf of a guest that has no such kernel.
+//! The commands of a guest's kernel, issued on behalf of a guest that has no such kernel.
 
 use crate::{
     chain::{Copied, Place},

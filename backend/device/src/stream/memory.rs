@@ -1,4 +1,4 @@
-//! Memory of the host that stands for a guest's: one sealed file, resources as ranges of it, and where they are attached.
+//! Host memory that stands for a guest's: one sealed file, resources as ranges of it, and their attachments.
 
 use crate::link::Kept;
 use rustix::{

@@ -1,8 +1,8 @@
-//! What the worker publishes in the session page, found out and put in an order in which it can be sent.
+//! The mirror: it finds what the worker publishes in the session page, and puts it in an order in which it can be sent.
 //!
-//! This is the guest's end of the page: it publishes records there, announces that it sleeps, and is woken. What the
-//! worker publishes it compares with what was sent last. The order of reading is the reverse of the order of sending:
-//! what a worker published before something else is there when that is seen, and arrives before it.
+//! This is the guest's end of the page: it publishes records there, announces that it sleeps, and is woken. It compares the
+//! worker's publications with those it sent last. The order of reading is the reverse of the order of sending: if the worker
+//! published one thing before another, the first is there when the second is seen, and arrives before it.
 
 use sluice_protocol::{
     calls::CallError,

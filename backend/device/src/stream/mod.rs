@@ -1,14 +1,14 @@
 //! Guests whose memory is not shared: a session over a byte stream.
 //!
-//! A virtual socket of a VM ends in a Unix socket of the host, and so does a program that was told to speak so; what is
-//! said is [`sluice_protocol::stream`]'s. Each connection is one guest process with one session. Memory of this process
-//! stands for the guest's ([`memory`]): it is what the worker maps, so the worker does not know the difference. A
-//! [`bridge`] says to a [`crate::device::Device`] of the connection's own what a guest's kernel would, so every rule
-//! for resources, workers and their ends holds here, too. The [`mirror`] finds out what the worker has published.
+//! A virtual socket of a VM ends in a Unix socket of the host; so does a program that is configured to use one. The protocol is
+//! [`sluice_protocol::stream`]. Each connection is one guest process with one session. Memory of this process stands for the
+//! guest's ([`memory`]): the worker maps it, so the worker does not know the difference. A [`bridge`] sends the commands of a
+//! guest's kernel to a [`crate::device::Device`] of the connection's own, so every rule for resources, workers and their ends
+//! holds here, too. The [`mirror`] finds the worker's publications.
 //!
-//! Each [`connection`] has a thread, which waits in one place and never for its guest, its worker or `sluiced`. What a
-//! connection may take is bounded: its buffers by constants, the memory behind all connections by a budget, and a guest
-//! that does not read is sent nothing more. Whatever a guest sends ends its own connection at worst.
+//! Each [`connection`] has a thread, which waits in one place and never for its guest, its worker or `sluiced`. The use of a
+//! connection is bounded: its buffers by constants, the memory behind all connections by a budget, and a guest that does not
+//! read is sent nothing more. Input of a guest ends its own connection at worst.
 
 mod bridge;
 mod connection;

@@ -1,8 +1,8 @@
-//! Instances: what a device can be divided into and is, and changes of that.
+//! Instances: the possible and the present division of a device, and changes of it.
 //!
-//! Nothing is remembered and nothing is assumed of a model: profiles, places and sizes are the driver's answers each time.
-//! A compute instance that is all of its GPU instance is found by what it has, never by its number: the number differs
-//! where one slice has more than a slice's multiprocessors.
+//! Nothing is remembered and nothing is assumed of a model: profiles, places and sizes are the driver's answers each time. A
+//! compute instance that is all of its GPU instance is found by its resources, never by its number: the number differs where
+//! one slice has more than a slice's multiprocessors.
 
 use super::{Nvml, Plain, call, plain, text, uuid, version};
 use nvml_wrapper_sys::bindings::{

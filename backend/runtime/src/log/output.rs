@@ -1,5 +1,5 @@
-//! The log, one line at a time: on standard error, or where that was moved. A line for which there is no room, or no reader, is dropped and counted: no process
-//! waits for its log, and none ends for want of one.
+//! The output of the log, one line at a time: standard error, or the descriptor it was moved to. A line for which there is no
+//! room, or no reader, is dropped and counted: no process waits for its log, and none ends for want of one.
 
 use std::{
     io::{self, Write as _},

@@ -1,4 +1,4 @@
-//! Launches: parameters against the layout, attributes against what a guest may ask for.
+//! Launches: checks of parameters against the layout, and of attributes against those a guest may request.
 
 use super::{Dispatcher, Submitted};
 use crate::{

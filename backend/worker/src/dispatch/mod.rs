@@ -1,8 +1,8 @@
-//! The dispatcher: takes records off the ring, in order, and sees that each is done or handed on.
+//! The dispatcher: it takes records off the ring, in order, and carries each out or hands it on.
 //!
-//! One thread. It never calls anything that waits for the GPU: work goes to the [`Submitter`], what may wait goes to a
-//! helper. It owns every table of the session and reads them without a lock. A record that is not one of the call table,
-//! or that breaks the rules of sequences and credits, ends the session: a shim does not write such a thing.
+//! One thread. It never makes a call that waits for the GPU: work goes to the [`Submitter`], calls that may wait go to a
+//! helper. It owns every table of the session and reads them without a lock. A record that is not one of the call table, or
+//! that breaks the rules of sequences and credits, ends the session: a shim never writes such a record.
 
 mod calls;
 mod launch;

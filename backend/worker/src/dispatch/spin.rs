@@ -1,9 +1,9 @@
-//! How long the dispatcher polls and naps before it sleeps.
+//! The length of time that the dispatcher polls and naps before it sleeps.
 //!
-//! Polling saves the guest a doorbell and itself a wake-up, if the next record comes soon. Whether it does is learnt from
-//! recent waits: after several that outlasted the budget nothing is spent, but for an occasional trial. Naps do the same
-//! for what comes a little later, such as the next copy of a program that looks at each, and leave the processor free
-//! meanwhile.
+//! Polling saves the guest a doorbell and itself a wake-up, if the next record comes soon. The dispatcher learns from recent
+//! waits whether it does: after several that outlasted the budget it no longer polls, but for an occasional trial. Naps do the
+//! same for records that come a little later, such as the next copy of a program that looks at each, and leave the processor
+//! free meanwhile.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
-//! News for the dispatcher from the other threads.
+//! Notices to the dispatcher from the other threads.
 //!
-//! The session's tables belong to the dispatcher alone, so it needs no lock to read them. What another thread made (a
-//! module, an allocation, an arena) is left here *before* it is published to the guest; the dispatcher looks before every
+//! The session's tables belong to the dispatcher alone, so it needs no lock to read them. Another thread leaves a new object (a
+//! module, an allocation, an arena) here *before* it is published to the guest; the dispatcher reads the notices before every
 //! record. A guest can name an object only after it saw the answer, so by then the dispatcher knows the object.
 
 use crate::{

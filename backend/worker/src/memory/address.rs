@@ -1,7 +1,7 @@
-//! Which addresses of this process a guest may name.
+//! The addresses of this process that a guest may name.
 //!
-//! With unified addressing a number from a guest could name the worker's own memory. So every range is looked up here,
-//! in whole, before the driver sees it: [`Device`] and [`Host`] ranges are made nowhere else. What is known: live device
+//! With unified addressing a number from a guest could name the worker's own memory. So every range is looked up here, in
+//! whole, before the driver sees it: [`Device`] and [`Host`] ranges are made nowhere else. The known ranges are live device
 //! allocations, variables of loaded modules, and attached arenas.
 
 #![expect(unsafe_code, reason = "vouches for the ranges it has looked up")]

@@ -1,7 +1,7 @@
 //! The guest's own use of the virtual-memory API: blocks of physical memory, reservations, mappings.
 //!
-//! A block is charged when it is made and given back when it is released and mapped nowhere. Reservations are addresses of
-//! the session's windows and cost nothing.
+//! A block is charged when it is made and given back when it is released and mapped nowhere. Reservations are addresses of the
+//! session's windows and cost nothing.
 
 use super::{Chunk, ChunkSource, Mapper, Memory};
 use sluice_driver::{Code, code};

@@ -1,8 +1,8 @@
-//! The worker's end of custody: where its device memory comes from.
+//! The worker's end of custody: the source of its device memory.
 //!
 //! One socket and one page per device. Requests come from the helper threads and the feeder, each of which may wait; the
-//! dispatcher only reads the page. One thread reads every socket: it hands answers to whoever waits for them, notes
-//! recalls, and ends the session when a lender is gone, for then nobody answers for the memory any more.
+//! dispatcher only reads the page. One thread reads every socket: it hands answers to the threads that wait for them, notes
+//! recalls, and ends the session when a lender (an arbiter) is gone, for then no process answers for the memory any more.
 
 use crate::{
     memory::{Books, Chunk, ChunkSource, Lease},

@@ -1,7 +1,7 @@
-//! Groups of allocations: what a memory pool of the guest is here.
+//! Groups of allocations: the worker's form of a guest's memory pool.
 //!
-//! A group has pool chunks of its own, so that what it has reserved is its own, and it keeps what is freed as long as it
-//! has no more reserved than it is told to keep.
+//! A group has pool chunks of its own, so that its reserved memory is its own, and it keeps freed memory as long as it has no
+//! more reserved than its threshold.
 
 use super::{ChunkSource, Kept, Mapper, Memory};
 use sluice_driver::{Code, code};

@@ -1,8 +1,8 @@
 //! Device memory of the session: chunks mapped into its address windows, and the sub-allocator over them.
 //!
-//! Memory comes in chunks from a [`ChunkSource`]. An allocation of [`LARGE`] bytes or more gets chunks of its own, laid
-//! side by side; smaller ones share a pool chunk. The driver's own allocator is never called: what it gives would be
-//! outside custody. Allocations belong to a [`Group`]: number 0, or one for each memory pool of the guest.
+//! Memory comes in chunks from a [`ChunkSource`]. An allocation of [`LARGE`] bytes or more gets chunks of its own, laid side by
+//! side; smaller ones share a pool chunk. The driver's own allocator is never called: its memory would be outside custody.
+//! Allocations belong to a [`Group`]: number 0, or one for each memory pool of the guest.
 
 pub(crate) mod address;
 mod blocks;

@@ -1,5 +1,5 @@
-//! Where the session's memory comes from: the lenders of its devices. A worker makes no device memory itself; only a
-//! dispatcher without a process, in unit tests and fuzzing, does.
+//! The source of the session's memory: the arbiters of its devices. A worker makes no device memory itself; only a dispatcher
+//! without a process, in unit tests and fuzzing, does.
 
 use crate::memory::{
     Books, ChunkSource,

@@ -1,4 +1,4 @@
-//! Memory that several processes of one VM have: shares of chunks, which the lender keeps.
+//! Memory that several processes of one VM share: shares of chunks, which the arbiter keeps.
 
 use super::{Allocation, Chunk, ChunkSource, Mapper, Memory, Place};
 use sluice_driver::{Code, code};

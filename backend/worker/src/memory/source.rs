@@ -1,4 +1,4 @@
-//! For unit tests and fuzzing: chunks made here, with nobody to lend them, and the ledger of what the session has then.
+//! A chunk source for unit tests and fuzzing: chunks made here without an arbiter, and the ledger of the session's memory.
 
 use super::{Books, Chunk, ChunkSource, Lease};
 use core::sync::atomic::{AtomicU64, Ordering};

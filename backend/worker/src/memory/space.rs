@@ -1,4 +1,4 @@
-//! Addresses of the session's windows that nothing is mapped at.
+//! Free addresses of the session's windows, at which nothing is mapped.
 
 use std::collections::BTreeMap;
 

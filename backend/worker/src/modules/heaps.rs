@@ -1,7 +1,7 @@
 //! The contexts that have a heap for `malloc` in kernels.
 //!
-//! The module helper notes it, for the driver takes the heap with the first module of a context that calls `malloc`; the memory
-//! helper asks, for a heap that is there takes the size of its limit at once.
+//! The module helper records a heap, for the driver takes it with the first module of a context that calls `malloc`; the memory
+//! helper reads the record, for an existing heap takes the size of its limit at once.
 
 use crate::submit::lanes::ContextRef;
 use std::{

@@ -1,7 +1,7 @@
-//! The module helper: images, functions and what may be asked of them.
+//! The module helper: images, functions and queries about them.
 //!
-//! A thread of its own, which the dispatcher hands jobs to. It owns what is known of images and of the heaps of contexts ([`heaps`]); it
-//! never touches the guest's memory and never submits a kernel of the guest.
+//! A thread of its own, to which the dispatcher hands jobs. It owns the state of images and of the heaps of contexts
+//! ([`heaps`]); it never touches the guest's memory and never submits a kernel of the guest.
 
 pub(crate) mod heaps;
 

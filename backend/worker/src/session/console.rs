@@ -1,9 +1,9 @@
-//! What kernels print, on its way to the guest.
+//! The text that kernels print, on its way to the guest.
 //!
 //! A driver prints through C's standard output of its own process, and reports a failed assertion on standard error. Once an
 //! image is loaded that may do either, both are pipes; a thread empties them into bounded buffers, so that a driver that prints
-//! never waits for the guest, and the guest fetches the text when the session page says that there is some. Before work is
-//! published as complete, what it has printed is in the buffers: a program that waits for its kernel finds the text there.
+//! never waits for the guest, and the guest fetches the text when the session page shows that there is some. Before work is
+//! published as complete, its text is in the buffers: a program that waits for its kernel finds the text there.
 //!
 //! The worker's own log goes elsewhere: see [`sluice_runtime::log::move_log`].
 

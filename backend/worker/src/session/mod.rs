@@ -1,8 +1,8 @@
-//! What all threads of the worker share about the session: its page, its two eventfds, its sticky error.
+//! The session state that all threads of the worker share: its page, its two eventfds, its sticky error.
 //!
-//! Everything the guest must see is published through here, so that no publication forgets to wake a sleeping guest.
-//! Every other folder uses this one. Beside the session stand the tables of its objects ([`objects`], [`table`]), the text that kernels
-//! print ([`console`]), and the end of the process ([`exit`]). Nothing here calls the driver.
+//! Every publication to the guest goes through here, so that none forgets to wake a sleeping guest. Every other folder uses
+//! this one. Beside the session stand the tables of its objects ([`objects`], [`table`]), the text that kernels print
+//! ([`console`]), and the end of the process ([`exit`]). Nothing here calls the driver.
 
 pub(crate) mod console;
 pub(crate) mod exit;

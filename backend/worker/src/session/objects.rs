@@ -1,4 +1,4 @@
-//! What the ids of a session stand for in the worker.
+//! The worker's objects behind the ids of a session.
 
 use crate::submit::lanes::ContextRef;
 use sluice_driver::Handle;

@@ -1,7 +1,7 @@
-//! The session's objects of one kind: ids of the guest to what they stand for here.
+//! A table of the session's objects of one kind: it maps ids of the guest to the worker's objects.
 //!
-//! An id is taken when its call is dispatched ([`Table::reserve`]) and filled when the object exists, so two calls in
-//! flight cannot mint the same one. The generation must match: a stale id never reaches an object that came later.
+//! An id is taken when its call is dispatched ([`Table::reserve`]) and filled when the object exists, so two calls in flight
+//! cannot mint the same one. The generation must match: a stale id never reaches an object that came later.
 
 use sluice_driver::{Code, code};
 use sluice_protocol::handle::{Id, Kind};

@@ -1,9 +1,9 @@
-//! Finding out what is complete, and saying so.
+//! Completion: it finds complete work and publishes it.
 //!
-//! A pass looks at the oldest marker of every stream that has one; a stream that is held back delays no other. The
-//! completion thread passes again and again while markers are under way and sleeps when there are none. The dispatcher
-//! makes a pass itself when its ring runs empty, so that short work is published without a thread switch. Whoever passes
-//! holds the lock of [`Completion`]; nobody waits for it.
+//! A pass looks at the oldest marker of every stream that has one; a stream that is held back delays no other. The completion
+//! thread makes passes while markers are under way and sleeps when there are none. The dispatcher makes a pass itself when its
+//! ring runs empty, so that short work is published without a thread switch. The thread that makes a pass holds the lock of
+//! [`Completion`]; no thread waits for it.
 
 use crate::{
     arenas::Attached,

@@ -1,5 +1,5 @@
-//! What sharing costs a VM that is alone, in instructions: one thread submits launches and sees them end, with and without a
-//! permit to look at, and callgrind counts.
+//! The cost of sharing for a VM that is alone, in instructions: one thread submits launches and sees them end, with and without
+//! a permit to look at, and callgrind counts.
 
 use crate::{
     arenas::{Attached, Mapped},

@@ -1,13 +1,14 @@
-//! When markers were reached, by the driver's clock and in the host's time.
+//! The times at which markers were reached, by the driver's clock and in the host's time.
 //!
 //! A marker is found to be reached a while after it was: up to a poll later, or as much as a busy host takes to run the thread
-//! that looks. The driver knows the moment itself, relative to another event of the same context: the *anchor*. At which time
-//! of the host that was reached is not known either, but it cannot be later than anything measured against it was seen; so it
-//! becomes known the better the more is measured. The driver says spans as floats of milliseconds, and its clock may drift
-//! against the host's, so an anchor is used for a while only and then followed by another.
+//! that looks. The driver knows the moment itself, relative to another event of the same context: the *anchor*. The host time
+//! of the anchor is not known either, but it cannot be later than the moment any event measured against it was seen; so the
+//! estimate improves with every measurement. The driver gives spans as floats of milliseconds, and its clock may drift against
+//! the host's, so an anchor is used for a while only and then followed by another.
 //!
-//! When work *begins* is taken from the host's clock: from the call that submitted it, or from the end of what it stood behind.
-//! An event before each piece of work would cost a driver call per piece, and says the same wherever the device is free.
+//! The time at which work *begins* is taken from the host's clock: from the call that submitted it, or from the end of the work
+//! before it. An event before each piece of work would cost a driver call per piece, and gives the same time wherever the
+//! device is free.
 
 use crate::submit::lanes::{ContextRef, Marker};
 use sluice_driver::Handle;

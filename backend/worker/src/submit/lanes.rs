@@ -1,8 +1,8 @@
 //! Markers under way: for each stream slot a queue from the thread that submits to the one that looks for completion.
 //!
-//! A marker is an event recorded directly behind the work of a sequence. The queues have one producer and one consumer
-//! each, have room for all that a stream has credits for (so they cannot overflow), and give the events back the same
-//! way. Nothing here allocates once a stream was used.
+//! A marker is an event recorded directly behind the work of a sequence. The queues have one producer and one consumer each,
+//! have room for all that a stream has credits for (so they cannot overflow), and give the events back the same way. Nothing
+//! here allocates once a stream was used.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use sluice_protocol::limits;

@@ -1,7 +1,7 @@
-//! For how much local memory the driver has made room, context by context.
+//! The local memory for which the driver has made room, context by context.
 //!
-//! A driver keeps local memory for every thread that can be resident, and takes more at the first launch of a function
-//! that needs more than any before it. Such a launch needs leave; see [`crate::submit::queue`].
+//! A driver keeps local memory for every thread that can be resident, and takes more at the first launch of a function that
+//! needs more than any before it. Such a launch needs a grant; see [`crate::submit::queue`].
 
 use crate::submit::lanes::ContextRef;
 use std::sync::{Mutex, MutexGuard, PoisonError};

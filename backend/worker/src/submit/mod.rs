@@ -1,11 +1,11 @@
 //! Work for the GPU, resolved and checked, on its way into the driver.
 //!
-//! A [`Submitter`] puts work on a stream and marks it: it records an event directly behind the work, before work of any
-//! other stream can come between, so the marker orders nothing that the work did not order already (an event in the
-//! legacy default stream would). Before work that takes time, what stands before it in its stream is marked, too: a guest
-//! thread may wait for just that, and the wait must not last longer for what was posted after it; or it may release a
-//! kernel only once it saw what came before. So one marker serves several pieces of work only where those behind the
-//! first take no time, such as the recording of an event.
+//! A [`Submitter`] puts work on a stream and marks it: it records an event directly behind the work, before work of any other
+//! stream can come between, so the marker orders nothing that the work did not order already (an event in the legacy default
+//! stream would). Before work that takes time, the earlier work of its stream is marked, too: a guest thread may wait for just
+//! that, and the wait must not last longer for work posted after it; or it may release a kernel only once it saw the earlier
+//! work complete. So one marker serves several pieces of work only where those behind the first take no time, such as the
+//! recording of an event.
 
 pub(crate) mod completion;
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! The permit, and what waits for it.
+//! The submit queue: the permit, and the work that waits for it.
 //!
 //! While the permit is open, its window not full and nothing waits, the dispatcher owns the [`Submitter`] and submits at once,
-//! without a lock. Otherwise it lends the submitter to the feeder thread; work then queues up and the feeder submits it
-//! in order, each piece when the permit admits it. Once the queue is empty the submitter comes back. So the dispatcher waits
-//! for no permit, and order is kept whoever submits.
+//! without a lock. Otherwise it lends the submitter to the feeder thread; work then queues up and the feeder submits it in
+//! order, each piece when the permit admits it. Once the queue is empty the submitter comes back. So the dispatcher waits for
+//! no permit, and the order is the same whichever thread submits.
 
 use crate::{
     helper::{

@@ -1,13 +1,13 @@
-//! The worker's end of its devices' time: what it may submit, how much is under way, and what it reports.
+//! The worker's end of its devices' time: the work it may submit, the amount under way, and its report.
 //!
-//! Each device has a [`Meter`]. Whoever holds the [`crate::submit::Submitter`] begins pieces of work; whoever makes a pass
-//! of [`crate::submit::completion`] ends them; so each word has one writer. While the permit is open and the device's window is not
-//! full, that is all: one load of the permit and a few words of this process. The arbiter reads the report page when it
-//! wants to know, and is rung only when it waits for it or when work waits for a permit.
+//! Each device has a [`Meter`]. The thread that holds the [`crate::submit::Submitter`] begins pieces of work; the thread that
+//! makes a pass of [`crate::submit::completion`] ends them; so each word has one writer. While the permit is open and the
+//! device's window is not full, that is all: one load of the permit and a few words of this process. The arbiter reads the
+//! report page when it needs it, and is signalled only when it waits for it or when work waits for a permit.
 //!
-//! Under way is only what can run: work that stands behind a wait in its stream is *held*, and begins to count when the wait
-//! is over. Until then the device does nothing for it, nobody waits for its end, and it says nothing about how soon the device
-//! is free.
+//! Only work that can run is under way: work that stands behind a wait in its stream is *held*, and begins to count when the
+//! wait is over. Until then the device does nothing for it, no process waits for its end, and it does not show how soon the
+//! device is free.
 
 use core::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
