@@ -1,4 +1,4 @@
-//! Names the library as the vendor's is named, keeps it loaded, and lists the exports that are not served yet.
+//! The build script: it gives the library the vendor's name, keeps it loaded, and lists the exports that are not served yet.
 
 use sluice_cuda_abi::symbols::EXPORTS;
 use sluice_protocol::calls;

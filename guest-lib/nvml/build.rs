@@ -1,4 +1,4 @@
-//! Names the library as the vendor does.
+//! The build script: it gives the library the vendor's name.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

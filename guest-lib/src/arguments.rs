@@ -1,7 +1,7 @@
-//! Arguments of C callers: where raw pointers become values that say what may be done with them.
+//! Arguments of C callers: raw pointers become typed values that define their permitted use.
 //!
-//! A caller of the C API vouches for its pointers; nobody can check them. The conversions here are the one place that
-//! takes them at their word, so the rest of the shim reads and writes through these types and contains no unsafe code.
+//! A caller of the C API guarantees that its pointers are valid; nothing can check them. The conversions here are the one place
+//! that relies on this, so the rest of the shim reads and writes through these types and contains no unsafe code.
 
 #![expect(unsafe_code, reason = "C callers pass raw pointers")]
 

@@ -1,4 +1,4 @@
-//! Host memory of the process, by address: what copies read and write.
+//! Host memory of the process, by address: the host side of copies.
 
 #![expect(unsafe_code, reason = "addresses that callers of the C API vouch for")]
 

@@ -1,4 +1,4 @@
-//! The part of its life in which this process may use the driver: before it exits, and never in a forked child of the
+//! The lifetime of the driver in this process: it may be used before the process exits, and never in a forked child of the
 //! process that set the driver up.
 
 #![expect(unsafe_code, reason = "a page that the kernel wipes on fork, exit and fork handlers")]

@@ -1,7 +1,7 @@
-//! Messages of the shim: on stderr, only what a user can act on, level by `SLUICE_LOG` (`off`, `error`, `warn`, `info`).
+//! Messages of the shim: on stderr, only those a user can act on, level by `SLUICE_LOG` (`off`, `error`, `warn`, `info`).
 //!
-//! The library lives in foreign programs whose output may be parsed, so by default it says errors and warnings only, each
-//! warning once, and nothing twice in a row within a minute: programs ask for what they do not get again and again.
+//! The library lives in foreign programs whose output may be parsed, so by default it writes errors and warnings only, each
+//! warning once, and nothing twice in a row within a minute: programs repeat requests that fail again and again.
 
 use std::{
     fmt::Arguments,

@@ -1,4 +1,4 @@
-//! The one session of this process, and everything that stands on it.
+//! The one session of this process, and the state that depends on it.
 
 #![expect(unsafe_code, reason = "a pointer that is set once, to what lives as long as the process")]
 

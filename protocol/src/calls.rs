@@ -1,16 +1,15 @@
-//! The call table: what a guest may ask, declared once.
+//! The call table: the requests of a guest, declared once.
 //!
-//! Two tables, because many C functions share one meaning. [`crate::for_each_wire_call`] lists what crosses: an id, a
-//! class, and parameters whose *kinds* are types of [`crate::field`]; encoder, decoder, dispatch, fuzz seeds and
-//! documentation come from the row. [`crate::for_each_c_call`] lists the C functions that are served, with the signature
-//! of `cuda.h`; the shim's exports, its `cuGetProcAddress` and the worker's table of driver entry points come from the
-//! row. A symbol of the driver that is not listed as `local` or `hand` is exported by the shim as a function that returns
+//! Two tables, because many C functions share one meaning. [`crate::for_each_wire_call`] lists the calls that cross to the
+//! host: an id, a class, and parameters whose *kinds* are types of [`crate::field`]; encoder, decoder, dispatch, fuzz seeds and
+//! documentation come from the row. [`crate::for_each_c_call`] lists the C functions that are served, with the signature of
+//! `cuda.h`; the shim's exports, its `cuGetProcAddress` and the worker's table of driver entry points come from the row. A
+//! symbol of the driver that is not listed as `local` or `hand` is exported by the shim as a function that returns
 //! `CUDA_ERROR_NOT_SUPPORTED`.
 //!
-//! Wire classes: `post` has no answer (it may be asked for one by a reply slot in the header, then the answer is the
-//! status of its submission), `sync` has one. Work of a post that names a stream is complete when the stream's sequence
-//! in the session page says so. C classes: `local` is answered in the guest, `hand` uses wire calls, `driver` is for the
-//! worker alone.
+//! Wire classes: `post` has no answer (a reply slot in the header may request one; then the answer is the status of its
+//! submission), `sync` has one. Work of a post that names a stream is complete when the stream's sequence in the session page
+//! has reached it. C classes: `local` is answered in the guest, `hand` uses wire calls, `driver` is for the worker alone.
 //!
 //! Ids are stable and never reused.
 

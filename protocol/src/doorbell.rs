@@ -1,10 +1,10 @@
-//! What the shim says to the device: the payload of an EXECBUFFER (SUBMIT_3D), four 64-bit words; where a driver has no
-//! contexts, the five numbers of a TRANSFER_TO_HOST_2D.
+//! Doorbells, the messages of the shim to the device: the payload of an EXECBUFFER (SUBMIT_3D), four 64-bit words; for a driver
+//! without contexts, the five numbers of a TRANSFER_TO_HOST_2D.
 //!
-//! The session is the virtio-gpu context in the command's header, which the guest kernel fills in; resource ids in the
-//! payload prove nothing and are accepted only if they are attached to that context. Without contexts the session is the
-//! control resource that is transferred, whose id the guest kernel fills in, and other ids are accepted only if their
-//! first page carries the session's [`crate::session::Nonce`].
+//! The session is the virtio-gpu context in the command's header, which the guest kernel fills in; resource ids in the payload
+//! prove nothing and are accepted only if they are attached to that context. Without contexts the session is the control
+//! resource that is transferred, whose id the guest kernel fills in, and other ids are accepted only if their first page
+//! carries the session's [`crate::session::Nonce`].
 
 use crate::field::{Field, FieldError, Reader, Writer};
 

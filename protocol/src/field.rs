@@ -1,9 +1,9 @@
-//! How one parameter travels: the kinds of the call table.
+//! The kinds of the call table: the encoding of one parameter.
 //!
-//! A scalar takes one little-endian 64-bit word. Inline bytes take a word for their length and then as many words as
-//! they fill. Decoding checks everything that can be checked without knowing the session: ranges of the type, limits,
-//! tags of ids, lengths against what is there. What needs the session (is this address inside a window? does this id
-//! exist?) is checked by the worker, and the type says so: it cannot use the value without asking.
+//! A scalar takes one little-endian 64-bit word. Inline bytes take a word for their length and then as many words as they fill.
+//! Decoding checks everything that can be checked without knowing the session: ranges of the type, limits, tags of ids, lengths
+//! against the bytes present. The worker checks the rest, which needs the session (is this address inside a window? does this
+//! id exist?), and the type enforces it: the worker cannot use the value without that check.
 
 use crate::{
     handle::{Id, Kind},

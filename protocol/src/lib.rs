@@ -1,12 +1,13 @@
 //! The contract between guest and host.
 //!
-//! Everything that crosses from a guest into the backend is defined here and only here: the call table ([`calls`]), the records that carry calls ([`record`]), the ring they travel in ([`ring`]), the
-//! session page around it ([`session`]), how both sides sleep without losing a wake-up ([`park`]), the virtio-gpu
-//! commands ([`gpu`]), the doorbell payloads inside them ([`doorbell`]), what is sent where no memory is shared
-//! ([`stream`], and which memory that is: [`staged`]) and every bound on what a guest may ask for ([`limits`]).
+//! Everything that crosses from a guest into the backend is defined here and only here: the call table ([`calls`]), the records
+//! that carry calls ([`record`]), the ring they travel in ([`ring`]), the session page around it ([`session`]), sleep without a
+//! lost wake-up ([`park`]), the virtio-gpu commands ([`gpu`]), the doorbell payloads inside them ([`doorbell`]), the frames for
+//! guests that share no memory ([`stream`], and the memory that they carry: [`staged`]) and every bound on a guest's requests
+//! ([`limits`]).
 //!
-//! This crate decodes hostile bytes. It contains no unsafe code, never indexes without a check, and allocates nothing
-//! whose size a guest chooses.
+//! This crate decodes hostile bytes. It contains no unsafe code, never indexes without a check, and allocates nothing whose
+//! size a guest chooses.
 
 #![forbid(unsafe_code)]
 #![warn(

@@ -1,7 +1,7 @@
-//! Every bound on what a guest may ask for, in one place.
+//! Every bound on a guest's requests, in one place.
 //!
-//! Nothing in the backend is allocated, looped over or kept because of a number that came from a guest unless that
-//! number was compared with a constant of this page first.
+//! Nothing in the backend is allocated, looped over or kept because of a number that came from a guest unless that number was
+//! compared with a constant of this page first.
 
 /// Bytes of the ring of one session.
 pub const RING_BYTES: u64 = 1 << 20;

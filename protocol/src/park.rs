@@ -1,10 +1,9 @@
-//! Sleeping without losing a wake-up.
+//! Sleep without a lost wake-up.
 //!
-//! One party waits for something the other publishes in shared memory. It sleeps only after it has announced that it
-//! will, passed a full fence, and looked once more; the other party publishes, passes a full fence, and looks for the
-//! announcement. Whatever the interleaving, at least one of them sees the other's store (store buffering with two
-//! fences), so either the sleeper does not sleep or the waker wakes it. The model checker runs both sides in
-//! `tests/loom.rs`.
+//! One party waits for a value that the other publishes in shared memory. It sleeps only after it has announced that it will,
+//! passed a full fence, and looked once more; the other party publishes, passes a full fence, and looks for the announcement.
+//! Whatever the interleaving, at least one of them sees the other's store (store buffering with two fences), so either the
+//! sleeper does not sleep or the waker wakes it. The model checker runs both sides in `tests/loom.rs`.
 
 use crate::shared::Shared;
 use core::sync::atomic::Ordering;

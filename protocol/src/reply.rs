@@ -1,8 +1,8 @@
 //! Answers: one slot per waiting guest thread.
 //!
-//! A slot is `ticket u32, result u32, length u32, reserved u32`, then the answer's fields. The worker writes the fields
-//! and the result first and the ticket last; the guest polls for its own ticket. The guest believes nothing of it
-//! beyond what decoding checks: the host may be hostile to the guest, too.
+//! A slot is `ticket u32, result u32, length u32, reserved u32`, then the answer's fields. The worker writes the fields and the
+//! result first and the ticket last; the guest polls for its own ticket. The guest trusts nothing in it beyond the checks of
+//! decoding: the host may be hostile to the guest, too.
 
 use crate::{
     limits,

@@ -1,11 +1,11 @@
 //! The ring of one session: many guest threads in, one dispatcher out, order kept.
 //!
-//! `tail` and `head` count bytes ever published and consumed, so full and empty cannot be confused. Records are
-//! multiples of 8 bytes and never wrap: a padding word fills the end of the ring where the next record does not fit.
-//! Guest threads take a lock of their own process around [`Producer`]; the ring needs none of the worker's.
+//! `tail` and `head` count bytes ever published and consumed, so full and empty cannot be confused. Records are multiples of 8
+//! bytes and never wrap: a padding word fills the end of the ring where the next record does not fit. Guest threads take a lock
+//! of their own process around [`Producer`]; the ring needs no lock of the worker.
 //!
-//! The consumer trusts nothing: it keeps `head` privately, checks `tail` and every size against what can be true, and
-//! copies a record out once before anybody looks at it.
+//! The consumer trusts nothing: it keeps `head` privately, checks that `tail` and every size are possible, and copies a record
+//! out once before any code looks at it.
 
 use crate::{limits, session, shared::Shared};
 use core::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! The control resource of a session: where each word of it lies.
+//! The control resource of a session: its layout, word by word.
 //!
 //! One guest process has one session and one control resource, [`BYTES`] long, shared by shim and worker:
 //!
@@ -11,9 +11,9 @@
 //! | `0x10000` | reply slots | worker |
 //! | `0x50000` | ring | guest |
 //!
-//! **State.** The shim writes magic and version and asks the device to open the session; the worker maps the resource and
-//! sets [`STATE`] to [`READY`]. When there will be no worker, or it is gone, the device sets [`LOST`] and a CUresult
-//! in [`LOST_ERROR`]; every wait of the shim looks at the state, so no thread is left waiting for a dead worker.
+//! **State.** The shim writes magic and version and asks the device to open the session; the worker maps the resource and sets
+//! [`STATE`] to [`READY`]. When there will be no worker, or it is gone, the device sets [`LOST`] and a CUresult in
+//! [`LOST_ERROR`]; every wait of the shim looks at the state, so no thread is left waiting for a dead worker.
 
 use crate::{limits, shared::Shared};
 use core::sync::atomic::Ordering;

@@ -1,7 +1,7 @@
 //! The view of memory that another party changes at any time.
 //!
-//! Protocol code never holds a reference into such memory. It loads and stores single words with an ordering, or copies
-//! bytes out once and parses the private copy. Implementations: a mapping in the shim and the worker, a model in tests.
+//! Protocol code never holds a reference into such memory. It loads and stores single words with an ordering, or copies bytes
+//! out once and parses the private copy. Implementations: a mapping in the shim and the worker, a model in tests.
 
 use core::sync::atomic::Ordering;
 

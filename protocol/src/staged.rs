@@ -1,7 +1,7 @@
-//! Which arena memory a call reads and writes: what has to be carried along where that memory is not shared.
+//! The arena memory that a call reads and writes: it is carried along where it is not shared.
 //!
-//! Both ends of a stream ask here, the guest about its own records and the host about a hostile guest's, so neither has
-//! to be told by the other.
+//! Both ends of a stream call this module, the guest for its own records and the host for a hostile guest's, so neither needs
+//! this information from the other.
 
 use crate::{calls::wire, field::FieldError, record::Header};
 

@@ -1,10 +1,10 @@
 //! Frames: a session over a byte stream, where guest and host share no memory.
 //!
-//! Each side has the session page and the arenas in memory of its own, and sends what the other has to see. The guest
-//! sends records and, before each, the arena memory that its call reads ([`crate::staged`]). The host puts them into the
-//! memory that its worker shares, and sends what the worker publishes there: a change of a word, an answer, and before
-//! those the arena memory that the call wrote. Frames take effect in the order in which they were sent, so nobody sees a
-//! sequence before the bytes that it promises.
+//! Each side has the session page and the arenas in memory of its own, and sends the parts that the other has to see. The guest
+//! sends records and, before each, the arena memory that its call reads ([`crate::staged`]). The host puts them into the memory
+//! that its worker shares, and sends the worker's publications there: a change of a word, an answer, and before those the arena
+//! memory that the call wrote. Frames take effect in the order in which they were sent, so neither side sees a sequence before
+//! the bytes that it promises.
 //!
 //! A frame is a head of [`HEAD_BYTES`] and a payload:
 //!
@@ -14,7 +14,7 @@
 //! | 4 | bytes of the payload, `u32` |
 //! | 8 | two words, by kind |
 //!
-//! Both ends are hostile to each other: a head says all that its frame may be before a byte of the payload is taken.
+//! Both ends are hostile to each other: a head fully bounds its frame before a byte of the payload is taken.
 
 use crate::{
     field::{FieldError, Reader},

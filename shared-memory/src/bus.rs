@@ -1,7 +1,7 @@
-//! A net under shared pages: a process that touches one which is not there says so and ends, with a status of its own.
+//! A safety net under shared pages: a process that touches a missing page reports it and ends, with a status of its own.
 //!
-//! Memory is checked before it is touched, so this happens only where a VMM is trusted with memory that it can cut, where the host
-//! has no huge page left, or where a page of the host's memory is broken.
+//! Memory is checked before it is touched, so this happens only if a VMM is trusted with memory that it can cut, if the host
+//! has no huge page left, or if a page of the host's memory is broken.
 
 #![expect(unsafe_code, reason = "a signal handler")]
 

@@ -1,8 +1,8 @@
 //! Pages that cannot be laid side by side: reached one by one, inside larger windows of their files.
 //!
-//! A piece of a huge page cannot be mapped, and a process may have only so many mappings. So a few ranges of the files are
-//! mapped that together contain all the pages, and a table says where each page is. The windows never leave the extents
-//! that whoever names the pages says are theirs, and are cut where most would be mapped in vain.
+//! A piece of a huge page cannot be mapped, and the number of mappings of a process is limited. So a few ranges of the files
+//! are mapped that together contain all the pages, and a table gives the place of each page. The windows never leave the
+//! extents that the party naming the pages claims for itself, and are cut where most would be mapped in vain.
 
 use crate::run::Run;
 use crate::{

@@ -1,8 +1,9 @@
 //! Memory that another party changes at any time, and the descriptors through which it comes.
 //!
-//! The only code of shim and backend that touches shared pages: word accesses with an ordering and raw copies, never a
-//! Rust reference to a byte of it ([`mapping`]), also where pages cannot be laid side by side ([`gathered`]); which pages of a
-//! memory file another process may map ([`run`]) and which parts of it are free ([`ranges`]); what happens where a page is not there ([`bus`]); and SEQPACKET sockets that carry descriptors ([`socket`]).
+//! It is the only code of shim and backend that touches shared pages: word accesses with an ordering and raw copies, never a
+//! Rust reference to a byte of it ([`mapping`]), also for pages that cannot be laid side by side ([`gathered`]). Beside that it
+//! has the lists of pages of a memory file that another process may map ([`run`]), the free parts of a memory file
+//! ([`ranges`]), the handling of missing pages ([`bus`]), and SEQPACKET sockets that carry descriptors ([`socket`]).
 
 pub mod bus;
 pub mod gathered;

@@ -1,4 +1,4 @@
-//! Which parts of a memory file are free.
+//! The free parts of a memory file.
 
 use std::collections::BTreeMap;
 

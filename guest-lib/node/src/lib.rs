@@ -1,7 +1,7 @@
-//! Render nodes of the stock `virtio_gpu` driver: which is a Sluice device, and what can be done with one.
+//! Render nodes of the stock `virtio_gpu` driver: the search for a Sluice device, and the ioctls on it.
 //!
-//! Each ioctl is a function on a borrowed descriptor that cannot be called wrongly and that answers what the kernel answers;
-//! whose descriptor it is, and what follows from an error, is the caller's.
+//! Each ioctl is a safe function on a borrowed descriptor and returns the kernel's answer; the caller owns the descriptor and
+//! handles errors.
 
 mod ioctl;
 

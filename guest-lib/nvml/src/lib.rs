@@ -1,11 +1,11 @@
-//! The guest's `libnvidia-ml.so.1`: what monitors in a guest may know of its GPUs.
+//! The guest's `libnvidia-ml.so.1`: the view that monitors in a guest have of its GPUs.
 //!
-//! It asks the guest's `libcuda.so.1`, which it loads by that name and asks for the table that is meant for this, and
-//! answers from what the host tells the VM: names, memory to the byte of its quota, and the processes of this VM by the
-//! numbers that the guest gave them. What lies beyond the VM (other tenants, the host, the board) cannot be asked for.
+//! It loads the guest's `libcuda.so.1` by that name, takes the table that the library has for this purpose, and answers from
+//! the host's information for the VM: names, memory to the byte of its quota, and the processes of this VM by the numbers that
+//! the guest gave them. Nothing beyond the VM (other tenants, the host, the board) can be queried.
 //!
-//! Listed are processes that hold memory; a monitor itself, which holds none, is not. All GPUs of the VM are there,
-//! whatever `CUDA_VISIBLE_DEVICES` says, as with the vendor's.
+//! It lists processes that hold memory, so not a monitor itself, which holds none. All GPUs of the VM are there, whatever the
+//! value of `CUDA_VISIBLE_DEVICES`, as with the vendor's.
 
 mod shim;
 

@@ -1,4 +1,4 @@
-//! The guest's `libcuda.so.1`, through the table that it has for a management library.
+//! The guest's `libcuda.so.1`, used through the table that it has for a management library.
 
 #![expect(unsafe_code, reason = "loads a C library and calls what its table holds")]
 

@@ -1,8 +1,8 @@
 //! Copies.
 //!
-//! Device memory is the worker's, so a copy is a post. Host memory the worker sees (pinned) is named in place; other host
-//! memory goes through staging memory of the arena: copied in before the post, copied out after a wait. Long copies are
-//! cut into portions, so that staging one overlaps with the transfer of another.
+//! Device memory is the worker's, so a copy is a post. Host memory that the worker sees (pinned) is named in place; other host
+//! memory goes through staging memory of the arena: copied in before the post, copied out after a wait. Long copies are cut
+//! into portions, so that staging one overlaps with the transfer of another.
 
 use crate::{
     arguments::{Call, In, Out},

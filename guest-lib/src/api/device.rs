@@ -1,4 +1,4 @@
-//! Device queries: answered from what session set-up brought.
+//! Device queries: answered from the data of session set-up.
 
 use crate::{
     arguments::{Call, In, Out},

@@ -1,4 +1,4 @@
-//! Device memory of other processes of the system. Events between processes are not served, as the attributes say.
+//! Device memory of other processes of the system. Events between processes are not served, and the attributes report that.
 
 use crate::{
     arguments::{Call, Out},

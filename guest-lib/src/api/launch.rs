@@ -1,4 +1,4 @@
-//! Launches: checked here against what is cached, so that the driver's immediate errors are immediate, then posted.
+//! Launches: checked here against cached data, so that the driver's immediate errors are immediate, then posted.
 
 use crate::{
     arguments::{Call, In, Out},

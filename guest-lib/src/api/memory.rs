@@ -1,4 +1,4 @@
-//! Memory: device, pinned host, and what a pointer is.
+//! Memory: device memory, pinned host memory, and pointer attributes.
 
 use crate::{
     arguments::{Call, In, Out},

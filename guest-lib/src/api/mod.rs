@@ -1,8 +1,8 @@
 //! The functions of the C API, by their C names, in the order of the call table.
 //!
-//! The exports call it. Owns nothing: it composes what the tables of the process answer, and alone knows all of them. Each
-//! function takes what its C caller passed, in the types of [`crate::arguments`], and answers a result code; nothing here is
-//! unsafe. What a function does on the host is a wire call; what it can answer from what the process knows, it does.
+//! The exports call it. It owns nothing: it combines the answers of the process's tables, and alone knows all of them. Each
+//! function takes the C caller's arguments, in the types of [`crate::arguments`], and returns a result code; nothing here is
+//! unsafe. A function that acts on the host makes a wire call; one that the state of the process can answer is answered here.
 
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "the names and signatures of cuda.h")]
 

@@ -1,4 +1,4 @@
-//! Memory in the order of streams, and pools. Pools are not shared between processes, as their attributes say.
+//! Stream-ordered memory, and pools. Pools are not shared between processes, and their attributes report that.
 
 use super::virtual_memory::{ON_DEVICE, PINNED, location_of};
 use crate::{

@@ -1,4 +1,4 @@
-//! What the export tables ask of the shim.
+//! The shim's functions behind the export tables.
 
 use crate::{error::Error, lifetime, log, process, state::thread};
 use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};

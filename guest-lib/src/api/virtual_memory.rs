@@ -1,4 +1,4 @@
-//! The virtual-memory API, for memory of devices. Host memory behind it is not served, as the attributes say.
+//! The virtual-memory API, for memory of devices. Host memory behind it is not served, and the attributes report that.
 
 use crate::{
     arguments::{Call, In, Out, descriptor},

@@ -1,4 +1,4 @@
-//! What kernels print, written where the program's own output goes.
+//! The text that kernels print, written to the program's own output.
 
 #![expect(unsafe_code, reason = "writes to C's standard streams")]
 

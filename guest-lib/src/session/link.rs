@@ -1,4 +1,4 @@
-//! The session page, the transport beside it, and whether the session is over.
+//! The session page, the transport beside it, and the check of whether the session is over.
 
 use crate::{
     error::{Error, Result},

@@ -1,7 +1,8 @@
 //! The session: calls out through the ring, answers in through the reply slots.
 //!
-//! The tables and the functions of the C API call it. Owns the ring, the reply slots, the resources shared with the worker, and
-//! the thread that wakes sleeping callers. It knows no object of the program: contexts, streams and errors are numbers to it.
+//! The tables and the functions of the C API call it. It owns the ring, the reply slots, the resources shared with the worker,
+//! and the thread that wakes sleeping callers. It knows no object of the program: contexts, streams and errors are numbers to
+//! it.
 
 mod console;
 mod link;

@@ -1,10 +1,10 @@
 //! Waiting for the host: poll a little, then nap, then sleep.
 //!
-//! To be woken takes several processes, each of which has to be woken itself: a tenth of a millisecond where processors
-//! are few. So a thread that has polled in vain takes naps first and looks again after each. When the wait is so long that
-//! being woken hardly adds to it, the thread registers what it waits for and sleeps on a futex of its own. One thread of
-//! the shim, started when the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition
-//! holds, so a wake-up from the host costs one thread, not one per sleeper.
+//! A wake-up takes several processes, each of which has to be woken itself: a tenth of a millisecond where processors are few.
+//! So a thread that has polled in vain takes naps first and looks again after each. When the wait is so long that a wake-up
+//! hardly adds to it, the thread registers its condition and sleeps on a futex of its own. One thread of the shim, started when
+//! the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition holds, so a wake-up from
+//! the host costs one thread, not one per sleeper.
 
 use crate::{session::link::Link, spawn::spawn, transport::TransportError};
 use core::{

@@ -1,4 +1,4 @@
-//! Contexts: which exist, which is current where, and the primary ones.
+//! Contexts: the existing ones, the current one of each thread, and the primary ones.
 
 use crate::{
     error::{Error, Result},

@@ -1,4 +1,4 @@
-//! Events: where each one was recorded last, so that queries and waits need no host.
+//! Events: the last record of each, so that queries and waits need no host.
 
 use crate::{
     error::{Error, Result},

@@ -1,4 +1,4 @@
-//! Functions and kernels: everything a launch has to know, cached when the handle was made.
+//! Functions and kernels: all data that a launch needs, cached when the handle was made.
 
 use crate::{
     error::{Error, Result},

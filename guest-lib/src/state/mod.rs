@@ -1,8 +1,8 @@
 //! The state of the process: devices, contexts, streams, events, modules and memory, as the program sees them.
 //!
-//! The functions of the C API call it, through the process that composes it. Owns the handles that a program holds, and what
-//! makes an answer possible without the host. A table takes the session and the tables it stands on, and never knows the
-//! process, a C pointer, or who called.
+//! The functions of the C API call it, through the process that composes it. It owns the handles that a program holds, and the
+//! data that make an answer possible without the host. A table takes the session and the tables it stands on, and never knows
+//! the process, a C pointer, or its caller.
 
 pub(crate) mod contexts;
 pub(crate) mod devices;

@@ -1,4 +1,4 @@
-//! Modules and libraries: which exist, in which context, and what was looked up in them.
+//! Modules and libraries: the existing ones, their contexts, and the symbols looked up in them.
 
 use crate::{
     error::{Error, Result},

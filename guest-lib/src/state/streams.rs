@@ -1,8 +1,8 @@
-//! Streams: which slot of the session page each one counts in, and what was posted there.
+//! Streams: the slot of the session page in which each one counts, and the work posted there.
 //!
-//! A slot's counters only grow, across the streams that use it one after the other, so a sequence once complete stays
-//! complete and nothing has to be reset. A stream that is destroyed leaves its slot at once, but its work is its context's
-//! until it is complete: the slot keeps the context's name and rests until then.
+//! A slot's counters only grow, across the streams that use it one after the other, so a sequence once complete stays complete
+//! and nothing has to be reset. A stream that is destroyed leaves its slot at once, but its work belongs to its context until
+//! it is complete: the slot keeps the context's name and rests until then.
 
 use crate::{
     error::{Error, Result},

@@ -1,8 +1,8 @@
-//! What the driver keeps per thread of the program: its context stack and its default streams.
+//! The state that the driver keeps per thread of the program: its context stack and its default streams.
 //!
-//! A thread's own destructors may call the driver until the very end, and those of C++ run in the reverse order of what
-//! they belong to. So what is kept here has no destructor of that kind; it is emptied by one of a `pthread` key, which runs
-//! after all of those, and stays usable even then.
+//! A thread's own destructors may call the driver until the very end, and those of C++ run in the reverse order of their
+//! objects. So the state kept here has no destructor of that kind; a destructor of a `pthread` key empties it, which runs after
+//! all of those, and it stays usable even then.
 
 #![expect(unsafe_code, reason = "a destructor of a pthread key")]
 

@@ -1,8 +1,8 @@
-//! No VM: this process is the vhost-user front-end and the virtio-gpu driver at once.
+//! The transport without a VM: this process is the vhost-user front-end and the virtio-gpu driver at once.
 //!
-//! A sealed memory file plays guest RAM, its offsets are guest-physical addresses, and the commands are those the
-//! kernel's driver would send. Connection, context and session are one: the device ends all three when this process is
-//! gone. A container needs nothing but the socket.
+//! A sealed memory file plays guest RAM, its offsets are guest-physical addresses, and the commands are those the kernel's
+//! driver would send. Connection, context and session are one: the device ends all three when this process is gone. A container
+//! needs nothing but the socket.
 
 #![expect(unsafe_code, reason = "borrowing a descriptor of a library")]
 #![expect(clippy::cast_possible_truncation, reason = "halves of words, and the length of a doorbell")]

@@ -1,7 +1,7 @@
 //! Descriptors of this library in a foreign program.
 //!
-//! Programs close descriptors they do not know (daemons, shells, test harnesses close all above 2) and open their own,
-//! which then have the same numbers. So ours live at high numbers, and what a number means is checked before use.
+//! Programs close descriptors they do not know (daemons, shells, test harnesses close all above 2) and open their own, which
+//! then have the same numbers. So ours live at high numbers, and each is checked before use.
 
 use super::interface::TransportError;
 use rustix::{

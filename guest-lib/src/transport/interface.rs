@@ -1,4 +1,4 @@
-//! The interface of a transport: what the session asks of it, and why that may fail.
+//! The interface of a transport: the operations that the session needs of it, and the reasons for which they may fail.
 
 use rustix::io::Errno;
 use sluice_guest_node::Mode;

@@ -1,13 +1,13 @@
-//! How the shim reaches the device: a way to make memory both sides see, to send doorbells, and to sleep.
+//! Transports, by which the shim reaches the device: they make memory that both sides see, send doorbells, and sleep.
 //!
-//! The session calls it. Owns every descriptor of this library. It never looks at what flows through the memory.
+//! The session calls it. It owns every descriptor of this library. It never looks at the data that flows through the memory.
 //!
-//! [`direct`] is for containers and tests, where this process is its own vhost-user front-end; [`drm`] is for virtual
-//! machines, where the kernel's `virtio_gpu` driver carries everything; [`vsock`] is for virtual machines whose kernel has
-//! no such driver, and shares nothing: it sends what the other side has to see.
+//! [`direct`] is for containers and tests, where this process is its own vhost-user front-end; [`drm`] is for virtual machines,
+//! where the kernel's `virtio_gpu` driver carries everything; [`vsock`] is for virtual machines whose kernel has no such
+//! driver, and shares nothing: it sends the data that the other side has to see.
 //!
-//! The descriptors belong to a foreign program, which may close any of them: they live at high numbers and are checked
-//! before use (`held`). Nothing here handles or sends a signal.
+//! The descriptors belong to a foreign program, which may close any of them: they live at high numbers and are checked before
+//! use (`held`). Nothing here handles or sends a signal.
 
 pub mod direct;
 pub mod drm;

@@ -1,7 +1,7 @@
 //! The driver's side of a split virtqueue, many commands in flight, over the first pages of the memory file.
 //!
-//! Each command has a slot: two descriptors that are linked for ever, and room for a command and its answer. The device
-//! is another party that writes the used ring: what it says is checked, and a used ring that cannot be is the end.
+//! Each command has a slot: two descriptors that are linked for ever, and room for a command and its answer. The device is
+//! another party that writes the used ring: its entries are checked, and a used ring with an impossible entry is the end.
 
 #![expect(clippy::cast_possible_truncation, reason = "halves of words, slot numbers and lengths of slots")]
 

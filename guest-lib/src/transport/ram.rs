@@ -1,7 +1,7 @@
-//! The memory file of a process without a VM: what guest RAM is to a kernel.
+//! The memory file of a process without a VM, which takes the place of guest RAM.
 //!
-//! Sparse, of a fixed size and sealed, because the device refuses memory that could shrink under it. A range that is
-//! given back loses its pages, so every new range reads as zero.
+//! Sparse, of a fixed size and sealed, because the device refuses memory that could shrink under it. A range that is given back
+//! loses its pages, so every new range reads as zero.
 
 use super::{held::Held, interface::TransportError};
 use rustix::fs::{

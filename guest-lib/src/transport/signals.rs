@@ -1,4 +1,4 @@
-//! Signals of a foreign program, which work of this library is not to meet.
+//! Signals of a foreign program, kept away from work of this library.
 
 #![expect(unsafe_code, reason = "signal masks")]
 

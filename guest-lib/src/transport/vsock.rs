@@ -1,9 +1,10 @@
-//! No shared memory: a stream to the host, a virtual socket or a Unix socket, that carries what the other side has to see.
+//! The transport without shared memory: a stream to the host, a virtual socket or a Unix socket, that carries the data that the
+//! other side has to see.
 //!
-//! The session page and the arenas are memory of this process. A record goes out when it is published, after the arena
-//! memory that its call reads. What the host publishes a thread of the shim reads from the stream and writes into the
-//! page, so whoever waits there does not know the difference. Memory attached this way is never reached by the device
-//! itself: the host says of all of it that it is gathered.
+//! The session page and the arenas are memory of this process. A record goes out when it is published, after the arena memory
+//! that its call reads. A thread of the shim reads the host's publications from the stream and writes them into the page, so a
+//! thread that waits there does not know the difference. The device itself never reaches memory attached this way: the host
+//! reports all of it as gathered.
 //!
 //! One stream is one session: when this process is gone the host ends it.
 

@@ -1,7 +1,7 @@
-//! `sluice-guest doctor`: whether CUDA programs can work in this system, and what to do where they cannot.
+//! `sluice-guest doctor`: a check of whether CUDA programs can work in this system, with advice if they cannot.
 //!
-//! It looks from the outside in: what the VMM has plugged in, whether the kernel drives it, whether this user may use it, whether
-//! it is Sluice's, and of a version that fits; then which driver programs find, and whether that starts. It changes nothing.
+//! It looks from the outside in: the device that the VMM has plugged in, the kernel's driver for it, the right of this user to
+//! use it, its maker (Sluice) and a version that fits; then the driver that programs find, and its start. It changes nothing.
 
 mod device;
 mod driver;

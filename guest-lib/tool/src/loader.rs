@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "a library is loaded, and three functions of it are called")]
 
-//! Which driver library programs find, and the line that decides it.
+//! The driver library that programs find, and the line of the loader's configuration that decides it.
 //!
 //! The libraries lie in a directory of their own. A file in `/etc/ld.so.conf.d` names it, and sorts before those of other
-//! packages, so that a driver that is installed as well stays as it is and where it is.
+//! packages, so that another installed driver stays unchanged in its place.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

@@ -1,4 +1,4 @@
-//! Virtio devices and their render nodes, found and put in words. Asks the kernel, and makes nothing.
+//! Virtio devices and their render nodes, found and described. It queries the kernel, and makes nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,11 +1,11 @@
 //! Takes Sluice's devices from the kernel's driver before the system is suspended, and gives them back after it.
 //!
-//! The virtio_gpu driver of stock kernels cannot be suspended: its device comes back without queues, the driver does not know, and
-//! who calls it waits for ever. Taken from the driver in time and given back, the device is as new. Programs with a session get an
-//! error; those that start afterwards find what they found before.
+//! The virtio_gpu driver of stock kernels cannot be suspended: its device comes back without queues, the driver does not know,
+//! and its callers wait for ever. Taken from the driver in time and given back, the device is as new. Programs with a session
+//! get an error; those that start afterwards find the same as before.
 //!
-//! The host hears nothing when a driver goes, but when one comes, and ends all sessions then. So the driver gets each device once
-//! more before the system is suspended: no worker has pages then that the guest has forgotten.
+//! The host gets no message when a driver goes, but one when a driver comes, and ends all sessions then. So the driver gets
+//! each device once more before the system is suspended: no worker has pages then that the guest has forgotten.
 
 use std::fs;
 use std::io;

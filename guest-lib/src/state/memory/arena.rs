@@ -1,13 +1,13 @@
 //! Host memory shared with the worker at equal addresses: pinned memory of the program, and staging for everything else.
 //!
-//! The arena grows by resources laid side by side into one reservation; allocations never move. Staging memory is freed
-//! when the work that reads it is complete, which its stream's sequence tells.
+//! The arena grows by resources laid side by side into one reservation; allocations never move. Staging memory is freed when
+//! the work that reads it is complete, which its stream's sequence shows.
 //!
-//! Where the worker cannot map guest pages side by side (huge pages, or too many pieces) it gathers them, and where no memory
-//! is shared they are brought to it. Such memory is as good as any for staging, but the device does not reach it. A session
-//! that is so from its beginning says that its devices reach no host memory; what a program then calls pinned is memory of
-//! its own, copied through staging like any other, and has no address on the device. Where that is found out later, when
-//! the program may have been told otherwise, there is no pinned memory.
+//! If the worker cannot map guest pages side by side (huge pages, or too many pieces) it gathers them, and if no memory is
+//! shared, a stream carries their content to it. Such memory is as good as any for staging, but the device does not reach it. A
+//! session that has only such memory from its beginning reports that its devices reach no host memory; memory that a program
+//! then calls pinned is memory of its own, copied through staging like any other, and has no address on the device. If this is
+//! found out later, when the program may already have received another answer, there is no pinned memory.
 
 use crate::{
     error::{Error, Result},

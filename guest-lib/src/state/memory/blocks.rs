@@ -1,7 +1,7 @@
 //! The program's own use of the virtual-memory API: handles of physical memory, reservations, mappings.
 //!
-//! The host keeps the memory; here is what makes its answers the driver's: how often a handle is held, what is mapped
-//! where, who has access. Nobody waits for the device while the lock is held.
+//! The host keeps the memory; this module keeps the data that makes its answers the driver's: the count of each handle, the
+//! mappings, the access rights. No thread waits for the device while it holds the lock.
 
 use crate::{
     error::{Error, Result},

@@ -1,4 +1,4 @@
-//! Device addresses: the window they lie in, and what is allocated there.
+//! Device addresses: the window they lie in, and the allocations in it.
 //!
 //! The window is reserved in this process, so no host pointer can ever look like a device pointer.
 

@@ -1,8 +1,8 @@
-//! Memory that several processes of the system have: tokens that name a share, and what is open here.
+//! Memory that several processes of the system share: tokens that name a share, and the shares that are open here.
 //!
 //! A token holds the share's number, 128 random bits that the arbiter draws. The host opens a share for processes of its VM
-//! that name all of them, so a token is a secret of the processes that it is handed to: one that was never handed a token
-//! cannot make one.
+//! that name all of them, so a token is a secret of the processes that receive it: a process that never received a token cannot
+//! make one.
 
 use crate::{
     error::{Error, Result},

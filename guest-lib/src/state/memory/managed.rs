@@ -1,5 +1,5 @@
-//! Managed memory. It is pinned memory of the arena, which devices reach where it is: nothing ever moves, and advice is
-//! only remembered.
+//! Managed memory. It is pinned memory of the arena, which devices reach in place: nothing ever moves, and advice is only
+//! remembered.
 
 use crate::error::{Error, Result};
 use core::ops::Range;

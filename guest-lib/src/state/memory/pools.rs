@@ -1,7 +1,7 @@
-//! Memory pools: handles, settings, and which one is a device's.
+//! Memory pools: handles, settings, and the pool of each device.
 //!
-//! What a pool has is counted on the host's side, where a pool is a number: a device's own pool has the number behind its
-//! ordinal, the others those behind all devices.
+//! The host counts the memory of a pool, and knows a pool as a number: a device's own pool has the number behind its ordinal,
+//! the others those behind all devices.
 
 use crate::{
     error::{Error, Result},

@@ -1,11 +1,11 @@
-//! A virtual machine: the kernel's stock `virtio_gpu` driver, reached through an unprivileged render node.
+//! The transport in a virtual machine: the kernel's stock `virtio_gpu` driver, reached through an unprivileged render node.
 //!
-//! What the VMM passes of the device's features decides how ([`Mode`]): how memory is made, how the doorbell rings, and what
-//! a sleep is. Outside of FULL any answer to anybody ends every wait, which a wait permits. Errors of the device do not
-//! come back through this driver: whether a resource is usable is learnt from the attach table.
+//! The device features that the VMM passes on decide the [`Mode`]: the way to make memory, to ring the doorbell, and to sleep.
+//! Outside of FULL any answer to any process ends every wait, which a wait permits. This driver returns no errors of the
+//! device: the attach table shows whether a resource is usable.
 //!
-//! In 2D there are no contexts. The session is the control resource, the first that is made; whatever is made carries the
-//! session's nonce in its first page until the device has seen it, and nothing else of it is known to anybody.
+//! In 2D there are no contexts. The session is the control resource, the first that is made; every other resource carries the
+//! session's nonce in its first page until the device has seen it, and no other process knows anything of it.
 
 use super::{
     held::Held,

@@ -1,4 +1,4 @@
-//! What carries the calls out of this system: a virtio GPU, a socket, or nothing.
+//! The carrier of the calls out of this system: a virtio GPU, a socket, or nothing.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! Which driver programs find, and whether it starts.
+//! The driver that programs find, and its start.
 
 use std::path::Path;
 
