@@ -1,4 +1,4 @@
-//! The management API, as every command asks it.
+//! The client of the management API, as every command uses it.
 
 use std::{env, fmt, io, path::PathBuf, str::FromStr};
 

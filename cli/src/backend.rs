@@ -1,9 +1,9 @@
 //! The backend of one `sluice run` or `sluice host`: `sluiced`, and through it launcher, device and workers.
 //!
-//! **Start.** `sluiced` gets one end of a socket as its standard input and says `ready` on it; no time passes in between but
-//! what the processes take. **End.** Closing our side of the socket ends everything in order. Launcher and `sluiced` hold
-//! the other end, the launcher until its last child is reaped, so that the end of file on ours means: nothing is left. This
-//! also holds if `sluiced` or this process is killed, for a closed socket is all it takes.
+//! **Start.** `sluiced` gets one end of a socket as its standard input and writes `ready` to it; no time passes in between but
+//! the start-up time of the processes. **End.** Closing our side of the socket ends everything in order. Launcher and `sluiced`
+//! hold the other end, the launcher until its last child is reaped, so that the end of file on ours means: nothing is left.
+//! This also holds if `sluiced` or this process is killed, for a closed socket is all it takes.
 
 use std::{
     io::Read as _,

@@ -1,4 +1,4 @@
-//! `sluice doctor`: whether this host can do what Sluice is for, and what to do where it cannot.
+//! `sluice doctor`: a check of whether this host can serve VMs and programs through Sluice, with advice if it cannot.
 //!
 //! It looks, and changes nothing. A library that may crash is loaded by a process of its own.
 

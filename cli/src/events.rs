@@ -1,4 +1,4 @@
-//! `sluice events`: what happens, as it happens.
+//! `sluice events`: the stream of events.
 
 use std::{thread, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Where Sluice's programs and libraries are.
+//! The paths of Sluice's programs and libraries.
 
 use std::{
     env, io,

@@ -1,4 +1,4 @@
-//! `sluice host`.
+//! `sluice host`: serves a VM until a signal ends it.
 
 use std::{io::Write as _, path::PathBuf};
 

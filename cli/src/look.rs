@@ -1,4 +1,4 @@
-//! What there is and what is used: `sluice status, gpus, units, usage`.
+//! The state of the host and its usage: `sluice status, gpus, units, usage`.
 
 use anyhow::Result;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! Manual pages, from what the command line says of itself.
+//! Manual pages, generated from the command line's own descriptions.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Where VMs are: `sluice move, mig, suggestions`.
+//! The places of VMs: `sluice move, mig, suggestions`.
 
 use anyhow::Result;
 use sluice_api::{

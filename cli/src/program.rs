@@ -1,4 +1,5 @@
-//! Running the user's program: it gets what it would get without Sluice, and its end is ours.
+//! The user's program: it runs as it would without Sluice, apart from the variables that lead it to the driver, and its end
+//! becomes ours.
 
 use std::{
     ffi::{OsStr, OsString},

@@ -1,4 +1,4 @@
-//! `sluice run`.
+//! `sluice run`: runs a program of this host through Sluice.
 
 use std::{
     env, ffi::OsString, fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command,

@@ -1,7 +1,7 @@
 //! The software GPU of one `sluice run` or `sluice host`: a device of its own, as large as it has to be.
 //!
-//! All memory of a device is in the custody of one arbiter, so two backends cannot share one; and it is in memory, so it is
-//! no larger than what is asked for, and goes with the backend. Whoever names a device in the environment gets that one.
+//! All memory of a device is in the custody of one arbiter, so two backends cannot share one; and it is in memory, so it is no
+//! larger than requested, and goes with the backend. A user who names a device in the environment gets that one.
 
 use std::{ffi::OsString, fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf};
 

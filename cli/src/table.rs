@@ -1,4 +1,4 @@
-//! Columns of text.
+//! Tables of text in columns.
 
 use serde::Serialize;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Organisations, projects and sizes.
+//! The commands for organisations, projects and sizes.
 
 use anyhow::Result;
 use clap::Subcommand;

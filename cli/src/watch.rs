@@ -1,4 +1,4 @@
-//! `sluice watch`: units and VMs, again and again, as `top` shows processes.
+//! `sluice watch`: a view of units and VMs that refreshes itself, as `top` shows processes.
 
 use std::{
     collections::BTreeMap,

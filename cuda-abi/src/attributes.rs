@@ -1,7 +1,7 @@
 //! Device attributes whose true value a guest must not see.
 //!
-//! The rule: no call is refused while an attribute claims that it works. Everything listed here belongs to an area
-//! that is not served to guests; all other attributes pass on what the driver says.
+//! The rule: no call is refused while an attribute claims that it works. Everything listed here belongs to an area that is not
+//! served to guests; all other attributes pass on the driver's value.
 
 use crate::sys::CUdevice_attribute as Attribute;
 

@@ -1,13 +1,13 @@
 //! The answer to the start-up handshake of NVIDIA's CUDA runtime.
 //!
-//! A runtime asks the driver one question, three times in a row, before it makes its first real call, and refuses to
-//! work after a wrong answer. This module computes that answer, so that unmodified programs start on a remoted or a
-//! software driver. The handshake protects no data and carries no secret of a user or a machine.
+//! A runtime sends the driver one challenge, three times in a row, before it makes its first real call, and refuses to work
+//! after a wrong answer. This module computes that answer, so that unmodified programs start on a remoted or a software driver.
+//! The handshake protects no data and carries no secret of a user or a machine.
 //!
-//! The algorithm was published by the ZLUDA project (<https://github.com/vosen/ZLUDA>, MIT or Apache-2.0, crate
-//! `dark_api`), to which the credit belongs; the code here was written from a description of it and from RFC 1319 (MD2)
-//! and RFC 2104 (HMAC). MD2 and HMAC are a format here, not protection: nothing else in this project may use them, and
-//! no module but the export tables may depend on this one. The cargo feature `cudart-handshake` leaves it out.
+//! The algorithm was published by the ZLUDA project (<https://github.com/vosen/ZLUDA>, MIT or Apache-2.0, crate `dark_api`), to
+//! which the credit belongs; the code here was written from a description of it and from RFC 1319 (MD2) and RFC 2104 (HMAC).
+//! MD2 and HMAC are a format here, not protection: nothing else in this project may use them, and no module but the export
+//! tables may depend on this one. The cargo feature `cudart-handshake` leaves it out.
 
 #![expect(
     clippy::cast_possible_truncation,

@@ -1,12 +1,11 @@
-//! A bounded reader for kernel images: what a program hands to `cuModuleLoadData` and its kin.
+//! A bounded reader for kernel images: the input of `cuModuleLoadData` and its kin.
 //!
-//! An image comes as an address without a length. [`size_of`] finds the length through a callback that reads the
-//! program's memory; the rest of the module works on the bytes. A *wrapper* (what the compiler's glue code passes)
-//! points to one or more *fatbins*; a fatbin holds entries, each a PTX text or an ELF cubin for one architecture, plain
-//! or compressed.
+//! An image comes as an address without a length. [`size_of`] finds the length through a callback that reads the program's
+//! memory; the rest of the module works on the bytes. A *wrapper* (passed by the compiler's glue code) points to one or more
+//! *fatbins*; a fatbin holds entries, each a PTX text or an ELF cubin for one architecture, plain or compressed.
 //!
-//! All of it is total: any bytes give a value or an [`ImageError`], no length inside an image is believed before it has
-//! been compared with what is there, and nothing is allocated beyond the limit of the caller.
+//! All of it is total: any bytes give a value or an [`ImageError`], every length inside an image is compared with the bytes
+//! present before it is used, and nothing is allocated beyond the limit of the caller.
 
 mod cubin;
 mod extent;

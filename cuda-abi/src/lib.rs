@@ -5,12 +5,12 @@
 //! - [`status`]: names and texts of result codes;
 //! - [`attributes`]: device attributes that a guest must not see as they are;
 //! - [`tables`]: the export tables, context-local storage, and (feature `cudart-handshake`) the start-up handshake;
-//! - [`managed`]: what is said of managed memory;
+//! - [`managed`]: advice about managed memory, and its range attributes;
 //! - [`nvml`]: the management library, its layouts and its C surface;
 //! - [`image`]: a bounded reader for the kernel images a program hands to the driver.
 //!
-//! The crate knows nothing of transport, sessions or devices. Bytes that come from a program are never trusted: every
-//! reader here ends with a value or an error, within bounds that its caller gives.
+//! The crate knows nothing of transport, sessions or devices. Bytes that come from a program are never trusted: every reader
+//! here ends with a value or an error, within bounds that its caller gives.
 
 pub mod attributes;
 #[cfg(feature = "cudart-handshake")]

@@ -1,8 +1,8 @@
-//! What a program says of managed memory (`cuMemAdvise`, `cuMemPrefetchAsync`), and what it is told when it asks for it
+//! A program's advice about managed memory (`cuMemAdvise`, `cuMemPrefetchAsync`), and the attributes that it reads back
 //! (`cuMemRangeGetAttribute`).
 //!
-//! In shim and software GPU managed memory is memory of the host that every device reaches, so nothing ever moves and
-//! advice changes nothing; it is only remembered. The numbers are those of the driver's header.
+//! In shim and software GPU managed memory is memory of the host that every device reaches, so nothing ever moves and advice
+//! changes nothing; it is only remembered. The numbers are those of the driver's header.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

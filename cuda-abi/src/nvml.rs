@@ -1,11 +1,11 @@
 //! NVML, the management library: its layouts, its result codes, and its C surface over a [`Driver`].
 //!
-//! The software GPU and the guest each have a `libnvidia-ml.so.1`. They differ in where facts come from, which a
-//! [`Driver`] says; everything that C programs see is here, once: reference-counted start and end, handles, versioned
-//! structures, buffers that are too small, event sets. A library is made of a [`Library`] and [`crate::nvml_library`],
-//! which exports every name of `nvml.h`.
+//! The software GPU and the guest each have a `libnvidia-ml.so.1`. They differ in the source of facts, which is their
+//! [`Driver`]; everything that C programs see is here, once: reference-counted start and end, handles, versioned structures,
+//! buffers that are too small, event sets. A library is made of a [`Library`] and [`crate::nvml_library`], which exports every
+//! name of `nvml.h`.
 //!
-//! What has no meaning where there is no board of one's own (temperature, clocks, power, fans…) answers
+//! Calls without a meaning where there is no board of one's own (temperature, clocks, power, fans…) answer
 //! `NVML_ERROR_NOT_SUPPORTED`, never an invented value; so do instances (MIG) where the driver has none.
 
 mod calls;

@@ -1,7 +1,7 @@
 //! The hash behind the symbol table, shared by the build script that searches the seeds and the library that looks up.
 //!
-//! A name falls into a bucket; the bucket's seed sends each of its names to a slot no other name has. The hash is
-//! fixed and unkeyed: the table is public and read-only, so nobody gains anything from a collision.
+//! A name falls into a bucket; the bucket's seed sends each of its names to a slot no other name has. The hash is fixed and
+//! unkeyed: the table is public and read-only, so a collision gains an attacker nothing.
 
 #![expect(
     clippy::cast_possible_truncation,

@@ -1,4 +1,4 @@
-//! The result codes of the driver: names, texts, and which of them stay.
+//! The result codes of the driver: names, texts, and the set of sticky ones.
 //!
 //! Names are the identifiers of the header. The texts are for people; programs must not compare them.
 

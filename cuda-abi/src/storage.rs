@@ -1,9 +1,9 @@
-//! Context-local storage: what a runtime keeps beside a context, found again by (context, key).
+//! Context-local storage: data that a runtime keeps beside a context, found again by (context, key).
 //!
-//! A runtime reads it before nearly every call, so a read takes no lock and allocates nothing. Writes are rare (one for
-//! each runtime and context) and take turns. Entries live in chunks that are never freed or moved, and each one carries
-//! a sequence number by which a reader notices that a writer changed it meanwhile. A freed entry is used again, so the
-//! memory is bounded by the greatest number of entries that were alive at once.
+//! A runtime reads it before nearly every call, so a read takes no lock and allocates nothing. Writes are rare (one for each
+//! runtime and context) and take turns. Entries live in chunks that are never freed or moved, and each one carries a sequence
+//! number by which a reader notices that a writer changed it meanwhile. A freed entry is used again, so the memory is bounded
+//! by the greatest number of entries that were alive at once.
 
 use std::ffi::c_void;
 use std::ptr;

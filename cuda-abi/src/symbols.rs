@@ -1,11 +1,11 @@
 //! The names of the driver library and the rules of `cuGetProcAddress`.
 //!
-//! A *base name* is what a program asks for (`cuMemcpyHtoD`); an *export* is one ABI version of it (`cuMemcpyHtoD_v2`,
-//! `cuMemcpyHtoD_v2_ptds`). `_vN` counts the ABI versions of one name and says nothing about a driver version; `_ptds`
-//! and `_ptsz` mark the forms whose default stream is the per-thread one.
+//! A *base name* is the name that a program looks up (`cuMemcpyHtoD`); an *export* is one ABI version of it (`cuMemcpyHtoD_v2`,
+//! `cuMemcpyHtoD_v2_ptds`). `_vN` counts the ABI versions of one name and says nothing about a driver version; `_ptds` and
+//! `_ptsz` mark the forms whose default stream is the per-thread one.
 //!
-//! The tables are generated at build time and looked up without allocation or lock: one process may hold several
-//! runtimes, each of which asks for about 480 names at start.
+//! The tables are generated at build time and looked up without allocation or lock: one process may hold several runtimes, each
+//! of which looks up about 480 names at start.
 
 use crate::perfect_hash;
 

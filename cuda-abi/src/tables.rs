@@ -1,13 +1,13 @@
 //! The export tables: the undocumented half of the driver's interface, handed out by `cuGetExportTable`.
 //!
-//! A table is an array of pointers: slot 0 holds its size in bytes, the rest are functions (the context-local storage
-//! alone has no size slot). Tables are statics and have one address for the life of the process, because runtimes
-//! compare and hash it. Served are the slots that runtimes and libraries were seen to call; any other slot of a served
-//! table answers `CUDA_ERROR_NOT_SUPPORTED` and writes nothing, and any other table is refused. Never may a slot be null
-//! or answer success without doing its work: a caller that is told "yes" computes nothing and does not notice.
+//! A table is an array of pointers: slot 0 holds its size in bytes, the rest are functions (the context-local storage alone has
+//! no size slot). Tables are statics and have one address for the life of the process, because runtimes compare and hash it.
+//! The served slots are those that runtimes and libraries were seen to call; any other slot of a served table answers
+//! `CUDA_ERROR_NOT_SUPPORTED` and writes nothing, and any other table is refused. A slot must never be null, nor answer success
+//! without doing its work: a caller that gets a false success computes nothing and does not notice.
 //!
-//! This module owns the tables and the context-local storage. What it needs to know of the driver comes through
-//! [`Hooks`], all of it local to the process: nothing here waits or talks to anybody.
+//! This module owns the tables and the context-local storage. The facts that it needs of the driver come through [`Hooks`], all
+//! of them local to the process: nothing here waits or communicates.
 
 #![expect(unsafe_code, reason = "the tables are called by C code, which passes and expects raw pointers")]
 

@@ -1,4 +1,4 @@
-//! Threads of the shim in a foreign process.
+//! The start of threads of the shim in a foreign process.
 
 #![expect(unsafe_code, reason = "signal masks")]
 

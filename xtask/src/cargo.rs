@@ -1,4 +1,4 @@
-//! Cargo, as a program that is called.
+//! Calls of cargo.
 
 use std::env;
 use std::ffi::OsStr;

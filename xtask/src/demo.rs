@@ -1,7 +1,7 @@
-//! `cargo xtask demo`: two Debian VMs share a GPU that neither of them has, as an operator would have them do it.
+//! `cargo xtask demo`: two Debian VMs share a GPU that neither of them has, run as an operator would run them.
 //!
-//! Everything is asked of the management API, by the command line that users have, and everything that is claimed is
-//! checked: the demo fails where the system does.
+//! Every request goes to the management API, by the command line that users have, and every claim is checked: the demo fails if
+//! the system does.
 
 mod checks;
 mod operator;

@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: pages that are derived from the code, so that they cannot say anything else.
+//! `cargo xtask docs`: pages that are generated from the code, so that they always agree with it.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,6 +1,6 @@
 //! Project automation: `cargo xtask COMMAND`.
 //!
-//! Owns no product logic; it installs what is needed, builds, starts programs and judges what they say.
+//! It owns no product logic; it installs requirements, builds, starts programs and judges their output.
 
 mod api_page;
 mod bench;

@@ -1,4 +1,4 @@
-//! `cargo xtask matrix`: collects what tests in virtual machines noted, of which `cargo xtask docs` makes the page.
+//! `cargo xtask matrix`: collects the notes of tests in virtual machines, from which `cargo xtask docs` makes the page.
 
 use std::fmt::Write as _;
 use std::fs;

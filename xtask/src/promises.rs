@@ -1,9 +1,9 @@
-//! The promises of `docs/SPECIFICATION.md` against the tests that keep them.
+//! The check of the promises in `docs/SPECIFICATION.md` against the tests that keep them.
 //!
-//! A promise is a heading `### V1 — title`, its text, and a line that starts with `Test:` and names tests in backticks,
-//! as a test run records them. A test says which promises it keeps by `// Promise: V1` just above it. Both must agree,
-//! and in the last run no named test may be red or missing. A promise is kept when all of its tests ran and held; one of which
-//! some ran and held, and the others were skipped, is kept partly, with those that are missing and why.
+//! A promise is a heading `### V1 — title`, its text, and a line that starts with `Test:` and names tests in backticks, as a
+//! test run records them. A test names the promises it keeps by `// Promise: V1` just above it. Both must agree, and in the
+//! last run no named test may be red or missing. A promise is kept when all of its tests ran and held; it is kept partly when
+//! some ran and held and the others were skipped, and then the missing ones and the reasons are listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,7 +1,7 @@
 //! Runs the tests of a compiled test binary, each in a process of its own.
 //!
-//! So a test that hangs is ended without taking others along, one that leaves processes behind is found out, and every
-//! test has its own time. A test that says by `sluice_skip::skip` that it cannot run, and succeeds, counts as skipped.
+//! So a test that hangs is ended without taking others along, one that leaves processes behind is found out, and every test has
+//! its own time. A test that reports by `sluice_skip::skip` that it cannot run, and succeeds, counts as skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

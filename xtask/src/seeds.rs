@@ -1,4 +1,4 @@
-//! Where fuzzing begins: valid inputs of each target, made from the call table and the test data.
+//! Seeds for fuzzing: valid inputs of each target, made from the call table and the test data.
 
 use std::fs;
 use std::path::Path;

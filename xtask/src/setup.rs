@@ -1,4 +1,4 @@
-//! Everything that must be there before a guest can boot and a CUDA program can be compiled.
+//! The setup: everything that must be installed before a guest can boot and a CUDA program can be compiled.
 
 use anyhow::Result;
 use sluice_tests::debian::{self, Kernel, Series};

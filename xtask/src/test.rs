@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that says whether this tree is good, into one record.
+//! `cargo xtask test`: every check of this tree, collected into one record.
 
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -1,4 +1,4 @@
-//! The arbiter's decisions: who gets which memory, and the next task of the driver.
+//! The arbiter's decisions: the memory that each worker gets, and the next task of the driver.
 //!
 //! [`Custody`] is pure: its methods report an event ([`Custody::request`], [`Custody::worker_died`], [`Custody::finished`], …).
 //! It decides at once, returns [`Effect`]s that name the messages to send, and [`Custody::plan`] gives the driver's next task.

@@ -1,4 +1,4 @@
-//! Names of things in the arbiter.
+//! The identifiers of VMs, workers, chunks and chunk classes in the arbiter.
 
 /// A VM in one of its epochs: an account, and a trust domain. A re-admitted VM is another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,4 +1,4 @@
-//! Addresses for the arbiter's own mappings, first fit.
+//! A first-fit allocator of addresses for the arbiter's own mappings.
 
 use std::collections::BTreeMap;
 

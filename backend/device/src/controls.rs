@@ -1,6 +1,6 @@
 //! Sessions of a driver without contexts: the open control resources, and the mark that ties other resources to them.
 //!
-//! The guest's kernel reports which resource is transferred, and so whose doorbell it is. It does not report who made a
+//! The guest's kernel reports which resource is transferred, and so which session rings. It does not report the maker of a
 //! resource: the session's nonce in the resource's first page shows that.
 
 use sluice_protocol::session::Nonce;

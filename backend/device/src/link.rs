@@ -6,7 +6,7 @@
 //! worker it has sent.
 //!
 //! A session counts until `sluiced` has answered, even if its device has gone meanwhile: otherwise clients that come and go
-//! could make this process request more of `sluiced` than a device may, which ends the link of all of them.
+//! could make this process request more of `sluiced` than a device may, and `sluiced` then ends the link of all sessions.
 //!
 //! The resources of a process are free when it has exited, so a worker is requested only when the workers of the sessions that
 //! were over by then are gone, and with them the memory they had been lent.

@@ -1,4 +1,4 @@
-//! The device's few words in a control resource: the state that tells a guest that its worker is lost, and attach-table entries
+//! The device's few words in a control resource: the state that shows a guest that its worker is lost, and attach-table entries
 //! that the device refuses itself. It also reads the nonce in the first page of any resource.
 
 use crate::memory::Run;

@@ -2,7 +2,7 @@
 //!
 //! It holds the library so that no other process has to: NVML can hang for minutes, or for good, when a GPU misbehaves. So
 //! nothing may wait for this process without a limit; `sluiced` kills it when it does not answer and starts another. It keeps
-//! no state that would be missed: it asks the library for every answer when it is needed, and reports a process as gone only
+//! no state that would be missed: it queries the library for every answer when it is needed, and reports a process as gone only
 //! after the driver has just reported so.
 //!
 //! From the outside in: [`mod@serve`] answers on sockets, [`changes`] makes and unmakes instances and [`xid`] waits for errors

@@ -1,4 +1,4 @@
-//! `sluice-inventory`: see the library.
+//! `sluice-inventory`: the program of the library [`sluice_inventory`].
 
 #![expect(unsafe_code, reason = "adopts the control socket by its number")]
 

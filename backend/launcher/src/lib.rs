@@ -9,10 +9,11 @@
 //!
 //! **When the launcher dies.** Devices and workers must outlive it and `sluiced`, so that both can be restarted under a running
 //! VM: children carry no parent-death signal, since that signal fires exactly when re-adoption would be needed. They have other
-//! safety nets: a worker ends when its control socket to the device closes. The next launcher is told which workers go on: it
-//! reuses neither their users nor their groups, and ends any other process that it finds in its groups. Under a supervisor
-//! (`sluice run`, `sluice host`) there is nothing to re-adopt and everything has to be gone with it: there, and only there,
-//! children do carry the signal, and the launcher outlives a killed `sluiced` until the supervisor's end closes the lifeline.
+//! safety nets: a worker ends when its control socket to the device closes. The next launcher receives the list of workers that
+//! go on: it reuses neither their users nor their groups, and ends any other process that it finds in its groups. Under a
+//! supervisor (`sluice run`, `sluice host`) there is nothing to re-adopt and everything has to be gone with it: there, and only
+//! there, children do carry the signal, and the launcher outlives a killed `sluiced` until the supervisor's end closes the
+//! lifeline.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

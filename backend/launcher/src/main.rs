@@ -1,4 +1,4 @@
-//! `sluice-launcher`: see [`sluice_launcher`].
+//! `sluice-launcher`: the program of the library [`sluice_launcher`].
 
 use std::os::fd::AsFd as _;
 

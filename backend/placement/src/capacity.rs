@@ -1,4 +1,5 @@
-//! Capacity: the number of VMs that would still fit, and the share of the room that is lost to fragmentation.
+//! Capacity: the number of VMs that would still fit, and the share of the remaining configurations that is lost to
+//! fragmentation.
 
 use std::collections::{BTreeMap, HashSet};
 

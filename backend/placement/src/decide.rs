@@ -1,7 +1,7 @@
 //! The placement decision for one VM: one request at a time, without moving any VM or instance.
 //!
-//! A request is turned into a short list of **ways** to serve it, in the order of its policy, and the first way that offers a
-//! place is taken, at the place of least cost:
+//! The search turns a request into a short list of **ways** to serve it, in the order of its policy, and the first way that
+//! offers a place is taken, at the place of least cost:
 //!
 //! | way | candidates | cost, compared from left to right |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! The request of a VM: how its unit may be shared, the resources it needs of it, and the VMs it keeps away from.
+//! The request of a VM: the permitted sharing of its unit, the resources it needs of it, and the VMs it keeps away from.
 
 use serde::{Deserialize, Serialize};
 

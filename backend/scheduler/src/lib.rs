@@ -1,7 +1,7 @@
 //! The scheduler: it shares the time of one placement unit between VMs.
 //!
 //! Start-time fair queueing per VM. Each VM has a *virtual time*, which grows by the unit's time it is charged, divided by its
-//! weight; the VM furthest behind has the next turn. A VM that wants no time earns nothing: it starts again no earlier than
+//! weight; the VM furthest behind has the next turn. A VM that requests no time earns nothing: it starts again no earlier than
 //! where the one before it started. A VM that took too much is in debt: its virtual time stays ahead.
 //!
 //! A turn is a *permit* for a quantum. A kernel cannot be taken back from a device, so a permit that closes leaves work behind;
@@ -9,7 +9,7 @@
 //! charged its part of the time, and a long kernel's owner pays for it by the turns it does not get later. So a kernel of any
 //! length delays others by a quantum, not by its length.
 //!
-//! A VM that is alone keeps its permit, and nothing is decided until another VM wants a turn.
+//! A VM that is alone keeps its permit, and nothing is decided until another VM requests a turn.
 //!
 //! Modules:
 //! - [`scheduler`]: the order of turns;

@@ -4,9 +4,9 @@
 //! VM and the time of the next call. One VM is *current*: it has the turn. Others may have work under way that they submitted
 //! in their turns; they are charged their part of the time until it ends.
 //!
-//! Time is charged by what the caller can observe itself: which VM had the turn and wanted it, and whose work was under way. A
-//! VM that has the turn and does nothing with it is charged all the same, but delays no other: the next one is admitted after a
-//! moment. Its permit stays open a little longer, for it may just be slow to wake.
+//! Time is charged by what the caller can observe itself: the VM that had the turn and requested it, and the VMs with work
+//! under way. A VM that has the turn and does nothing with it is charged all the same, but delays no other: the next one is
+//! admitted after a moment. Its permit stays open a little longer, for it may just be slow to wake.
 
 use crate::Nanos;
 

@@ -1,7 +1,7 @@
 //! The watchdog: it checks that work that a worker has submitted ends.
 //!
 //! A kernel that never ends is allowed: its VM pays for the time, and others go on beside it. It is ended only while its VM is
-//! fenced or drained, since the end of its work is waited for then, or if the VM's policy says so.
+//! fenced or drained, since the end of its work is waited for then, or if the VM's policy requires it.
 
 use crate::Nanos;
 

@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "a library is loaded, and two functions of it are called")]
 
-//! The GPU driver of the host.
+//! The checks of the host's GPU driver.
 
 use std::{
     env, fs,

@@ -1,4 +1,4 @@
-//! What the kernel offers, and how it is set.
+//! The checks of the kernel's features and settings.
 
 use std::{fs, io, path::Path};
 

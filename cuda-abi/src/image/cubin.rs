@@ -1,4 +1,4 @@
-//! What a cubin says about its kernels: the layout of their parameters, and the memory it takes beside its bytes.
+//! The facts that a cubin holds about its kernels: the layout of their parameters, and the memory it takes beside its bytes.
 
 use super::extent::{ElfHeader, Section};
 use super::{Fields, ImageError, part};

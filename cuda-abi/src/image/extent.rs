@@ -1,4 +1,4 @@
-//! How many bytes an image has, when all there is to go by is its address.
+//! The length of an image in bytes, found from its address alone.
 
 use super::{Fields, ImageError};
 

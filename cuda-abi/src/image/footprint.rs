@@ -1,4 +1,4 @@
-//! How much device memory an image takes once it is loaded.
+//! The device memory that an image takes once it is loaded.
 
 use super::extent::{ELF_MAGIC, FATBIN_MAGIC};
 use super::{EntryKind, Fatbin, Fields, nobits_bytes};

@@ -1,4 +1,4 @@
-//! Whether an image names something.
+//! A search for a name in an image.
 
 use super::{Fatbin, Fields, extent::FATBIN_MAGIC};
 

@@ -1,4 +1,4 @@
-//! What each call does: one function per served name, after the library's check that it was started.
+//! The served calls: one function per name, called after the library's check that it was started.
 
 #![allow(non_snake_case, missing_docs, reason = "the names of nvml.h, which says what each does")]
 #![expect(clippy::missing_errors_doc, reason = "each answers as nvml.h says")]

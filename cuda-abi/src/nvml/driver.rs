@@ -1,4 +1,4 @@
-//! Where the facts come from: what a library asks of the driver behind it.
+//! The source of facts: the interface between a library and the driver behind it.
 
 use super::status::{Result, Status};
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,4 @@
-//! Event sets: waiting for the errors of several GPUs at once.
+//! Event sets, which wait for the errors of several GPUs at once.
 
 use super::layout::{DeviceHandle, EVENT_XID, EventData, EventSetHandle, NO_INSTANCE};
 use super::session::Session;

@@ -1,4 +1,4 @@
-//! Every name of `nvml.h` 13: which are served, and which only exist.
+//! Every name of `nvml.h` 13: the served ones, and those that only exist.
 
 /// Makes a management library of a crate: exports every function of `nvml.h` over the [`Library`](crate::nvml::Library) at
 /// `$library`, a path that begins with `crate`. The functions that have no row with arguments here exist because programs

@@ -1,5 +1,5 @@
-//! What the calls about instances do (MIG): modes, profiles, GPU instances, compute instances, and the devices that programs
-//! see on them.
+//! The calls about instances (MIG): modes, profiles, GPU instances, compute instances, and the devices that programs see on
+//! them.
 
 #![allow(non_snake_case, missing_docs, reason = "the names of nvml.h, which says what each does")]
 #![expect(clippy::missing_errors_doc, reason = "each answers as nvml.h says")]

@@ -1,4 +1,4 @@
-//! The state of a library: how often it was started, and what the first start brought.
+//! The state of a library: the count of its starts, and the data that the first start brought.
 
 use super::driver::Driver;
 use super::session::Session;

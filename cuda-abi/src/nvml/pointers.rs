@@ -1,7 +1,7 @@
 //! Pointers as they come from C callers, checked for null and used in one place.
 //!
-//! A value of these types can only be an argument of an exported function, whose caller vouches for what `nvml.h` says
-//! of that argument. That promise is what every `unsafe` block here stands on.
+//! A value of these types can only be an argument of an exported function, whose caller guarantees the conditions that `nvml.h`
+//! sets for that argument. Every `unsafe` block here rests on that promise.
 #![expect(unsafe_code, reason = "the C ABI passes raw pointers")]
 
 use super::status::{Result, Status};

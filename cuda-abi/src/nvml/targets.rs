@@ -1,6 +1,6 @@
-//! What handles name: a GPU, an instance of one, or a device that a program sees on an instance.
+//! The targets of handles: a GPU, an instance of one, or a device that a program sees on an instance.
 //!
-//! A handle is a number that carries what it names, so nothing has to be remembered for it. One of an instance carries the
+//! A handle is a number that carries its target, so nothing has to be remembered for it. A handle of an instance carries the
 //! instance's epoch: it never comes to name another that has taken the place and the number of the first.
 
 use super::driver::{

@@ -1,4 +1,4 @@
-//! Contexts.
+//! The context functions of the C API.
 
 use crate::{
     arguments::{Call, Out},

@@ -1,4 +1,4 @@
-//! Events.
+//! The event functions of the C API.
 
 use crate::{
     arguments::{Call, Out},

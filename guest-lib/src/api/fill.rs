@@ -1,4 +1,4 @@
-//! Fills. Device memory is filled by a post, pinned memory here when it is the stream's turn.
+//! The memset functions of the C API. Device memory is filled by a post, pinned memory here when it is the stream's turn.
 
 use super::copy::{Strided, length, span};
 use crate::{

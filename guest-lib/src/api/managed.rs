@@ -1,4 +1,4 @@
-//! Managed memory.
+//! The managed-memory functions of the C API.
 
 use crate::{
     arguments::{Call, Out},

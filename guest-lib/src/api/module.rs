@@ -1,4 +1,4 @@
-//! Modules, libraries, functions and kernels.
+//! The functions of the C API for modules, libraries, functions and kernels.
 
 use crate::{
     api::launch::Configuration,

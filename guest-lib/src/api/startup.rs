@@ -1,4 +1,4 @@
-//! Start-up, versions, look-ups, error texts.
+//! The functions of the C API for start-up, versions, look-ups and error texts.
 
 use crate::{
     arguments::{Call, Callback, In, Out},

@@ -1,4 +1,4 @@
-//! Streams.
+//! The stream functions of the C API.
 
 use crate::{
     arguments::{Call, Out},

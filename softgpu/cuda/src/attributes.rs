@@ -1,4 +1,4 @@
-//! Device attributes: what this device is and can do. An attribute never claims what a call refuses.
+//! Device attributes: the properties and abilities of this device. An attribute never claims an ability that a call refuses.
 
 use crate::error::{Error, Result};
 use crate::gpu::{

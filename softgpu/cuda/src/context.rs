@@ -1,6 +1,6 @@
 //! Contexts, and the stack of them that each thread has.
 //!
-//! A [`Context`] is what a handle names. Its [`Core`] is what it holds while it is alive: a primary context loses it
+//! A [`Context`] is the object that a handle names. Its [`Core`] is its content while it is alive: a primary context loses it
 //! when it is released for the last time and gets a new one when it is retained again, under the same handle.
 
 use std::cell::{Cell, RefCell};

@@ -1,10 +1,10 @@
 //! Copies and fills.
 //!
-//! A copy is checked against the mapping table twice: when it is submitted, so that a bad argument is an error of the
-//! call (1), and when it runs, for then the mapping may be gone: that is an error of the device (700).
+//! A copy is checked against the mapping table twice: when it is submitted, so that a bad argument is an error of the call (1),
+//! and when it runs, for then the mapping may be gone: that is an error of the device (700).
 //!
-//! Host memory that the device does not know is pageable: what a copy reads of it is gathered at the call, and a copy
-//! into it is over when the call returns.
+//! Host memory that the device does not know is pageable: a copy's source there is gathered at the call, and a copy into it is
+//! over when the call returns.
 #![expect(unsafe_code, reason = "copies between addresses that the table or the caller vouches for")]
 
 use std::ops::Range;

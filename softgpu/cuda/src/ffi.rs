@@ -1,7 +1,7 @@
 //! Pointers as they come from C callers, checked for null and used in one place.
 //!
-//! A value of these types can only be an argument of an entry point, whose caller vouches for what the driver API's
-//! documentation says of that argument. That promise is what every `unsafe` block here stands on.
+//! A value of these types can only be an argument of an entry point, whose caller guarantees the conditions that the driver
+//! API's documentation sets for that argument. Every `unsafe` block here rests on that promise.
 #![expect(unsafe_code, reason = "the C ABI passes raw pointers")]
 
 use std::ffi::{CStr, c_char, c_void};

@@ -1,4 +1,4 @@
-//! Options of the just-in-time compiler: the logs, and the time it took. What tunes machine code has no effect here.
+//! Options of the just-in-time compiler: the logs, and the time it took. Options that tune machine code have no effect here.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Launches: what is refused at the call, and what runs.
+//! Launches: the checks at the call, and the execution.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;

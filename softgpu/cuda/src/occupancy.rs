@@ -1,4 +1,4 @@
-//! How many blocks a multiprocessor holds at a time: the arithmetic of compute capability 8.0.
+//! Occupancy, the number of blocks that a multiprocessor holds at a time: the arithmetic of compute capability 8.0.
 
 use std::sync::atomic::Ordering::Relaxed;
 

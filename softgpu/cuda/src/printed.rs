@@ -1,4 +1,4 @@
-//! The text of kernels between a launch and the call that hands it to the program.
+//! The text that kernels print, kept between a launch and the call that hands it to the program.
 
 use std::mem;
 use std::sync::Mutex;

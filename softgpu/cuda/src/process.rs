@@ -1,7 +1,7 @@
-//! What lives as long as the process: the driver itself, from `cuInit` on.
+//! The driver itself, which lives as long as the process, from `cuInit` on.
 //!
-//! Nothing of it is ever torn down. A forked child finds the driver not initialised, whatever its parent did; after
-//! the program began to exit every call answers that the driver is gone.
+//! No part of it is ever torn down. A forked child finds the driver not initialised, in every state of its parent; after the
+//! program began to exit every call answers that the driver is gone.
 #![expect(unsafe_code, reason = "threads, fork and exit need the C library")]
 
 use std::ffi::c_void;

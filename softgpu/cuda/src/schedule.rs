@@ -1,12 +1,12 @@
-//! The order of work: queues, what each operation waits for, and the threads that execute them.
+//! The order of work: queues, the dependencies of each operation, and the threads that execute them.
 //!
-//! One queue stands behind each stream. An operation runs when it is at the head of its queue and everything it *needs*
-//! is done: points (queue, number) that were already submitted when it was. Needs only ever point backwards in the
-//! order of submission, so queues cannot wait for each other in a circle, and no thread is ever held while an operation
-//! waits. What holds a thread is only a kernel, a copy or a host function that is running.
+//! One queue stands behind each stream. An operation runs when it is at the head of its queue and everything it *needs* is
+//! done: points (queue, number) that were already submitted when it was. Needs only ever point backwards in the order of
+//! submission, so queues cannot wait for each other in a circle, and no thread is ever held while an operation waits. Only a
+//! kernel, a copy or a host function that is running holds a thread.
 //!
-//! Everything is under one lock, which is never held while an operation runs. Submitting costs the caller that lock and,
-//! when no executor is awake, one wake-up.
+//! Everything is under one lock, which is never held while an operation runs. Submitting costs the caller that lock and, when
+//! no executor is awake, one wake-up.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};

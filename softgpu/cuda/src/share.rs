@@ -1,13 +1,14 @@
-//! The processor shared with other processes: how many threads of this one may execute kernels of a device at a time.
+//! The processor's division between processes: the number of threads of this one that may execute kernels of a device at a
+//! time.
 //!
-//! Alone on a device, a process uses as many threads as it likes. When kernels of several processes run, each takes its
-//! part of the cores and no more, however many kernels it has: its threads sit on so many *seats* and pass them on in
-//! turn, so that kernels which wait for each other all go on. The system shares the cores between the processes; where
-//! it is short of them, a process that is ahead of another stands back, for threads that take turns are favoured by
-//! schedulers over one that always runs.
+//! Alone on a device, a process uses as many threads as it likes. When kernels of several processes run, each takes its part of
+//! the cores and no more, however many kernels it has: its threads sit on so many *seats* and pass them on in turn, so that
+//! kernels which wait for each other all go on. The system shares the cores between the processes; where it is short of them, a
+//! process that is ahead of another stands back, for threads that take turns are favoured by schedulers over one that always
+//! runs.
 //!
-//! A process says that its kernels run by a time in its owner slot, kept fresh while they do. One that is stopped or
-//! dead falls silent and soon counts no more.
+//! A process reports by a time in its owner slot that its kernels run, and keeps the time fresh while they do. A process that
+//! is stopped or dead no longer refreshes it, and soon counts no more.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What the export tables ask of this driver.
+//! This driver's functions behind the export tables.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;

@@ -1,9 +1,9 @@
-//! Which devices a program sees: what `CUDA_VISIBLE_DEVICES` names of the GPUs, and of the instances of those that are
-//! divided. A GPU that is divided is never seen as a whole; without instances it is not seen at all.
+//! The devices that a program sees: those that `CUDA_VISIBLE_DEVICES` names, of the GPUs and of the instances of divided GPUs.
+//! A GPU that is divided is never seen as a whole; without instances it is not seen at all.
 //!
-//! An entry is an index into all that could be seen, the UUID of a GPU or the beginning of one (`GPU-…`), the same of an
-//! instance (`MIG-…`), or an instance by the numbers in its GPU (`MIG-GPU-…/1/0`). The first entry that names none, or
-//! more than one, ends the list. What is named twice leaves nothing.
+//! An entry is an index into all devices that could be seen, the UUID of a GPU or the beginning of one (`GPU-…`), the same of
+//! an instance (`MIG-…`), or an instance by the numbers in its GPU (`MIG-GPU-…/1/0`). The first entry that names none, or more
+//! than one, ends the list. A device that is named twice makes the list empty.
 
 use std::sync::Arc;
 

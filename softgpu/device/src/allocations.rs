@@ -1,19 +1,19 @@
 //! Allocations and their pages.
 //!
-//! A page is *owned* when its entry names a record that is in use with the entry's generation; any other entry is a
-//! free page, whatever a killed process left in it. So an allocation ends by one change of its record's state. A page is
-//! *backed* once the file system has storage for it, which it then keeps for good.
+//! A page is *owned* when its entry names a record that is in use with the entry's generation; any other entry is a free page,
+//! even if a killed process left a value in it. So an allocation ends by one change of its record's state. A page is *backed*
+//! once the file system has storage for it, which it then keeps for good.
 //!
 //! ```text
 //! record.state   generation 32 │ sequence or owner 28 │ state 4
 //! page entry     owned 1 │ backed 1 │ ordinal 18 │ record 16 │ generation 28
 //!
-//! EMPTY ──claim──► CLAIMING(owner) ──► LIVE(0) ──last holder gone──► CLOSING(n) ──still nobody──► EMPTY
+//! EMPTY ──claim──► CLAIMING(owner) ──► LIVE(0) ──last holder gone──► CLOSING(n) ──still unheld──► EMPTY
 //!                                        ▲                              │
-//!                                        └────── somebody holds it ─────┘
+//!                                        └────── a holder is found ─────┘
 //! ```
-//! The last holder sets CLOSING *before* it looks for holders a second time; an importer sets its bit *before* it looks
-//! at the state. So either the one sees the bit or the other sees CLOSING, and takes it back.
+//! The last holder sets CLOSING *before* it looks for holders a second time; an importer sets its bit *before* it looks at the
+//! state. So either the one sees the bit or the other sees CLOSING, and takes it back.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};

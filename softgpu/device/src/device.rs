@@ -1,4 +1,4 @@
-//! Opening a device: creating its directory and files, or checking that they are what the configuration says.
+//! The opening of a device: it creates the directory and files, or checks that they agree with the configuration.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;

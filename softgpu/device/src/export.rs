@@ -1,5 +1,5 @@
-//! Exported allocations: a file descriptor that names one, and keeps it alive wherever the descriptor is, also in
-//! flight in a socket.
+//! Exported allocations: a file descriptor that names one, and keeps it alive wherever the descriptor is, also in flight in a
+//! socket.
 //!
 //! Each is an opening of its own of one file, which is empty: its position is the allocation's name, and its lock on the
 //! allocation's byte is the witness, which every process sees through its own opening of the file.

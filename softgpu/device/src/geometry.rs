@@ -1,4 +1,4 @@
-//! How the models divide into instances: the table in `data/mig-geometry.toml`, read once.
+//! The division of the models into instances: the table in `data/mig-geometry.toml`, read once.
 //!
 //! Nothing here depends on a device: sizes are those of the hardware, before scaling.
 

@@ -1,7 +1,7 @@
 //! The `header` file: its layout, and the mapping through which every process reads and changes it.
 //!
-//! All of it is atomic words. A word is changed by one instruction or not at all, so a process killed anywhere leaves
-//! nothing half written, and there is no lock to recover.
+//! All of it is atomic words. A word is changed by one instruction or not at all, so a process killed anywhere leaves nothing
+//! half written, and there is no lock to recover.
 #![expect(unsafe_code, reason = "maps a file that other processes change and views it as atomics")]
 
 use std::fs::File;

@@ -1,11 +1,11 @@
 //! Instances: a device divided into parts of its memory and its processors, as every process that uses it sees it.
 //!
-//! What there is lives in the header, in two copies of which one counts: whoever changes it writes the other and then
-//! switches, under a lock that the kernel gives up for the dead. So a process killed anywhere leaves the old state or the
-//! new one. Nobody needs the lock to look.
+//! The state lives in the header, in two copies of which one counts: a process that changes it writes the other and then
+//! switches, under a lock that the kernel releases when its holder dies. So a process killed anywhere leaves the old state or
+//! the new one. Readers do not need the lock.
 //!
-//! An instance owns the pages of `hbm` that its memory slices stand for. Like all memory here they are never cleared: a
-//! new instance finds what the last one there has left. Each GPU instance has an *epoch* that no other ever had, since
+//! An instance owns the pages of `hbm` that its memory slices stand for. Like all memory here they are never cleared: a new
+//! instance finds the content that the last one there has left. Each GPU instance has an *epoch* that no other ever had, since
 //! ids and, if so configured, UUIDs come back as on hardware.
 
 use std::io;

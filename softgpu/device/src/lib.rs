@@ -1,15 +1,16 @@
 //! The memory of a soft device, shared by every process that uses it.
 //!
-//! A device is a directory of files: `hbm`, sparse and of fixed size, is the memory itself; `header`, mapped by
-//! each process, says who owns which 2 MiB page of it. A third, `exported`, is empty: descriptors of it name allocations. There is no server and no lock that a killed process could
-//! leave behind: every change of the header is one compare-and-swap, and the kernel's file locks witness who is alive.
+//! A device is a directory of files: `hbm`, sparse and of fixed size, is the memory itself; `header`, mapped by each process,
+//! records the owner of each 2 MiB page of it. A third, `exported`, is empty: descriptors of it name allocations. There is no
+//! server and no lock that a killed process could leave behind: every change of the header is one compare-and-swap, and the
+//! kernel's file locks witness which processes are alive.
 //!
-//! Nothing here ever clears memory, neither when pages are taken nor when they are given back: the next owner reads
-//! what the last one left, as on the least helpful GPU. And nothing here is a security boundary: each process maps the
-//! files whole.
+//! Nothing here ever clears memory, neither when pages are taken nor when they are given back: the next owner reads the content
+//! that the last one left, as on the least helpful GPU. And nothing here is a security boundary: each process maps the files
+//! whole.
 //!
-//! The crate knows nothing of CUDA. It opens its files in [`Device::open`] and later only to export an allocation, so
-//! that a process may give up the right to open files after start-up.
+//! The crate knows nothing of CUDA. It opens its files in [`Device::open`] and later only to export an allocation, so that a
+//! process may give up the right to open files after start-up.
 
 mod allocations;
 mod config;

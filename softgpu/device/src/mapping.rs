@@ -1,6 +1,6 @@
 //! Address space: reservations that nothing can touch, and pages mapped into them.
 //!
-//! None of it is inherited by a forked child, which has no device.
+//! A forked child inherits no part of it, and has no device.
 #![expect(unsafe_code, reason = "maps memory at fixed addresses")]
 #![expect(clippy::cast_possible_truncation, reason = "addresses of the device are those of a 64-bit host")]
 

@@ -1,5 +1,5 @@
-//! Owners: the processes that use a device. A slot belongs to the open file that holds the lock on its byte, which the
-//! kernel gives up when the process ends, however it ends.
+//! Owners: the processes that use a device. A slot belongs to the open file that holds the lock on its byte, which the kernel
+//! releases when the process ends, in whatever way.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! What owners tell each other about their running kernels, so that they can share the processor: marks in their slots
-//! that go stale when nobody refreshes them. Nothing here waits, and a killed owner leaves nothing behind that matters.
+//! The marks by which owners report their running kernels to each other, so that they can share the processor. A mark in an
+//! owner's slot goes stale when it is not refreshed. Nothing here waits, and a killed owner leaves nothing behind that matters.
 
 use std::sync::atomic::Ordering::Relaxed;
 

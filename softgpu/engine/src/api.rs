@@ -1,7 +1,7 @@
-//! The types at the boundary of the engine: what a device lends to a launch, and what it gets back.
+//! The types at the boundary of the engine: the resources that a device lends to a launch, and the results it gets back.
 //!
-//! Nothing here parses or executes. A device address is a host virtual address; the engine touches memory only where
-//! [`Memory`] vouches for it.
+//! Nothing here parses or executes. A device address is a host virtual address; the engine touches memory only where [`Memory`]
+//! vouches for it.
 
 use core::ops::Range;
 

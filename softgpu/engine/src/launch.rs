@@ -1,4 +1,4 @@
-//! One launch of a kernel, as a device asks for it.
+//! One launch of a kernel, as a device requests it.
 
 use std::sync::atomic::AtomicBool;
 

@@ -1,4 +1,4 @@
-//! PTX parser and warp-wide interpreter.
+//! A PTX parser and warp-wide interpreter.
 //!
 //! PTX text becomes a [`Module`] of flat decoded instructions; a [`Pool`] executes launches of its kernels, 32 lanes per
 //! dispatched instruction. The engine knows nothing of CUDA handles, contexts or files, and touches memory only where

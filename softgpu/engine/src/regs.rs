@@ -1,9 +1,9 @@
-//! Register frames: where a slot number becomes memory.
+//! Register frames: the place where a slot number becomes memory.
 //!
-//! A slot is 32 lanes of 32 or 64 bits in a frame, or a 32-bit predicate mask; its number counts 4-byte units. The top
-//! bit selects the constants of the function, which hold immediates and parameters broadcast once per launch. Slot
-//! numbers are made by the lowering alone, inside the size that the frame of their function is allocated with; that is
-//! the invariant every access here relies on.
+//! A slot is 32 lanes of 32 or 64 bits in a frame, or a 32-bit predicate mask; its number counts 4-byte units. The top bit
+//! selects the constants of the function, which hold immediates and parameters broadcast once per launch. Slot numbers are made
+//! by the lowering alone, inside the size that the frame of their function is allocated with; every access here relies on that
+//! invariant.
 
 #![expect(clippy::multiple_unsafe_ops_per_block, reason = "the address and the access rest on one invariant")]
 #![expect(

@@ -1,4 +1,4 @@
-//! What tests have go wrong: two files of lines, read when they matter and gone when they are removed.
+//! Faults that tests inject: two files of lines, read when they matter and without effect once removed.
 //!
 //! ```text
 //! faults                                        health
@@ -8,10 +8,10 @@
 //!                                               pending 1
 //!                                               recovery 1
 //! ```
-//! `hang *` is for all calls. A call that hangs goes on when its line is gone. `faults` is in the state directory, and holds for
-//! all devices; in a device's directory it holds for that, and for calls that make, unmake and switch instances.
-//! `hide bytes` in a device's directory has the device list its processes without their bytes, as NVML does where it does not know them.
-//! A device for which `nvmlDeviceSetMigMode` fails is switched when that line is gone, as by a reset.
+//! `hang *` is for all calls. A call that hangs goes on when its line is gone. `faults` is in the state directory, and holds
+//! for all devices; in a device's directory it holds for that device, and for calls that make, unmake and switch instances.
+//! `hide bytes` in a device's directory makes the device list its processes without their bytes, as NVML does if it does not
+//! know them. A device for which `nvmlDeviceSetMigMode` fails is switched when that line is gone, as by a reset.
 
 use sluice_cuda_abi::nvml::{Health, Result, Status};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The instances of a device, as the management library tells of them: what the device says, in the interface's words.
+//! The instances of a device, as the management library reports them: the device's state, in the interface's words.
 
 use crate::{SoftGpu, faults};
 use sluice_cuda_abi::nvml::{

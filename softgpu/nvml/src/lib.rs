@@ -1,20 +1,20 @@
 //! NVML for the software GPU.
 //!
-//! Built as a shared library it is `libnvidia-ml.so.1`: monitors and Sluice's inventory load it as they load the vendor's.
-//! It looks at the same devices as the CUDA driver in software, by the same configuration, and takes every number from
-//! what the processes that use a device have left in its header; nothing is invented.
+//! Built as a shared library it is `libnvidia-ml.so.1`: monitors and Sluice's inventory load it as they load the vendor's. It
+//! reads the same devices as the CUDA driver in software, by the same configuration, and takes every number from the device's
+//! header, where the processes that use the device have left it; nothing is invented.
 //!
-//! A process is listed once it has a context or memory. What is booked to it is what it *took* from the device: what the
-//! driver needs for it, its heap, and the chunks it made. A chunk that it imported is booked to the process that made it,
-//! and to nobody once that one is gone. A process of another PID namespace is not listed, for its number would name
-//! somebody else; its memory counts as used all the same.
+//! A process is listed once it has a context or memory. The memory it *took* from the device is booked to it: the driver's need
+//! for it, its heap, and the chunks it made. A chunk that it imported is booked to the process that made it, and to no process
+//! once that one is gone. A process of another PID namespace is not listed, for its number would name another process; its
+//! memory counts as used all the same.
 //!
-//! Errors are injected by tests, by files that need not be there:
+//! Tests inject errors by optional files:
 //!
-//! * each line appended to `xid` in a device's directory is the number of an Xid that the device reports from then on,
-//!   behind which the numbers of a GPU instance and of a compute instance may stand;
-//! * `health` in a device's directory says how the device is, see [`faults`];
-//! * `faults` in the state directory, or in a device's, says which calls fail, or never return, while it says so.
+//! * each line appended to `xid` in a device's directory is the number of an Xid that the device reports from then on, behind
+//!   which the numbers of a GPU instance and of a compute instance may stand;
+//! * `health` in a device's directory sets the device's health, see [`faults`];
+//! * `faults` in the state directory, or in a device's, lists the calls that fail, or never return, while they are listed.
 //!
 //! ```sh
 //! ln -s "$PWD/target/release/libsoftgpu_nvml.so" /tmp/softgpu/libnvidia-ml.so.1

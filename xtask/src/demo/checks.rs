@@ -1,4 +1,4 @@
-//! What the demo checks, said when it is and once more at the end.
+//! The checks of the demo, printed when they are made and once more at the end.
 
 /// Everything that was checked so far.
 #[derive(Debug, Default)]

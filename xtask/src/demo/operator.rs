@@ -1,4 +1,4 @@
-//! `sluiced` as a host runs it, and its operator, who has the command line and nothing else.
+//! `sluiced` as a host runs it, and its operator, who has only the command line.
 //!
 //! Every command is a request to the management API, and is shown as it would be typed.
 

@@ -1,4 +1,4 @@
-//! CUDA programs, on this host without Sluice and in VMs, and whether they say the same.
+//! CUDA programs, on this host without Sluice and in VMs, and the comparison of their output.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Takes, gives, shares, and takers that wait.
+//! Lending: takes, gives, shares, and takers that wait.
 
 use super::{Custody, Effect, Life, Millis, Task, Worker, class_of};
 use crate::{

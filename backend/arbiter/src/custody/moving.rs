@@ -3,7 +3,7 @@
 //! A process that was lent a chunk may have passed it on to a process that is in no list. So a chunk that was lent serves its
 //! VM and no other. When it is clean its memory goes back to the driver, which makes new memory only of memory that no process
 //! holds any more, and comes again as another chunk. Chunks whose importers are all gone go this way by themselves; those whose
-//! importers live, when another VM wants them.
+//! importers live, when another VM requests memory.
 //!
 //! If memory does not come back, some process still holds it. Its VM is charged for it until the unit is whole again.
 

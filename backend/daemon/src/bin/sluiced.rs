@@ -1,4 +1,4 @@
-//! `sluiced`: see [`sluice_daemon::daemon`].
+//! `sluiced`: the program of [`sluice_daemon::daemon`].
 
 use std::{io::Write as _, os::fd::AsFd as _, process::ExitCode};
 

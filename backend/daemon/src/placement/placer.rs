@@ -1,5 +1,4 @@
-//! The placer: the plan of [`sluice_placement`], which says which VM is on which unit, and the instances made and unmade for
-//! it.
+//! The placer: the plan of [`sluice_placement`], which maps VMs to units, and the instances made and unmade for it.
 //!
 //! It owns the plan. A change of the plan is written down before anything is made for it, so that a daemon that is killed
 //! leaves nothing behind that the next one does not know; an instance without a record is foreign and is never touched. The

@@ -1,7 +1,7 @@
 //! The event log, for clients of the management API to follow.
 //!
 //! A bounded list, kept in a file that outlives the daemon but not the machine: nothing is flushed for it. A follower that is
-//! too slow, returns after too long, or returns after a restart of the machine is told that there is a gap. The log must never
+//! too slow, returns after too long, or returns after a restart of the machine gets a notice of the gap. The log must never
 //! grow with the actions of guests, nor wait for its readers.
 //!
 //! A thread writes the file, so that a slow disk does not delay the code that notes an event. Readers see an event after it is

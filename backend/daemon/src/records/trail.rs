@@ -1,9 +1,9 @@
 //! The audit log: every change that was requested, its caller, and the values before and after it.
 //!
-//! A line is on the disk before the change is made; a change that fails afterwards gets a second line that says so. If a line
-//! cannot be written the change is not made. The log is a row of files of bounded length: when the first is full the others
-//! move back by one, and the oldest is dropped. A refusal for want of a role or by a limit is noted too, at a bounded rate per
-//! user.
+//! A line is on the disk before the change is made; a change that fails afterwards gets a second line that reports it. If a
+//! line cannot be written the change is not made. The log is a row of files of bounded length: when the first is full the
+//! others move back by one, and the oldest is dropped. A refusal for want of a role or by a limit is noted too, at a bounded
+//! rate per user.
 
 use std::{
     collections::BTreeMap,

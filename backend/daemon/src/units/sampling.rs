@@ -1,4 +1,4 @@
-//! Periodic samples of the memory and load of every VM, for usage and for other readers.
+//! Periodic samples of every VM's memory, time and work, for usage and for other readers.
 //!
 //! Sampling never waits: it uses the arbiter's reports since the last sample, and requests new ones for the next. A VM without
 //! a session and without memory is skipped.

@@ -1,4 +1,4 @@
-//! The strike counter: the limits at which the misbehaviour of a VM's workers fences the VM.
+//! The strike counter: it counts the offences of each VM's workers, and reports when they suffice to fence the VM.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -1,4 +1,4 @@
-//! Address windows through the driver.
+//! The address windows of the session, made and cleared through the driver.
 
 #![expect(unsafe_code, reason = "clears memory that nothing is allocated in any more")]
 

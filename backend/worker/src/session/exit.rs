@@ -1,4 +1,4 @@
-//! The end of the process.
+//! The exit of the worker process.
 
 #![expect(unsafe_code, reason = "ends the process without running what libraries left to be run")]
 

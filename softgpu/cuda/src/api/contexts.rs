@@ -1,4 +1,4 @@
-//! Contexts and the stack of each thread.
+//! The entry points for contexts and the context stack of each thread.
 
 use std::ffi::c_void;
 use std::sync::Arc;

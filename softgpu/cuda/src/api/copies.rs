@@ -1,4 +1,4 @@
-//! Copies and fills of linear memory.
+//! The entry points for copies and fills of linear memory.
 
 use crate::attributes::MAX_PITCH;
 use crate::context::{CONTEXTS, Implicit};

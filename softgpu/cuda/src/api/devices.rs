@@ -1,4 +1,4 @@
-//! Devices and primary contexts.
+//! The entry points for devices and primary contexts.
 
 use std::sync::atomic::Ordering::Relaxed;
 

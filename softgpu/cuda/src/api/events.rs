@@ -1,4 +1,4 @@
-//! Events.
+//! The entry points for events.
 
 use crate::error::Error;
 use crate::event;

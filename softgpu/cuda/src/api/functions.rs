@@ -1,4 +1,4 @@
-//! Functions: their attributes and how many fit on a multiprocessor.
+//! Functions: their attributes and their occupancy of a multiprocessor.
 
 use std::ffi::c_char;
 use std::sync::atomic::Ordering::Relaxed;

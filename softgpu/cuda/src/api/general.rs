@@ -1,4 +1,4 @@
-//! Start, versions, names, look-up.
+//! The entry points for start-up, versions, error names and look-up.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};

@@ -1,4 +1,4 @@
-//! Launches.
+//! The entry points for launches.
 
 use crate::context::Implicit;
 use crate::error::{Error, Result};

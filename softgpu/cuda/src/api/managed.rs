@@ -1,4 +1,4 @@
-//! Managed memory. It is memory of the host that devices reach where it is, so nothing ever moves.
+//! Managed memory. It is memory of the host that devices reach in place, so nothing ever moves.
 
 use std::ffi::c_void;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! The entry points of the driver, as C programs see them.
 //!
-//! Each names its arguments and says in a line or two what it is made of. Whatever happens inside, nothing unwinds
-//! across this boundary, and a call that fails has written nothing unless its documentation says otherwise.
+//! Each names its arguments and describes its parts in a line or two. No panic unwinds across this boundary, and a call that
+//! fails has written nothing unless its documentation says otherwise.
 #![expect(unsafe_code, reason = "exports the names of the driver's C interface")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

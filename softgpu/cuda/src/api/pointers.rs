@@ -1,4 +1,4 @@
-//! What is known of an address.
+//! Pointer attributes: the known facts of an address.
 
 use std::ffi::c_void;
 

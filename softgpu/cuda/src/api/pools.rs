@@ -1,4 +1,4 @@
-//! Memory in the order of streams, and pools.
+//! Stream-ordered memory, and pools.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;

@@ -1,4 +1,4 @@
-//! Streams.
+//! The entry points for streams.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! Carving a range of addresses into blocks. Pure bookkeeping: it never looks at the memory itself.
+//! An allocator that carves a range of addresses into blocks. Pure bookkeeping: it never looks at the memory itself.
 
 use std::collections::BTreeMap;
 

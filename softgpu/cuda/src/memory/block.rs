@@ -1,4 +1,4 @@
-//! A block: a range of addresses that a program asked for, and that pointers may be asked about.
+//! A block: a range of addresses that a program allocated, and to which pointer queries may refer.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Pinned host memory: ordinary memory of the process that is in the table.
+//! Pinned host memory: ordinary memory of the process that the table lists.
 #![expect(unsafe_code, reason = "maps and checks host memory")]
 
 use softgpu_device::{anonymous, page_size};

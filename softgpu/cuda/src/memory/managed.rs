@@ -1,4 +1,4 @@
-//! What a program has said of managed memory: where it would like to have it and who will use it.
+//! A program's advice about managed memory: the preferred place and the expected users.
 
 use std::ops::Range;
 

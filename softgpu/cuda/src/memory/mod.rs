@@ -1,9 +1,9 @@
-//! Memory of the process: what is allocated, mapped and accessible.
+//! Memory of the process: allocations, mappings and access rights.
 //!
-//! [`Table`] is what kernels and copies consult, never the host's page tables: an address that is not in it does not
-//! exist for the device. [`Space`] is the book of a GPU's addresses: blocks of `cuMemAlloc`, reservations, mappings
-//! and pinned host memory. [`Overhead`] is what the driver takes for itself, [`Pool`] memory in the order of streams.
-//! [`Running`] knows what is executing, so that a mapping changes only when nothing uses it.
+//! Kernels and copies look addresses up in [`Table`], never in the host's page tables: an address that is not in it does not
+//! exist for the device. [`Space`] is the book of a GPU's addresses: blocks of `cuMemAlloc`, reservations, mappings and pinned
+//! host memory. [`Overhead`] is the memory that the driver takes for itself, [`Pool`] stream-ordered memory. [`Running`] lists
+//! the operations that are executing, so that a mapping changes only when nothing uses it.
 
 mod arena;
 mod block;

@@ -1,8 +1,8 @@
 //! Device memory that a context takes for itself: a part at its birth, and more when its limits grow.
 //!
-//! The real driver does so too, by hundreds of MiB; what most of it is for is not modelled, only that it is gone. Shared
-//! and local memory of running blocks lies in what is taken at birth. Nothing is cleared: kernels find there what was
-//! left, by whomever, and whoever has the pages next finds what kernels left.
+//! The real driver does so too, by hundreds of MiB; the purpose of most of it is not modelled, only the loss. Shared and local
+//! memory of running blocks lies in the part taken at birth. Nothing is cleared: kernels find there the content that any
+//! earlier owner left, and the next owner of the pages finds the content that kernels left.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,9 +1,9 @@
 //! Pools: memory that is taken and given back in the order of a stream.
 //!
-//! A pool has pages of the device, carved into blocks. A block that is freed in a stream is *pending* until the stream
-//! comes to that point. Until then only an allocation that is ordered behind it may have it: one in the same stream, or
-//! one that is made to wait. Pages without a block stay with the pool up to its threshold; what is beyond goes back to
-//! the device when the program synchronises.
+//! A pool has pages of the device, carved into blocks. A block that is freed in a stream is *pending* until the stream comes to
+//! that point. Until then only an allocation that is ordered behind it may have it: one in the same stream, or one that is made
+//! to wait. Pages without a block stay with the pool up to its threshold; pages beyond it go back to the device when the
+//! program synchronises.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! What is executing right now. Whoever takes a mapping away changes the table first, then waits here for what may
-//! still use the old one; what starts later sees the new table and is not waited for.
+//! The operations that are executing right now. A thread that takes a mapping away changes the table first, then waits here for
+//! the operations that may still use the old one; an operation that starts later sees the new table and is not waited for.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, PoisonError};

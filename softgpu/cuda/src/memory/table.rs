@@ -1,4 +1,4 @@
-//! The mapping table: which addresses a kernel or a copy may read and write.
+//! The mapping table: the addresses that a kernel or a copy may read and write.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

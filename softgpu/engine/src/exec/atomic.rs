@@ -1,4 +1,4 @@
-//! What atomic operations compute.
+//! The results of atomic operations.
 
 #![expect(clippy::cast_possible_truncation, reason = "operands have the width of the type")]
 

@@ -1,4 +1,4 @@
-//! Branches, calls, barriers and warp operations.
+//! The lowering of branches, calls, barriers and warp operations.
 
 use super::{Lower, Modifiers, Name, Res, Symbol};
 use crate::exec::warp::{BarrierKind, ReduxOp, ShflMode, VoteMode};

@@ -1,4 +1,4 @@
-//! Moves, arithmetic, conversions, comparisons, loads, stores and atomics.
+//! The lowering of moves, arithmetic, conversions, comparisons, loads, stores and atomics.
 
 use super::{Lower, Modifiers, Name, Res};
 use crate::dispatch::plain;

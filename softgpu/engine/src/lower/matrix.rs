@@ -1,4 +1,4 @@
-//! Matrix instructions: shapes, types and fragments checked against each other.
+//! The lowering of matrix instructions: shapes, types and fragments are checked against each other.
 
 use super::{Lower, Modifiers, Res};
 use crate::exec::matrix::{Part, Shape, bits};

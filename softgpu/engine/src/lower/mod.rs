@@ -1,7 +1,7 @@
-//! From the syntax tree to decoded instructions: names become slots, labels become indexes.
+//! The lowering from the syntax tree to decoded instructions: names become slots, labels become indexes.
 //!
-//! Every slot number that the executor sees is made here, inside the frame whose size is recorded in the [`Code`]; the
-//! width of each operand is checked against the width the instruction reads, so that no access leaves its frame.
+//! Every slot number that the executor sees is made here, inside the frame whose size is recorded in the [`Code`]; the width of
+//! each operand is checked against the width the instruction reads, so that no access leaves its frame.
 
 mod control;
 mod data;

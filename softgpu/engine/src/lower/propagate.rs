@@ -1,7 +1,7 @@
-//! Copies of constants: a register that is written once, from a constant slot, is read there instead.
+//! The propagation of constants: a register that is written once, from a constant slot, is read there instead.
 //!
-//! Parameters, immediates and launch dimensions are constants; most kernels move them to registers first. A register with
-//! one definition holds that constant wherever its value is defined at all, so the move itself can go.
+//! Parameters, immediates and launch dimensions are constants; most kernels move them to registers first. A register with one
+//! definition holds that constant wherever its value is defined at all, so the move itself can go.
 
 use std::collections::HashMap;
 

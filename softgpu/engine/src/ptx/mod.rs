@@ -1,4 +1,4 @@
-//! PTX text to a syntax tree. Total on any input: no panic, no recursion that the input controls.
+//! The parser from PTX text to a syntax tree. Total on any input: no panic, no recursion that the input controls.
 
 mod lex;
 mod parse;

@@ -1,9 +1,9 @@
 //! The checkpoint: state that must outlive the daemon. It has the fenced VMs with their step and epoch, the quarantined units,
 //! the arbiters that hold memory, and the objects that clients have made.
 //!
-//! A client's object is written before it is made, and before the client is told so. Protection of a tenant does not wait for a
-//! disk: a fence or a quarantine holds in this process from the moment it is noted, and is written as soon as possible. Another
-//! thread writes the file, so that a slow disk delays only the callers that wait for it.
+//! A client's object is written before it is made, and before the client gets its response. Protection of a tenant does not
+//! wait for a disk: a fence or a quarantine holds in this process from the moment it is noted, and is written as soon as
+//! possible. Another thread writes the file, so that a slow disk delays only the callers that wait for it.
 
 use std::{
     cell::{Cell, Ref, RefCell},
