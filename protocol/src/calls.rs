@@ -30,7 +30,7 @@ macro_rules! for_each_wire_call {
         $callback! {
             /// First call of a session. A `version` other than `VERSION` is refused.
             0x0001 sync session_hello(version: u32, process: u32) -> (driver_version: u32, devices: u32);
-            /// What the guest keeps about device `device`, a small number below `devices`.
+            /// The facts that the guest keeps about device `device`, a small number below `devices`.
             0x0002 sync device_info(device: u32) -> (name: [u8; 128], uuid: [u8; 16], memory: u64,
                 least_priority: i32, greatest_priority: i32, attributes: Attributes);
             /// Reserves an address window for device memory, at exactly this place or not at all. The guest has reserved
@@ -70,7 +70,7 @@ macro_rules! for_each_wire_call {
             0x0105 post pool_threshold(pool: u32, device: u32, bytes: u64) -> ();
             /// Gives back what a pool keeps, until it has no more than `keep` bytes.
             0x0106 sync pool_trim(pool: u32, keep: u64) -> ();
-            /// What a pool of device `device` has. `reset` puts marks of the highest values back first: 1 reserved, 2 used.
+            /// Bytes that a pool of device `device` has. `reset` puts marks of the highest values back first: 1 reserved, 2 used.
             0x0107 sync pool_usage(pool: u32, device: u32, reset: u32)
                 -> (reserved: u64, reserved_high: u64, used: u64, used_high: u64);
             /// Ends a pool; what is allocated from it stays until it is freed.

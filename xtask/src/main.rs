@@ -11,6 +11,7 @@ mod fuzz;
 mod matrix;
 mod package;
 mod promises;
+mod prose;
 mod record;
 mod runner;
 mod seeds;

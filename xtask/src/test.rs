@@ -1,5 +1,6 @@
 //! `cargo xtask test`: every check of this tree, collected into one record.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +13,7 @@ use crate::cargo::{
 };
 use crate::record::{Machine, Record, TestResult, Verdict};
 use crate::runner::{self, Plan, missing};
-use crate::{docs, promises, record_file, setup};
+use crate::{docs, promises, prose, record_file, setup};
 
 /// The newest that the pinned compiler builds.
 const CARGO_DENY: &str = "0.20.2";
@@ -51,6 +52,8 @@ enum Stage {
     Fmt,
     /// Lints.
     Clippy,
+    /// Plain English in pages for users, and no step back in comments.
+    Prose,
     /// Unit and integration tests, virtual machines among them.
     Tests,
     /// Tests in documentation.
@@ -160,6 +163,13 @@ fn conclude(record: &Record, elapsed: Duration) -> bool {
         record.tests.iter().filter(|test| test.verdict == Verdict::Failed).collect();
     println!("\nrecord: {}", record_file().map(|path| runner::shown(&path)).unwrap_or_default());
     println!("time: {:.0} s", elapsed.as_secs_f64());
+    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+    for test in record.tests.iter().filter(|test| test.verdict == Verdict::Skipped) {
+        *reasons.entry(test.reason.lines().next().unwrap_or_default()).or_default() += 1;
+    }
+    for (reason, count) in reasons {
+        println!("skipped: {count} because {reason}");
+    }
     for test in &failed {
         println!("failed: {}", test.name);
     }
@@ -211,6 +221,7 @@ fn run_stage(stage: Stage, options: &Options, record: &Record) -> Result<Vec<Tes
             CHECK,
             cargo().args(["clippy", "--all-targets"]).args(options.packages()).args(["--", "-D", "warnings"]),
         )]),
+        Stage::Prose => Ok(vec![prose_of_pages()?]),
         Stage::Tests => tests(options),
         Stage::Doctests => {
             let mut test = cargo();
@@ -242,6 +253,12 @@ fn run_stage(stage: Stage, options: &Options, record: &Record) -> Result<Vec<Tes
             Ok(results)
         }
     }
+}
+
+fn prose_of_pages() -> Result<TestResult> {
+    let findings = prose::findings(&paths::workspace())?;
+    let verdict = if findings.is_empty() { Verdict::Passed } else { Verdict::Failed };
+    Ok(TestResult { name: "stage::prose".to_owned(), verdict, seconds: 0.0, reason: findings.join("\n") })
 }
 
 fn skipped(name: &str, reason: String) -> TestResult {
