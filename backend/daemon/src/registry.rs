@@ -502,7 +502,7 @@ impl Registry {
     }
 
     /// Has the placer do what it may have no room for. What units can lend is known by what they last said: before anything is
-    /// refused for want of room they are asked anew.
+    /// refused for want of room they are asked anew, and their first probes are waited for.
     async fn if_there_is_room<T>(&self, place: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
         match place() {
             Err(error) if error.code == Code::PlacementUnavailable => {}
@@ -514,6 +514,10 @@ impl Registry {
         }
         // Of those that do not answer in time, what they last said counts.
         _ = timeout(LOOK, async { while asked.join_next().await.is_some() {} }).await;
+        // A unit that has just started does not know yet whether organisations may share it.
+        for unit in self.units.iter() {
+            unit.probed().await;
+        }
         self.placer.look_around();
         place()
     }

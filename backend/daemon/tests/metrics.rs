@@ -180,6 +180,8 @@ fn rules_and_dashboard_name_metrics_that_there_are() {
 fn series_of_vms_of_one_name_are_told_apart() {
     let place = Place::new();
     let _daemon = Daemon::start(&place);
+    // Only a unit that is measured is shared between organisations.
+    assert_eq!(place.tell("unit-0", "figures 1"), "said");
     for organisation in ["o", "p"] {
         let path = format!("/v1/organisations/{organisation}");
         assert_eq!(place.api("PUT", &path, Some(&json!({ "memory_bytes": 64 << 20 }))).status, 201);

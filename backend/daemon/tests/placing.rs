@@ -286,6 +286,28 @@ fn gpu_of_which_the_arbiter_has_no_figures_is_shared_within_one_organisation() {
     daemon.end();
 }
 
+/// A placement that would be refused only until the first probe has answered waits for that.
+// Promise: P47
+#[test]
+fn placement_waits_for_the_first_probe_of_a_unit() {
+    let place = Place::new();
+    let daemon = Daemon::configured(&place, &format!("nvml = {:?}\n", place.driver()));
+    let of = |organisation| json!({ "memory_bytes": 32 << 20, "organisation": organisation });
+    for organisation in ["acme", "other"] {
+        let path = format!("/v1/organisations/{organisation}");
+        assert_eq!(place.api("PUT", &path, Some(&json!({ "memory_bytes": 64 << 20 }))).status, 201);
+    }
+    assert_eq!(put(&place, "a", &of("acme")).status, 201);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| put(&place, "b", &of("other")));
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        assert_eq!(place.tell("unit-0", "figures 1"), "said");
+        let made = second.join().expect("an answer");
+        assert_eq!(made.status, 201, "{made:?}");
+    });
+    daemon.end();
+}
+
 /// While an arbiter does not know whether it can use figures, it gets probes, a few at once and then seldom; none where it knows.
 // Promise: Q66
 #[test]

@@ -62,6 +62,8 @@ const END: Duration = Duration::from_secs(2);
 const KILLED: Duration = Duration::from_secs(5);
 /// How long a probe may take; its arbiter ends it before.
 const PROBE: Duration = Duration::from_secs(20);
+/// A placement that depends on the result of a probe waits for it so long after the unit's start.
+const PROBED: Duration = Duration::from_secs(5);
 /// Probes at once, where one has shown nothing, and per second in the long run.
 const PROBES: (u32, f64) = (3, 1.0 / 30.0);
 /// How long after a probe the next may begin: by then the arbiter has taken back what was lent.
@@ -134,6 +136,8 @@ pub(crate) struct Unit {
     adopted: Cell<bool>,
     /// Whether its arbiter uses the driver's bytes per process, once it has said so.
     figures: watch::Sender<Option<Figures>>,
+    /// The time since which it is unknown whether they can be used, while it is.
+    unknown_since: Cell<Instant>,
 }
 
 /// What a VM may have of a unit.
@@ -261,6 +265,7 @@ impl Unit {
             stale: Cell::new(0),
             adopted: Cell::new(false),
             figures: watch::Sender::new(None),
+            unknown_since: Cell::new(Instant::now()),
         })
     }
 
@@ -296,7 +301,10 @@ impl Unit {
 
     /// An arbiter says whether it uses the driver's figures. That they cannot be used is told of once, whatever is started anew.
     fn set_figures(&self, figures: Figures) {
-        self.figures.send_replace(Some(figures));
+        let before = self.figures.send_replace(Some(figures));
+        if figures == Figures::Unknown && matches!(before, Some(Figures::Used | Figures::Unused)) {
+            self.unknown_since.set(Instant::now());
+        }
         if figures == Figures::Unknown || !self.place.is_whole() {
             return;
         }
@@ -305,6 +313,13 @@ impl Unit {
             // The notice has no receiver while the daemon ends.
             _ = self.notices.send(Notice::Unmeasured { unit: self.number });
         }
+    }
+
+    /// Waits until its arbiter knows whether it can use the driver's figures, but no longer than [`PROBED`] after it began to find out.
+    pub(crate) async fn probed(&self) {
+        let mut figures = self.figures.subscribe();
+        let known = figures.wait_for(|figures| matches!(figures, Some(Figures::Used | Figures::Unused)));
+        _ = timeout(PROBED.saturating_sub(self.unknown_since.get().elapsed()), known).await;
     }
 
     /// Has a probe started whenever the arbiter does not know whether it can use the driver's figures. Nobody waits for it.
@@ -789,6 +804,7 @@ impl Unit {
         self.adopted.set(false);
         self.lends.send_replace(None);
         self.figures.send_replace(None);
+        self.unknown_since.set(Instant::now());
         self.launching.keeper().forget(&socket_name(self.number));
         arbiter.channel.shut();
         self.launching.adoption().note(|all| _ = all.arbiters.remove(&self.number));

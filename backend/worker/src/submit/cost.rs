@@ -95,7 +95,8 @@ fn instructions(count: u64, permit: bool) -> u64 {
     let mut callgrind = Command::new("valgrind");
     callgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
     callgrind.arg(env::current_exe().expect("a path"));
-    callgrind.args(["--exact", "cost::counted", "--ignored", "--test-threads=1"]);
+    let (_, module) = module_path!().split_once("::").expect("a crate and a module");
+    callgrind.args(["--exact", &format!("{module}::counted"), "--ignored", "--test-threads=1"]);
     callgrind.env(LAUNCHES, count.to_string());
     if permit {
         callgrind.env(PERMIT, "1");
@@ -103,7 +104,8 @@ fn instructions(count: u64, permit: bool) -> u64 {
     let output = callgrind.output().expect("valgrind starts");
     let said = String::from_utf8_lossy(&output.stderr);
     let collected = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
-    assert!(output.status.success(), "{}\n{said}", String::from_utf8_lossy(&output.stdout));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("1 passed"), "{printed}\n{said}");
     collected.unwrap_or_else(|| panic!("callgrind counts nothing:\n{said}"))
 }
 
