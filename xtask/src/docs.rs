@@ -91,7 +91,7 @@ fn protocol() -> String {
          A `post` is not answered: it is complete when its stream's sequence says so. A `sync` is answered in a reply \
          slot. Ids are stable and never reused. The kinds of parameters are types of `protocol/src/field.rs`, which \
          check what they decode.\n\n\
-         ## What crosses\n",
+         ## Calls that cross\n",
         WIRE.len(),
         C.len()
     );
