@@ -2,7 +2,7 @@
 //!
 //! Deciding one after the other can end in a corner: 1g, 1g, 2g, 3g fit on one GPU, but not in every order. Here all requests
 //! are known, so a search settles it. It always works on the request with the fewest positions left, tries positions in the
-//! order of [`Geometry::best`], never tries two GPUs that are alike, and remembers the states from which it failed. That mostly
+//! order of [`Geometry::best`](crate::geometry::Geometry::best), never tries two GPUs that are alike, and remembers the states from which it failed. That mostly
 //! answers at once. Cases still open after a part of the work are settled GPU by GPU (`patterns`). Real questions are answered
 //! exactly; the work is bounded all the same, and the answer shows when the bound is reached.
 

@@ -75,13 +75,13 @@ pub struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecordPhase {
-    /// See [`Phase::Reserved`].
+    /// See [`Phase::Reserved`](crate::fleet::Phase::Reserved).
     Reserved,
-    /// See [`Phase::Unproven`].
+    /// See [`Phase::Unproven`](crate::fleet::Phase::Unproven).
     Unproven,
-    /// See [`Phase::Ready`].
+    /// See [`Phase::Ready`](crate::fleet::Phase::Ready).
     Ready,
-    /// See [`Phase::Closing`].
+    /// See [`Phase::Closing`](crate::fleet::Phase::Closing).
     Closing,
     /// Found indestructible.
     Quarantined,

@@ -1,4 +1,4 @@
-//! The parts that every backend process needs, each written once: the log ([`log`]), lines that a guest can provoke ([`limited`]), the logs
+//! The parts that every backend process needs, each written once: the log ([`log`]), lines that a guest can provoke ([`mod@limited`]), the logs
 //! of children ([`child_log`]), token buckets ([`rate`]), processes by descriptor ([`process`]), and the clock ([`clock`]).
 //!
 //! Every program of the backend links it, so it depends on no event loop and knows no message.

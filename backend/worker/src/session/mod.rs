@@ -2,7 +2,7 @@
 //!
 //! Every publication to the guest goes through here, so that none forgets to wake a sleeping guest. Every other folder uses
 //! this one. Beside the session stand the tables of its objects ([`objects`], [`table`]), the text that kernels print
-//! ([`console`]), and the end of the process ([`exit`]). Nothing here calls the driver.
+//! ([`console`]), and the end of the process ([`mod@exit`]). Nothing here calls the driver.
 
 pub(crate) mod console;
 pub(crate) mod exit;
