@@ -16,6 +16,7 @@ mod record;
 mod runner;
 mod seeds;
 mod setup;
+mod sources;
 mod test;
 
 use std::path::PathBuf;

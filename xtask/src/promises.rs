@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use sluice_tests::paths;
 
 use crate::record::{Record, TestResult, Verdict};
-use crate::record_file;
+use crate::{record_file, sources};
 
 /// Areas of promises: virtio and transport, call fidelity, quota, scrub, fence, API, placement, time, guest.
 const AREAS: &str = "VCQSFAPTG";
@@ -78,7 +78,12 @@ pub(crate) fn check(record: &Record) -> Result<Vec<TestResult>> {
     let file = root.join("docs/SPECIFICATION.md");
     let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
     let mut claims = Vec::new();
-    scan_folder(&root, &root, &mut claims)?;
+    sources::for_each(&root, |path, text| {
+        // The parser's own tests hold comments that are no claims.
+        if path != Path::new("xtask/src/promises.rs") {
+            claims.extend(scan(text, &path.display().to_string()));
+        }
+    })?;
     Ok(judge(&parse(&text), &claims, record))
 }
 
@@ -117,26 +122,6 @@ fn is_promise_id(text: &str) -> bool {
     characters.next().is_some_and(|area| AREAS.contains(area))
         && text.len() > 1
         && characters.all(|character| character.is_ascii_digit())
-}
-
-fn scan_folder(root: &Path, folder: &Path, claims: &mut Vec<Claim>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
-        let entry = entry?;
-        let path = entry.path();
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if entry.file_type()?.is_dir() {
-            // The parser's own tests hold comments that are no claims, which is why this file is left out below.
-            if !name.starts_with('.') && !name.starts_with("target") {
-                scan_folder(root, &path, claims)?;
-            }
-        } else if name.ends_with(".rs") && !path.ends_with("xtask/src/promises.rs") {
-            let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-            let place = path.strip_prefix(root).unwrap_or(&path).display().to_string();
-            claims.extend(scan(&text, &place));
-        }
-    }
-    Ok(())
 }
 
 /// Finds the claims in one source file.
