@@ -72,8 +72,8 @@ impl<In: Message, Out: Message> Channel<In, Out> {
     }
 }
 
-/// Messages on their way to a peer, in order. Whoever queues one never waits for the peer: one that does not read is found out by whoever
-/// waits for its answers, and ended.
+/// Messages on their way to a peer, in order. The sender never waits for the peer: a peer that does not read is found and ended by the task
+/// that waits for its answers.
 #[derive(Clone, Debug)]
 pub(crate) struct SendQueue<Out>(UnboundedSender<(Out, Vec<OwnedFd>)>);
 

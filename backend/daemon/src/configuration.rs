@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
-pub use sluice_api::VmSpec;
-use sluice_api::{ByteSize, v1::Rebalance};
+use sluice_api::{ByteSize, VmSpec, v1::Rebalance};
 use sluice_messages::{
     control::Verify,
     launch::{NumberRange, SocketMode, device_socket, stream_socket},

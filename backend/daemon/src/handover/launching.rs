@@ -13,9 +13,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{fd::AsFd as _, io::Errno};
+use rustix::{
+    fd::{AsFd as _, BorrowedFd},
+    io::Errno,
+};
+use sluice_api::VmSpec;
 use sluice_messages::{
-    control::{self, FromLauncher, ToLauncher},
+    control::{self, FromLauncher, ToLauncher, ToWorker, WorkerSetup, codec},
     launch::{self, SocketMode},
 };
 use sluice_protocol::limits;
@@ -34,7 +38,7 @@ use tokio::{
 
 use crate::{
     channel::Channel,
-    configuration::{Configuration, VmSpec},
+    configuration::Configuration,
     handover::keeper::{Keeper, VARIABLES},
     handover::watched::{gone, watch},
     records::state::adoption::{Adoption, LauncherRecord, ReloadError},
@@ -70,6 +74,20 @@ pub(crate) enum LaunchError {
     /// The socket failed.
     #[error("cannot talk to the launcher: {0}")]
     Socket(#[from] io::Error),
+}
+
+/// Sends a new worker its setup, and a socket to the arbiter of each of its devices, by ordinal. The few messages find an empty
+/// socket, so they cannot block.
+pub(crate) fn set_up_worker<'a>(
+    worker: &OwnedFd,
+    setup: &WorkerSetup,
+    arbiters: impl IntoIterator<Item = (u32, BorrowedFd<'a>)>,
+) -> io::Result<()> {
+    socket::send(worker, &codec::encode(setup).map_err(io::Error::other)?, &[])?;
+    for (device, arbiter) in arbiters {
+        socket::send(worker, &ToWorker::Custody { device }.encode(), &[arbiter])?;
+    }
+    Ok(())
 }
 
 /// A process the launcher started.

@@ -132,17 +132,6 @@ fn ratio() -> Option<Unit> {
     Some(Unit::Other("ratio".to_owned()))
 }
 
-fn step_name(step: FenceStep) -> &'static str {
-    match step {
-        FenceStep::Active => "active",
-        FenceStep::Fencing => "fencing",
-        FenceStep::Killed => "killed",
-        FenceStep::Revoked => "revoked",
-        FenceStep::Scrubbed => "scrubbed",
-        FenceStep::Quarantined => "quarantined",
-    }
-}
-
 fn write(encoder: MetricEncoder<'_>, counts: bool, value: f64) -> Result<(), fmt::Error> {
     if counts { ConstCounter::new(value).encode(encoder) } else { ConstGauge::new(value).encode(encoder) }
 }
@@ -497,8 +486,8 @@ impl Registry {
             own(&|vm| f64::from(vm.spec().cap) / 1000.0),
         );
 
-        let mut states = BTreeMap::from([("starting", 0), ("running", 0), ("failed", 0)]);
-        let mut steps: BTreeMap<&str, usize> = STEPS.iter().map(|step| (step_name(*step), 0)).collect();
+        let mut states = BTreeMap::from(["starting", "running", "failed"].map(|state| (state.to_owned(), 0)));
+        let mut steps: BTreeMap<String, usize> = STEPS.iter().map(|step| (step.to_string(), 0)).collect();
         let (mut fenced, mut organisations) = (Vec::new(), BTreeMap::<String, u64>::new());
         for (vm, whole) in vms.iter().zip(&all) {
             let state = match vm.phase() {
@@ -506,9 +495,9 @@ impl Registry {
                 Phase::Running => "running",
                 Phase::Failed(_) => "failed",
             };
-            *states.entry(state).or_default() += 1;
+            *states.entry(state.to_owned()).or_default() += 1;
             let fence = vm.stands();
-            *steps.entry(step_name(fence.step)).or_default() += 1;
+            *steps.entry(fence.step.to_string()).or_default() += 1;
             if fence.step != FenceStep::Active {
                 fenced
                     .push((whole.labels.clone(), flag(fence.step == FenceStep::Quarantined && !fence.clean)));
@@ -518,8 +507,8 @@ impl Registry {
                 *lent = lent.saturating_add(whole.report.lent);
             }
         }
-        let by = |key: &'static str, counts: BTreeMap<&'static str, usize>| -> Vec<(Labels, f64)> {
-            counts.into_iter().map(|(word, count)| (vec![(key, word.to_owned())], size(count))).collect()
+        let by = |key: &'static str, counts: BTreeMap<String, usize>| -> Vec<(Labels, f64)> {
+            counts.into_iter().map(|(word, count)| (vec![(key, word)], size(count))).collect()
         };
         shown.gauge("sluice_vms", None, "VMs, by whether they have their device", by("state", states));
         shown.gauge("sluice_fences", None, "VMs, by how far they are on their way out", by("step", steps));

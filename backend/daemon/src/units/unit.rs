@@ -20,9 +20,7 @@ use std::{
 
 use rustix::process::Signal;
 use sluice_messages::{
-    control::{
-        ArbiterSetup, Figures, FromArbiter, Shares, ToArbiter, ToLauncher, ToWorker, WorkerSetup, codec,
-    },
+    control::{ArbiterSetup, Figures, FromArbiter, Shares, ToArbiter, ToLauncher, WorkerSetup, codec},
     inventory::{Visible, WHOLE},
 };
 use sluice_runtime::{
@@ -39,7 +37,7 @@ use tokio::{
 use crate::{
     channel::{Channel, SendQueue, send_queue},
     configuration::Configuration,
-    handover::launching::Launching,
+    handover::launching::{Launching, set_up_worker},
     handover::watched::{gone, watch},
     records::notice::{Notice, Notices},
     records::state::{adoption::ArbiterRecord, checkpoint::Checkpoint},
@@ -359,10 +357,7 @@ impl Unit {
             identity: self.place.visible.uuid(),
         };
         let (custody, theirs) = socket::pair()?;
-        // Two messages in an empty socket: they cannot block.
-        socket::send(&started.socket, &codec::encode(&setup).map_err(io::Error::other)?, &[])?;
-        let lender = ToWorker::Custody { device: self.place.ordinal() }.encode();
-        socket::send(&started.socket, &lender, &[custody.as_fd()])?;
+        set_up_worker(&started.socket, &setup, [(self.place.ordinal(), custody.as_fd())])?;
         let message = ToArbiter::Prober { process: started.process };
         let pidfd = probe.0.get_ref().try_clone()?;
         let posted =

@@ -17,7 +17,7 @@ use std::{
 use rustix::process::Signal;
 use sluice_api::{VmSpec, v1::FenceStep};
 use sluice_messages::{
-    control::{FromDevice, ToDevice, ToLauncher, ToWorker, WorkerSetup, codec},
+    control::{FromDevice, ToDevice, ToLauncher, WorkerSetup},
     inventory::Visible,
     launch::vsock_socket,
 };
@@ -26,7 +26,6 @@ use sluice_runtime::{
     process::{Identity, is_gone, kill, signal},
     rate::TokenBucket,
 };
-use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,
     sync::{Notify, watch},
@@ -37,7 +36,7 @@ use tokio::{
 use crate::{
     channel::Channel,
     configuration::Configuration,
-    handover::launching::{Launching, Started},
+    handover::launching::{Launching, Started, set_up_worker},
     handover::watched::{gone, watch},
     records::journal::{Journal, Subject},
     records::notice::{Notice, Notices},
@@ -742,13 +741,8 @@ impl Vm {
             scrub_every_free: self.configuration.scrub_every_free,
             identity: self.visible().uuid(),
         };
-        let setup = codec::encode(&setup).map_err(|error| error.to_string())?;
-        // A few messages in an empty socket: they cannot block.
-        socket::send(socket, &setup, &[]).map_err(|error| error.to_string())?;
-        for (device, custody) in (0..).zip(&custody) {
-            let message = ToWorker::Custody { device }.encode();
-            socket::send(socket, &message, &[custody.as_fd()]).map_err(|error| error.to_string())?;
-        }
+        let arbiters = (0..).zip(custody.iter().map(|custody| custody.as_fd()));
+        set_up_worker(socket, &setup, arbiters).map_err(|error| error.to_string())?;
         let message = ToDevice::Worker { session };
         let descriptors = [socket.as_fd(), worker.pidfd.get_ref().as_fd()];
         life.channel.send(&message, &descriptors).await.map_err(|error| error.to_string())
