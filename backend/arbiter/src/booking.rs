@@ -20,7 +20,7 @@ const PATIENCE: Millis = 10_000;
 /// Looks in a row from which nothing follows, after which nothing is expected to.
 const LOOKS: u32 = 3;
 
-/// Whose figures a lent chunk is part of.
+/// The processes whose figures include a lent chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Booking {
     /// Those of the arbiter, which made it.
@@ -48,7 +48,7 @@ impl Booking {
     }
 }
 
-/// What the driver takes and lends, as far as a probe's figures are compared with it.
+/// The sizes with which a probe's figures are compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Bytes of a context.
@@ -83,7 +83,7 @@ pub(crate) struct Sight {
     pub(crate) probe: Option<Option<u64>>,
 }
 
-/// What follows from a question or a look.
+/// The consequence of a request or a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Nothing.
@@ -161,7 +161,7 @@ impl Trial {
         self.unclear = 0;
     }
 
-    /// What follows from a look.
+    /// Evaluates a look.
     pub(crate) fn sees(&mut self, sight: Sight) -> Next {
         if core::mem::take(&mut self.stale) {
             return Next::Wait;
@@ -172,7 +172,7 @@ impl Trial {
         let Some(probe) = sight.probe else { return Next::Wait };
         match (self.step, probe) {
             (Step::Starts | Step::Maps(_), _) => Next::Wait,
-            // What a process has is in its figure at least when it is its own driver's context.
+            // The figure of a process includes at least the context of its own driver.
             (Step::Asks(serial), Some(before)) if before.saturating_add(chunk / 4) >= self.sizes.context => {
                 self.step = Step::Maps(before);
                 Next::Lend(serial, chunk)
@@ -213,8 +213,8 @@ mod tests {
         Sight { made, chunks: CHUNKS, probe }
     }
 
-    /// What is found when the figures of arbiter and probe, and then their figures after a chunk of 512 MiB was lent, are these in MiB
-    /// beside chunks and context.
+    /// The result of a probe. `made` and `probe` are MiB that the figures of arbiter and probe show beside chunks and context after a
+    /// chunk of 512 MiB was lent.
     fn found(made: i64, probe: u64) -> Next {
         let made = Some((CHUNKS + SIZES.context).saturating_add_signed(made * MIB.cast_signed()));
         let mut trial = trial();

@@ -109,7 +109,7 @@ fn refuse(control: &Control) {
     loop {
         match control.receive() {
             Ok(Received::Closed | Received::Empty) | Err(ReceiveError::Failed(_)) => return,
-            // What its messages say does not matter any more.
+            // The content of its messages does not matter any more.
             Ok(Received::Message(..)) | Err(_) => {}
         }
     }

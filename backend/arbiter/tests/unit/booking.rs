@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is left of probes, in bytes and processes.
+/// The remains of probes, in bytes and processes.
 fn is_gone(host: &mut Host) -> bool {
     host.describe(0) == ([0, 0, 0], 0)
 }
